@@ -1,4 +1,4 @@
-"""Records and files for the tests of the store."""
+"""Records and files for tests of the store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orchestrator.store.store import Store
 
 
 class Content(bytes):
-    """The content of a file, which writes itself."""
+    """Content of a file; calling it writes the content."""
 
     def __call__(self, file: BinaryIO) -> None:
         file.write(self)
@@ -57,7 +57,7 @@ def record_of(key: str, **changes: Any) -> StageRecord:
 
 
 def chain(*rounds: int, seed: int = 0, parent: StageSpec | None = None) -> list[StageSpec]:
-    """A dense stage and a round for each number, or only the rounds below `parent`."""
+    """Return a dense stage and a round for each number, or only the rounds below `parent`."""
     specs = [] if parent is not None else [StageSpec("dense", {"seed": seed})]
     for number in rounds:
         above = specs[-1] if specs else parent
@@ -71,7 +71,7 @@ def record_for(spec: StageSpec, **changes: Any) -> StageRecord:
 
 
 def fresh(store: Store) -> Store:
-    """The same store as another process would open it."""
+    """Return the same store as another process would open it."""
     return pickle.loads(pickle.dumps(store))
 
 

@@ -1,4 +1,4 @@
-"""How every command ends when it is interrupted, or when the reader of its output has left."""
+"""Every command ends quietly when it is interrupted, or when the reader of its output has closed it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXPORT = ("orchestrator.export", "mine", "--to", "torch", "--output", "out")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose store has a sweep."""
+    """Folder with a store that has a sweep."""
     folder = tmp_path_factory.mktemp("commands")
     plan, store = make_plan(("l1_unstructured",), (0.5,), (0, 1)), Store(str(folder / "store"))
     for record in make_records(plan).values():
@@ -38,7 +38,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def unread(folder: Path, arguments: Sequence[str], **more: str) -> tuple[int, str]:
-    """Run a command whose output nobody reads; return its exit status and what it said of errors."""
+    """Run a command whose output nobody reads; return its exit status and standard error."""
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -101,7 +101,7 @@ def test_an_interrupt_during_imports_ends_without_a_traceback(folder: Path, argu
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # which is ignored below `nohup ... &`
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # `nohup ... &` would let it be ignored
     )
     assert command.stderr is not None
     with command:

@@ -1,4 +1,4 @@
-"""`python -m orchestrator.export`: a trial's network leaves whole or not at all, and says what it is."""
+"""Command `python -m orchestrator.export`: a network is exported whole or not at all, with a README."""
 
 from __future__ import annotations
 
@@ -34,12 +34,14 @@ SWEEP = (
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a sweep of two trials has run."""
+    """Folder of a finished sweep with two trials."""
     folder = tmp_path_factory.mktemp("sweep")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["orchestrator", "-m", *SWEEP])
-        patch.setattr("orchestrator.views.report.report_files.draw", lambda *_: {})  # figures take as long as the sweep
+        patch.setattr(
+            "orchestrator.views.report.report_files.draw", lambda *_: {}
+        )  # drawing figures takes as long as the sweep
         orchestrate()
     return folder
 
@@ -51,7 +53,7 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Return what the command refuses with, in one line, having left nothing."""
+    """Return the one-line error of the command; asserts that it left no files."""
     before = sorted(Path.cwd().iterdir())
     assert export(arguments) == 2
     assert sorted(Path.cwd().iterdir()) == before
@@ -167,7 +169,7 @@ def test_what_is_achieved_in_a_format_that_changes_outputs_is_told(
 
 
 def ran(path: str) -> torch.nn.Module:
-    """Stand for a loss, and leave a trace."""
+    """Stand for a loss, and record the call."""
     Path(path).touch()
     return torch.nn.CrossEntropyLoss()
 
@@ -241,7 +243,7 @@ def test_own_code_runs_only_if_asked_to_and_what_cannot_be_traced_is_told(
         "orchestrator.export",
         *out,
         "--run-own-code",
-    ]  # a process that has not imported it
+    ]  # a new process, which has not imported the module
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert ended.stderr == (

@@ -1,4 +1,4 @@
-"""`python -m orchestrator.gate`, as it is typed: exit statuses, files, and what is said of mistakes."""
+"""Command `python -m orchestrator.gate`: exit statuses, files and error messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Gate = Callable[..., Said]
 
 
 def save(name: str, loss: float = 0.0, seeds: int = 3, processor: str = "one") -> None:
-    """Save a sweep, of whose pruned networks each seed loses `loss`, and a little more the higher it is."""
+    """Save a sweep whose pruned networks lose `loss` in each round, slightly more for higher seeds."""
     plan = make_plan(("l1_unstructured",), (0.5 if seeds else 0.9,), range(seeds or 3), rounds=1)
     info = sweep_info(name)
     store = Store("store")
@@ -36,7 +36,7 @@ def save(name: str, loss: float = 0.0, seeds: int = 3, processor: str = "one") -
 
 @pytest.fixture
 def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Gate:
-    """Run the command beside a store with a sweep; return its exit status and what it said."""
+    """Function that runs the command next to a store and returns exit status, output and errors."""
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str) -> Said:
@@ -152,7 +152,7 @@ def test_a_baseline_outlives_a_write_that_fails(gate: Gate, tmp_path: Path) -> N
     gate("base.json", "--write-baseline")
     whole, limits = Path("base.json").read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # as a full disk does
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # fails like a full disk
     try:
         failed = [gate(*arguments) for arguments in (("base.json", "--write-baseline"), ("base.json", "--junit", "x"))]
     finally:

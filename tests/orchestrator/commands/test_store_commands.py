@@ -1,4 +1,4 @@
-"""The commands that look after a store, as they are typed."""
+"""Command `python -m orchestrator.store`: all subcommands and their error messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Command = Callable[..., Said]
 
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run a command beside the folder `store` and return its exit status and what it said."""
+    """Function that runs a command next to the folder `store` and returns exit status, output and errors."""
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str) -> Said:
@@ -242,7 +242,7 @@ def test_an_interrupted_sweep_is_shown_in_a_few_lines_and_with_its_checkpoints(c
 
 
 def test_how_far_a_checkpoint_is_is_told_of_the_trials_that_wait_for_it(command: Command, store: Store) -> None:
-    plan = make_plan(["l1_unstructured"], [0.5, 0.9], [0])  # 12 epochs, then 4 a round
+    plan = make_plan(["l1_unstructured"], [0.5, 0.9], [0])  # 12 epochs, then 4 in each round
     dense, first = plan.trials[0].stages[:2]
     store.save_sweep("cut", manifest(sweep_info("cut"), plan))
     curve = [{"step": 50, "epoch": 2.0, "time": 0.0, "metrics": {}}]
@@ -347,7 +347,7 @@ def test_a_comparison_says_what_was_found_damaged(
     store.save_sweep("mine", manifest(sweep_info("mine"), plan))
     Path(store.uri, "stages", plan.trials[0].stages[-1], WEIGHTS).write_bytes(b"short")
 
-    for _ in range(2):  # as it is found, and afterwards
+    for _ in range(2):  # when the damage is found, and afterwards
         assert compare_main(["mine"]) == 0
         said = " ".join(capsys.readouterr().out.split())
         assert "1 of 2 trials did not finish" in said

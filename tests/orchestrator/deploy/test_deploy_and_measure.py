@@ -1,4 +1,4 @@
-"""Deployment and measurement in a sweep: an inline one, on networks of a few weights."""
+"""Deployment and measurement stages in an inline sweep, on networks of a few weights."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def swept(monkeypatch: pytest.MonkeyPatch, folder: Path, *overrides: str, model:
     monkeypatch.chdir(folder)
     monkeypatch.setattr(
         "orchestrator.views.report.report_files.draw", lambda *_: {}
-    )  # figures take as long as the sweep
+    )  # drawing figures takes as long as the sweep
     return run([Job((), {**config, **own})])
 
 
@@ -113,7 +113,7 @@ def test_each_figure_is_that_of_its_network(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Planted:
-    """Runs as it is unpickled."""
+    """Runs code when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -205,7 +205,7 @@ def test_outputs_are_held_to_those_of_the_masked_network(monkeypatch: pytest.Mon
 
 
 class Answer:
-    """What torch.export does not know."""
+    """A type that torch.export does not know."""
 
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits

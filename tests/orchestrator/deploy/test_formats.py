@@ -1,4 +1,4 @@
-"""Each format gives the masked network's outputs, here and where this project is not."""
+"""Each format gives the masked network's outputs, also without this project installed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ import torch, safetensors.torch, safetensors.numpy
 
 
 def built(kind: str, shape: tuple[int, ...], **keys: Any) -> nn.Module:
-    """Return a network of the project with half of the units of all layers but the last masked."""
+    """Return a built-in network with half of the units masked in all layers except the last."""
     node = {"kind": kind, "input_shape": None, "classes": None, **keys}
     model = model_building.build(node, input_shape=shape, classes=5, seed=0).eval()
     for each in model_building.prunable(model, LINEAR)[:-1]:
@@ -59,7 +59,7 @@ def drawn(shape: tuple[int, ...], batch: int) -> Tensor:
 
 @cache
 def shrunk(kind: str) -> tuple[nn.Module, nn.Module]:
-    """Return a pruned network, and its shrunk one."""
+    """Return a pruned network and its shrunk version."""
     shape, keys = NETWORKS[kind]
     model = built(kind, shape, **keys)
     return model, pruning.shrink(model, drawn(shape, 3))
@@ -82,7 +82,7 @@ def test_a_shrunk_network_gives_the_masked_one_s_outputs_for_any_batch(kind: str
 
 
 class Sentences(nn.Module):
-    """Takes a dict by name, of which one is called as a builtin is; returns an object; ties two weights."""
+    """Takes named inputs, one with the name of a builtin; returns an object; ties two weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,14 +136,14 @@ def test_the_generated_module_can_be_trained_under_the_network_s_names(tmp_path:
 
 
 class Branching(nn.Module):
-    """Control flow on data."""
+    """A network with control flow that depends on data."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x if x.sum() > 0 else -x
 
 
 class Airy(nn.Module):
-    """Uses a function that ONNX does not know."""
+    """A network with a function that ONNX does not know."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.special.airy_ai(x)

@@ -1,4 +1,4 @@
-"""Graphs of 8 bits: zeros stay zeros, examples to calibrate by are of the training split, and what they achieve."""
+"""8-bit graphs: zeros stay zeros, calibration uses the training split, and metrics are measured again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEFT = StageSpec("dense", {"seed": 3, "task": {"kind": "classification"}, "train
 
 
 def network() -> nn.Sequential:
-    """A convolution, a norm and two linear layers, three quarters of whose weights are zero."""
+    """Return a network of a convolution, a norm and two linear layers, with three quarters of the weights zero."""
     torch.manual_seed(0)
     model = nn.Sequential(
         *(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
@@ -46,7 +46,7 @@ def images(count: int, seed: int = 0) -> Tensor:
 
 
 def graph(path: Path, tensors: Mapping[str, np.ndarray[Any, Any]], zero_point: str = "") -> Path:
-    """Write a graph that holds these tensors, of which `w_quantized` is read with a scale and a zero point."""
+    """Write a graph with these tensors; `w_quantized` is read with a scale and a zero point."""
     nodes = [helper.make_node("Identity", ["x"], ["y"])]
     if zero_point:
         nodes.append(helper.make_node("DequantizeLinear", ["w_quantized", "s", zero_point], ["w_read"]))
@@ -120,7 +120,7 @@ class Unread(TensorSplit):
 
 
 def data(count: int) -> Data:
-    """Examples that say their number, of which the training split alone may be read."""
+    """Data whose examples hold their own index; only the training split may be read."""
     train = TensorSplit(torch.arange(count).float().unsqueeze(1), torch.zeros(count, dtype=torch.long))
     unread = Unread(train.images, train.labels)
     return Data(train, unread, unread, (1,), 2)
@@ -141,7 +141,7 @@ def test_examples_to_calibrate_by_are_drawn_of_the_training_split_by_the_seed_of
 
 
 class Named(nn.Module):
-    """Is called by name, and could tell its own loss."""
+    """A network with named inputs that could return its own loss."""
 
     def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         return {"logits": x, "loss": torch.zeros(())}
@@ -159,7 +159,7 @@ def test_what_is_achieved_is_what_the_task_measures_of_the_outputs_in_that_forma
 
     def run(example: Any) -> Tensor:
         called.append(set(example))
-        return example["x"].flip(1)  # whatever the network itself would give
+        return example["x"].flip(1)  # whatever the network itself would return
 
     def split(right: int) -> TensorSplit:
         shown = torch.cat([labels[:right], 1 - labels[right:]])

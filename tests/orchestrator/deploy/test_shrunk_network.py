@@ -1,4 +1,4 @@
-"""What leaves is held to the outputs of the masked network, by a tolerance of its own in each format."""
+"""Outputs of a deployed network are checked against the masked network's, with a tolerance for each format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOLD = {"name": "onnx", "remedy": "take another"}
 
 
 class Steady(nn.Module):
-    """Returns its input, once rounded to a type."""
+    """Returns its input, rounded to a dtype."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Steady(nn.Module):
 
 
 def off_by(part: float) -> Callable[[Any], Tensor]:
-    """Return what gives outputs that differ by so much of the largest, 4, in the second example alone."""
+    """Return a network whose outputs differ by `part` of the largest, 4, in the second example only."""
     return lambda example: example[0] + (4 * part if len(example[0]) == 2 else 0.0)
 
 

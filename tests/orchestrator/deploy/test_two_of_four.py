@@ -1,4 +1,4 @@
-"""2:4 storage: values and places by hand, and nothing lost."""
+"""2:4 storage: values and positions computed by hand, and lossless storage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_values_and_places_by_hand() -> None:
     assert parts is not None
     values, indices = parts
     assert values.tolist() == [5, 7, 0, 9, 1, 2, 0, 0]
-    places = [(1, 3, 0, 3), (0, 1, 0, 1)]  # of four zeros, the first two
+    places = [(1, 3, 0, 3), (0, 1, 0, 1)]  # four zeros keep the first two
     assert indices.tolist() == [a | b << 2 | c << 4 | d << 6 for a, b, c, d in places]
     assert torch.equal(expanded(values, indices, (2, 8)), weight)
 

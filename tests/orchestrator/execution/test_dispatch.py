@@ -1,4 +1,4 @@
-"""What follows from each outcome, without processes and without waiting."""
+"""Dispatcher: the events of each outcome, without processes and without waiting."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_stopping_lets_running_stages_speak_and_hands_out_nothing() -> None:
 
 
 def test_every_stage_ends_exactly_once_whatever_happens() -> None:
-    """Random forests and random outcomes: each stage gets one of finished, failed, killed, after its parent's."""
+    """Check random forests with random outcomes: each stage ends once, finished, failed or killed, after its parent."""
     for seed in range(300):
         draw = random.Random(seed)
         plan = _forest(draw)
@@ -213,7 +213,7 @@ def test_every_stage_ends_exactly_once_whatever_happens() -> None:
 
 
 def test_ten_thousand_trials_cost_the_same_each() -> None:
-    """Events are O(1): a plan of 20,000 stages under one root is worked through in seconds."""
+    """Check that an event costs O(1): a plan of 20,000 stages under one root takes seconds."""
     root = stage("root")
     plan = plan_of(*([root, stage(f"trial{index}", root)] for index in range(10_000)))
     dispatcher = Dispatcher(plan, Cluster(), nothing)
@@ -256,7 +256,7 @@ def test_a_stage_of_several_inputs_waits_for_all_of_them() -> None:
 
 
 def test_an_attempt_that_left_a_further_checkpoint_costs_no_retry() -> None:
-    """Lost at steps 4, 9 and 9: the first two advanced; the third and one more are the retries that there are."""
+    """Lose a stage at steps 4, 9 and 9: two attempts advanced, so the third and one more use up the two retries."""
     plan, clock, steps = plan_of(chain("a", {})), Clock(), iter((4, 9, 9, 9))
     dispatcher = Dispatcher(plan, Cluster(retries=1, backoff=8.0), nothing, clock=clock, reached=lambda _: next(steps))
     delays, goes_on_from = [], []
@@ -312,7 +312,7 @@ def test_what_runs_alone_comes_one_after_another_when_all_else_has_ended() -> No
         attempt = running.pop(0)
         name = attempt.specs[0].fields["name"]
         order.append(name)
-        lost = name == "b-0" and attempt.number == 1  # it is tried again before anything is measured
+        lost = name == "b-0" and attempt.number == 1  # the retry comes before any measurement
         dispatcher.take(attempt, LOST if lost else record(attempt.specs[0]))
         while (following := dispatcher.next()) is not None:
             running.append(following)

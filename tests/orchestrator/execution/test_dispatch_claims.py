@@ -1,4 +1,4 @@
-"""Drivers that share a store: what another holds is put off, what it finishes is taken, what it leaves is done."""
+"""Drivers that share a store: stages of another driver wait, its finished stages are taken, the rest is run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from orchestrator.execution.dispatch import LOOK_AGAIN, Dispatcher
 
 @dataclass
 class Shared:
-    """A store and the claims on it, of which `others` are another driver's; its clock is set by hand."""
+    """A store with claims; `others` are those of another driver. Tests set the clock."""
 
     durable: dict[str, StageRecord] = field(default_factory=dict)
     others: set[str] = field(default_factory=set)
@@ -43,7 +43,7 @@ class Shared:
         self.ours.discard(key)
 
     def finish(self, spec: StageSpec) -> None:
-        """The other driver finishes a stage."""
+        """Finish a stage as the other driver."""
         self.durable[spec.key] = record(spec)
         self.others.discard(spec.key)
 
@@ -80,7 +80,7 @@ def test_what_another_finishes_is_taken_and_what_it_leaves_is_done() -> None:
     assert dispatcher.next() is None
     assert [(event.kind, event.key) for event in dispatcher.news()] == [("finished", stages[0].key)]
     assert dispatcher.news() == []
-    shared.others.clear()  # it died
+    shared.others.clear()  # the other driver died
     shared.now += LOOK_AGAIN
     attempt = begin(dispatcher)
     assert attempt.specs == tuple(stages[1:])

@@ -1,4 +1,4 @@
-"""RayExecutor against real processes that come and go: nodes that die, drivers that are killed. Slow."""
+"""RayExecutor with real processes that die: nodes and drivers are killed. Slow."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ with RayExecutor(Cluster(**given["cluster"]), DirectoryStore(root), work=run_scr
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """A folder with a short name: Ray's sockets lie below it."""
+    """Folder with a short name, as Ray's sockets lie below it."""
     folder = Path(tempfile.mkdtemp(prefix="ray"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -51,7 +51,7 @@ def root() -> Iterator[Path]:
 
 @pytest.fixture
 def environment(root: Path) -> dict[str, str]:
-    """What keeps these Rays apart from all others; the mark finds every process that descends from a test."""
+    """Environment that separates these Rays from all others; its mark finds every descendant of a test."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     return {
         **kept,
@@ -70,7 +70,7 @@ def start_driver(root: Path, environment: dict[str, str], **given: object) -> su
 
 
 def marked(environment: dict[str, str]) -> list[str]:
-    """Command lines of the living processes that descend from this test."""
+    """Return the command lines of the live descendants of this test."""
     mark = f"ORCHESTRATOR_TEST_MARK={environment['ORCHESTRATOR_TEST_MARK']}".encode()
     found = []
     for folder in Path("/proc").iterdir():
@@ -104,7 +104,7 @@ def test_nodes_leave_and_join_in_mid_sweep(root: Path, environment: dict[str, st
         nodes.append(_start_node(root, environment, join, "--node-ip-address=127.0.0.3"))
         _wait_until_up(nodes[1], root / "nodes.log", 2)
         cluster = {"address": f"127.0.0.2:{port}", "backoff": 0.1, "cpus_per_trial": 1.0}
-        script = {"until": str(root / "go"), "sleep": 2.0}  # no trial ends before a node is lost
+        script = {"until": str(root / "go"), "sleep": 2.0}  # so long that no trial ends before a node is lost
         running: set[str] = set()
         with start_driver(root, environment, cluster=cluster, trials=8, script=script) as driver:
             assert driver.stdout is not None
@@ -154,7 +154,7 @@ def test_a_killed_driver_takes_its_workers_along_and_the_next_goes_on(root: Path
         assert driver.stdout is not None
         for line in driver.stdout:
             if json.loads(line)[0] == "finished":
-                driver.kill()  # and read on to the end of what it had said
+                driver.kill()  # read the rest of its output
     assert wait_until_gone(environment, 10.0) == []
     assert not [*root.glob("pruning-ray-*")]
     done = {path.name for path in (root / "store").iterdir() if len(path.name) == 64}
@@ -184,7 +184,7 @@ def _wait_until_up(node: subprocess.Popen[bytes], log: Path, count: int) -> None
 
 
 def _wait_for(condition: Callable[[], bool], process: subprocess.Popen[Any]) -> None:
-    """Wait until it holds, as long as the process that is to bring it about lives."""
+    """Wait until a condition holds, while the process that brings it about is alive."""
     while not condition():
         assert process.poll() is None
         time.sleep(0.1)

@@ -31,7 +31,7 @@ Make = Callable[..., RayExecutor | InlineExecutor]
 
 @pytest.fixture(scope="session")
 def own_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder of the user's own modules, on the path of every worker."""
+    """Folder of custom modules, on the import path of every worker."""
     folder = tmp_path_factory.mktemp("code")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
@@ -40,7 +40,7 @@ def own_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def embedded_ray(tmp_path_factory: pytest.TempPathFactory, own_code: Path) -> Iterator[Path]:
-    """A Ray with 2 CPUs and 2 pretended GPUs for all tests; its HOME is empty before and must be so after."""
+    """Ray with 2 CPUs and 2 pretended GPUs for all tests; its HOME must stay empty."""
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(home))
@@ -82,7 +82,7 @@ def make_ray(embedded_ray: Path, store: DirectoryStore, tmp_path: Path) -> Make:
 
 
 def kinds(events: list[StageEvent], plan: Plan) -> list[tuple[str, str, int]]:
-    """Kind, stage name and attempt of each event."""
+    """Return kind, stage name and attempt of each event."""
     return [(event.kind, plan.stages[event.key].fields["name"], event.attempt) for event in events]
 
 
@@ -249,12 +249,12 @@ def test_work_that_gives_too_little_or_the_wrong_record_is_a_failure(
 
 
 def silent(order: WorkOrder) -> Iterator[StageRecord]:
-    """Work that forgets its stages."""
+    """Run no stage, and yield no record."""
     yield from ()
 
 
 def confused(order: WorkOrder) -> Iterator[StageRecord]:
-    """Work that speaks of another stage."""
+    """Yield the record of another stage."""
     yield record_of(stage("unheard of"), order)
 
 
@@ -265,7 +265,7 @@ def test_what_a_node_lacks_is_said_before_anything_runs(make: Make, tmp_path: Pa
 
 
 def see(path: Path) -> None:
-    """A check of a node."""
+    """Check of a node."""
     if not path.exists():
         raise OrchestratorError(f"this node does not see {path}")
 
@@ -283,7 +283,7 @@ def test_what_a_node_lacks_when_it_begins_fails_the_trial(make_ray: Make, tmp_pa
 
 
 def own_plan(code: Path, module: str, value: int) -> Plan:
-    """A sweep planned with the own `module` as it says now that VALUE is `value`."""
+    """Return a plan that was made while VALUE in the custom `module` was `value`."""
     (code / f"{module}.py").write_text(f"VALUE = {value}\n")
     sources.look_again()
     fields = {"script": {"import": module}, "sources": sources.fingerprint({"model": {"_target_": f"{module}.VALUE"}})}
@@ -404,7 +404,7 @@ def test_work_that_never_looks_is_ended_by_force(make_ray: Make) -> None:
 
 
 def test_a_task_that_has_given_all_its_stages_ends_by_itself(make_ray: Make, store: DirectoryStore) -> None:
-    # Ray aborts the driver where a task is cancelled just as it ends: one sweep in 300.
+    # Ray aborts the driver if a task ends at the moment it is cancelled, in one of 300 sweeps.
     plan = plan_of(chain("a", {}, {"linger": 0.3}))
     assert of_kind(list(make_ray().run(plan)), plan, "finished") == ["a-0", "a-1"]
     assert (store.root / "lingered").exists()
@@ -433,7 +433,7 @@ def _fan(parent: Any, count: int) -> list[Any]:
 
 
 def try_script(order: WorkOrder) -> Iterator[Passed]:
-    """Pass, or fail as the last stage's script says."""
+    """Pass or fail, as the script of the last stage says."""
     list(run_script(order) if "fail" in order.specs[-1].fields["script"] else ())
     yield Passed((("exclude", order.specs[-1].fields["name"]),))
 

@@ -1,4 +1,4 @@
-"""The surroundings of the work in a worker, in this process."""
+"""Contexts for work in a worker, tested in this process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_an_empty_log_is_removed(tmp_path: Path) -> None:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A log in a folder that cannot be made; the temporary directory is `tmp_path`."""
+    """Log in a folder that cannot be made; the temporary directory is `tmp_path`."""
     (tmp_path / "file").write_text("")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return str(tmp_path / "file" / "a.log")

@@ -1,4 +1,4 @@
-"""What is said of the user's own modules that are not, here, what a sweep was planned with."""
+"""Errors for custom modules that differ from those a sweep was planned with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.execution.own_modules import RUN_AGAIN, SourceChanged, hold_pl
 
 @pytest.fixture
 def specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Sequence[StageSpec]:
-    """Stages that were planned with a module that no process has imported."""
+    """Return stages that were planned with a module that no process has imported."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "never_imported.py").write_text("VALUE = 1\n")

@@ -1,4 +1,4 @@
-"""Resources, slots, refusals and devices: arithmetic."""
+"""Placement of trials: resources, slots, refusals and devices."""
 
 from __future__ import annotations
 

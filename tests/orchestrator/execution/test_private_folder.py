@@ -1,4 +1,4 @@
-"""The folder of a Ray of our own and the process that clears it, and which other Rays there are: without any Ray."""
+"""Private folder of the sweep's own Ray, the process that removes it, and the search for other clusters. No Ray."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The temporary directory, empty; its name is short."""
+    """Empty temporary directory with a short name."""
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="rt") as folder:
         monkeypatch.setenv("TMPDIR", folder)
         monkeypatch.delenv("RAY_TMPDIR", raising=False)
@@ -45,7 +45,7 @@ def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start processes with a pipe to them and from them; all end with the test."""
+    """Function that starts processes with pipes for input and output; all end with the test."""
     with ExitStack() as stack:
 
         def popen(*command: str, executable: str = sys.executable) -> subprocess.Popen[str]:
@@ -58,7 +58,7 @@ def start() -> Iterator[Start]:
 
 
 def lookalike(start: Start, program: str, *arguments: str) -> subprocess.Popen[str]:
-    """A process that waits, with the command line of another one."""
+    """Start a process that waits, with the command line of another program."""
     return start(program, "-c", "read forever", *arguments, executable="/bin/sh")
 
 
@@ -140,7 +140,7 @@ def test_a_token_that_is_missing_is_said() -> None:
 def test_a_temporary_directory_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(
         "RAY_AUTH_MODE", "token"
-    )  # which ray keeps from its import on, and other tests start theirs with
+    )  # ray keeps this from its import on, and other tests start their Ray with it
     import ray
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)

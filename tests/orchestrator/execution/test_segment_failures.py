@@ -1,4 +1,4 @@
-"""A stage that would fail as it did is not tried again; whatever may have passed since then is."""
+"""A stage that would fail the same way is not tried again; any other failure is."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def attempt(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempt]:
-    """Run a round that raises `error`; return how often it was run, and what was said, or with a log which one was."""
+    """Run a round that raises `error`; return how often it ran, and the message, or the log if there is one."""
     dense, spec = chain(1)[:2]
     store.commit(record_for(dense), FILES)
 

@@ -1,4 +1,4 @@
-"""A network of transformers leaves as its own class where its configuration can say what is left."""
+"""A shrunk network of transformers is written as its own class, if its configuration can express the sizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from orchestrator.export.stored_network import StoredNetwork
 
 
 class OfTokens(SimpleNamespace):
-    """A network as the store keeps it, without the store."""
+    """A stored network, without a store."""
 
     model: nn.Module
 
@@ -26,7 +26,7 @@ class OfTokens(SimpleNamespace):
 
 
 def llama(*empty: int) -> StoredNetwork:
-    """Return a Llama of two layers, in which the first so many units of each layer's MLP are masked."""
+    """Return a Llama of two layers; the given number of leading units is masked in each layer's MLP."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -1,4 +1,4 @@
-"""Which trial leaves: conditions as they are written, and the choice by hand-made comparisons."""
+"""Choice of the trial to export: parsed conditions, and choices from comparisons made by hand."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def sweep() -> tuple[Plan, dict[str, StageRecord]]:
 
 
 def measured(machine: str, milliseconds: float) -> Deployed:
-    """A network of ten bytes, timed somewhere."""
+    """Return the deployment of a network of ten bytes, timed on some machine."""
     return Deployed("onnx", 1, machine, milliseconds, 4.0, Estimate(1, 1.0, None, None, None), 10.0, 40.0, None, None)
 
 

@@ -1,4 +1,4 @@
-"""Files of stages that somebody hostile wrote, with digests that fit: every reader refuses them in a sentence."""
+"""Hostile files of stages with matching digests: every reader refuses them in a sentence."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_header_that_would_fill_the_memory_is_not_read(tmp_path: Path) -> None
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with the stages of a trial that goes back to a step of its dense training, and is deployed."""
+    """Store with the stages of a trial that rewinds to a step of its dense training and is deployed."""
     folder = tmp_path_factory.mktemp("whole") / "store"
     store, plan = Store(str(folder)), planned(composed(*TRIAL))
     train(Plan({key: spec for key, spec in plan.stages.items() if spec.kind != "measure"}, plan.trials), store)
@@ -79,7 +79,7 @@ def of_kind(store: Store, *kinds: str) -> list[str]:
 
 
 def put(store: Store, key: str, name: str, content: bytes, agrees: bool = False) -> None:
-    """Put a file in the place of a stage's, under a record with its digest, which may agree with shapes of masks."""
+    """Replace a file of a stage and the digest in its record; the record may also get the shapes of the masks."""
     folder = Path(store.uri, "stages", key)
     (folder / name).write_bytes(content)
     sealed = unseal((folder / "record.json").read_bytes())
@@ -93,7 +93,7 @@ def put(store: Store, key: str, name: str, content: bytes, agrees: bool = False)
 
 
 def run(store: Store, key: str, *gone: str) -> None:
-    """Run one stage, after some were removed."""
+    """Run one stage after removing others."""
     plan = saved_sweep.plan_of(store, "mine")
     for each in gone:
         shutil.rmtree(Path(store.uri, "stages", each))
@@ -132,14 +132,14 @@ READERS: Mapping[str, Callable[[Store], None]] = {
 
 @pytest.fixture
 def bounded() -> Iterator[None]:
-    """Hold what this process takes of memory."""
+    """Limit the memory of this process."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield
     assert 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) < GROWTH
 
 
 def hold(store: Store, reader: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """Return what a reader refuses with: a sentence, or nothing where it does without the file or repeats the stage."""
+    """Return the sentence that a reader refuses with; "" if it does not need the file or repeats the stage."""
     said = ""
     try:
         READERS[reader](store)
@@ -170,7 +170,7 @@ def test_a_reader_refuses_or_repeats(
 def test_every_reader_refuses_or_repeats_whatever_is_drawn(
     whole: Path, tmp_path: Path, bounded: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Values of an optimizer's state that are sound by themselves may still fail in its first step, as a trial does."""
+    """Check random damage. Valid values in an optimizer's state may still fail its first step, and so the trial."""
     first = random.SystemRandom().randrange(10**9)
     for seed in range(first, first + MANY):
         draw, store = random.Random(seed), Store(str(tmp_path / "store"))
@@ -196,7 +196,7 @@ def test_no_memory_is_taken_for_a_mask_that_says_it_is_huge(
     store: Store, reader: str, agrees: bool, bounded: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (key,) = of_kind(store, "round")
-    ones = bytes([1, 1, 0, 3, 0])  # no entry is rare: any number of ones
+    ones = bytes([1, 1, 0, 3, 0])  # lists no rare entries, so it stands for any number of ones
     tensors = {"fc1.weight": {"shape": [HUGE], "crc": zlib.crc32(ones)}}
     header = {"format": mask_files.FORMAT, "version": mask_files.VERSION, "digest": "", "tensors": tensors}
     put(store, key, MASKS, archive({"fc1.weight": ones}, header), agrees)

@@ -1,4 +1,4 @@
-"""Failures that would come again: one a stage, whatever the store is, and nothing to rely on."""
+"""Remembered failures: one for each stage, on every kind of store, and safe to lose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of a store, on a directory, in memory, and on a real S3 API server."""
+"""Contract of a store, on a directory, in memory, and on a real S3 API server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEY = key_of(0)
 
 
 def path_of(store: Store, name: str) -> str:
-    """Where a file of stage KEY lies in the store."""
+    """Return the path of a file of stage KEY in the store."""
     commit = store.stages.standing(KEY)
     assert commit is not None
     return commit.path(name)
@@ -271,7 +271,7 @@ def test_sweeps_are_saved_and_rebuilt(store: Store) -> None:
     assert (loaded["name"], loaded["command"]) == ("digits", "é")
     rebuilt = Plan.from_json(loaded["plan"])
     assert rebuilt == plan
-    assert [spec.key for spec in rebuilt.stages.values()] == list(plan.stages)  # parents still before children
+    assert [spec.key for spec in rebuilt.stages.values()] == list(plan.stages)  # parents stay before children
     store.save_sweep("a-b", {})
     assert store.sweeps() == ["a-b", "digits"]
     with pytest.raises(StoreError, match="no sweep 'other'; it holds: a-b, digits"):

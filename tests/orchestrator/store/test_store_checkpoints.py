@@ -1,4 +1,4 @@
-"""Checkpoints: one a stage, whole or not there, and never in the way of a commit."""
+"""Checkpoints: one for each stage, whole or absent, and never in the way of a commit."""
 
 from __future__ import annotations
 

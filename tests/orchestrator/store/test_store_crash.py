@@ -1,4 +1,4 @@
-"""A store through the death of its writers: what is half done is never there, and what is there is whole."""
+"""Writers of a store are killed: a stage is then whole or absent, never partly there."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def environment() -> dict[str, str]:
 
 
 def assert_whole(store: Store, key: str = KEY) -> bool:
-    """Check that the stage is there with all that its record names, or not there; say which."""
+    """Assert that the stage has all files of its record, or is absent; return which."""
     record = store.finished([key]).get(key)
     if record is not None:
         assert record.result() == record_of(key).result()
@@ -102,7 +102,7 @@ def test_a_writer_killed_at_any_step_leaves_the_old_state_or_the_new(tmp_path: P
     ended = run_script(KILL_AT_EVERY_STEP, str(tmp_path), act)
     assert ended.returncode == 0, ended.stderr
     points = int(ended.stdout)
-    assert points >= 3  # the writer was killed at least twice before it came to its end
+    assert points >= 3  # the writer was killed at least twice before it finished
     seen = set()
     for point in range(1, points + 1):
         store = Store(str(tmp_path / str(point)))
@@ -117,7 +117,7 @@ def test_a_writer_killed_at_any_step_leaves_the_old_state_or_the_new(tmp_path: P
 
 
 class Killed(BaseException):
-    """Stands for the death of the process: nothing catches it."""
+    """Stands for the death of the process; no handler catches it."""
 
 
 ACTS: dict[str, Callable[[Store], object]] = {
@@ -151,7 +151,7 @@ def test_a_writer_to_an_object_store_killed_at_any_step(
 
 
 def run_until_step(store: Store, act: Callable[[Store], object], steps: int, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Act until the given number of objects was written or removed; say whether it came to its end."""
+    """Call a function until the given number of objects was written or removed; return whether it finished."""
     backend = store.backend
     assert isinstance(backend, ObjectBackend)
     left = steps

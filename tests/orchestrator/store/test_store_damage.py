@@ -1,4 +1,4 @@
-"""Stores damaged at random, with seals that fit: a clear answer, nothing outside touched, memory bounded."""
+"""Stores with random damage and matching seals: commands answer clearly, touch nothing outside, and bound memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def content(key: str, name: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with a sweep of four trials in two lines."""
+    """Store with a sweep of four trials in two lines."""
     folder = tmp_path_factory.mktemp("whole") / "store"
     store = Store(str(folder))
     plan = plan_of(
@@ -64,7 +64,7 @@ def places(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 def change(data: Any, draw: random.Random) -> None:
-    """Put something odd in the place of a value, or take it out, or give it another name."""
+    """Replace a value with an unexpected one, remove it, or rename it."""
     *above, last = draw.choice(list(places(data)))
     for name in above:
         data = data[name]
@@ -86,7 +86,7 @@ def resealed(path: Path, draw: random.Random) -> None:
 
 
 def forged_masks(path: Path, draw: random.Random) -> None:
-    """Masks that claim other shapes, and whose record has their digest."""
+    """Masks that claim other shapes, with their digest in the record."""
     claim = draw.choice([[3 * 10**9], [-1], [10**9, 10**9], "x", [8191], None])
     members = dict(mask_files.encode({"fc1.weight": np.zeros(8192, bool)}, "x" * 64))
     header = json.loads(members[mask_files.HEADER].tobytes())
@@ -102,7 +102,7 @@ def forged_masks(path: Path, draw: random.Random) -> None:
 
 
 def replaced(path: Path, draw: random.Random) -> None:
-    """What is no file of ours: bytes, a link, a pipe, a folder, a file that is large and empty."""
+    """Replacements of a file: random bytes, a link, a pipe, a folder, a large sparse file."""
     kind = draw.randrange(8)
     if path.is_dir():
         kind = 2
@@ -142,11 +142,11 @@ def damaged(folder: Path, draw: random.Random) -> None:
                 case _:
                     replaced(draw.choice(present), draw)
         except (ValueError, OSError, LookupError, TypeError):
-            continue  # what was damaged before cannot be damaged so
+            continue  # earlier damage rules this one out
 
 
 def asked(folder: Path, draw: random.Random) -> list[Callable[[], int]]:
-    """The commands, in some order."""
+    """Commands in random order."""
     uri = ["--store", str(folder / "store")]
     lines = [["list"], ["show", "mine"], ["report"], ["verify"], ["prune", "--quarantine"], ["delete", "mine", "--yes"]]
     lines += [["copy", "mine", str(folder / "copied")]]
@@ -157,7 +157,7 @@ def asked(folder: Path, draw: random.Random) -> list[Callable[[], int]]:
 
 
 def held() -> float:
-    """Bytes of memory that this process has held at most."""
+    """Return the peak memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
 
 

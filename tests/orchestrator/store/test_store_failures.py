@@ -1,4 +1,4 @@
-"""What a store says when it cannot be used, and that nothing is half done then."""
+"""Errors of a store that cannot be used; a failed operation leaves nothing half done."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEY = key_of(0)
 
 
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run code in another process, with the names of this test's cases at hand."""
+    """Run code in another process, with the names of `store_cases` imported."""
     environment = {"PYTHONPATH": f"{HERE}:{HERE.parent.parent}"}
     line = [
         sys.executable,
@@ -41,7 +41,7 @@ def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """Mount a small file system of memory where that is permitted."""
+    """Function that mounts a small file system in memory, if mounting is permitted."""
     mounted: list[Path] = []
 
     def mounting(options: str) -> Path:
@@ -83,7 +83,7 @@ def test_a_read_only_file_system_can_be_read(mount: Callable[[str], Path]) -> No
     for write in (lambda: store.commit(record_of(key_of(1)), FILES), lambda: store.save_sweep("s", {})):
         with pytest.raises(StoreError, match="the file system is read-only"):
             write()
-    assert list(store.finished([KEY, key_of(2)])) == [KEY]  # damaged, and it cannot be set aside
+    assert list(store.finished([KEY, key_of(2)])) == [KEY]  # damaged, and cannot be set aside
     with pytest.raises(StoreError, match=r"is damaged.*could not be set aside.*read-only"):
         store.read(key_of(2), WEIGHTS)
 
@@ -263,7 +263,7 @@ def test_missing_credentials_are_said(s3: dict[str, object], monkeypatch: pytest
 
 
 def test_a_lost_acknowledgement_is_no_defeat(s3: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record was written, the answer lost, and the client's repetition refused: that commit is ours."""
+    """The record was written, the reply lost and the client's retry refused: the commit is still ours."""
     store = Store("s3://bucket/lost", options=s3)
     backend = store.backend
     assert isinstance(backend, object_backend.ObjectBackend)
@@ -293,7 +293,7 @@ def test_a_thousand_stages_are_looked_up_in_a_second(tmp_path: Path, capsys: pyt
     described = {name: FileInfo(digest(data), len(data)) for name, data in FILES.items()}
     for name, data in FILES.items():
         (tmp_path / name).write_bytes(data)
-    for key, spec in stages.items():  # as `commit` leaves them, without its syncs
+    for key, spec in stages.items():  # the files that `commit` writes, without its syncs
         folder = tmp_path / "stages" / key
         folder.mkdir(parents=True)
         record = record_for(spec, files=described)

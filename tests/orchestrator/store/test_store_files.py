@@ -1,4 +1,4 @@
-"""Files of any size to and from a store: streamed, verified, and nothing left behind on the node."""
+"""Files of any size are streamed to and from a store, verified, and leave nothing behind on the node."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEY = key_of(0)
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The node's folder, under a temporary directory of the test's own."""
+    """The node folder, in the test's own temporary directory."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path / f"pruning-orchestrator-{os.getuid()}"
 

@@ -1,4 +1,4 @@
-"""A store may be somebody else's: no verb leaves it or follows a link; what cannot be is refused where it is read."""
+"""Hostile stores: no operation leaves the store or follows a link, and impossible values are refused on reading."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A folder beside the store that looks like a part of one, old enough to be taken for a leftover."""
+    """Folder next to the store that looks like a part of a store, and is old enough to count as a leftover."""
     folder = tmp_path / "outside"
     (folder / KEY).mkdir(parents=True)
     for path in (folder / "kept", folder / KEY / "kept"):
@@ -71,7 +71,7 @@ def test_no_verb_follows_a_link(store: Store, outside: Path, link: str, verb: st
         path.rename(outside.parent / "moved")
     path.parent.mkdir(exist_ok=True)
     path.symlink_to(outside)
-    Path(store.uri, "stages", KEY, "weights.safetensors").unlink(missing_ok=True)  # so that it is to be set aside
+    Path(store.uri, "stages", KEY, "weights.safetensors").unlink(missing_ok=True)  # so that the stage must be set aside
 
     with suppress(StoreError):
         VERBS[verb](store)

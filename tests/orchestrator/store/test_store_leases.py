@@ -1,4 +1,4 @@
-"""Leases: at any time one living driver holds a stage, and the dead give way."""
+"""Leases: at any time one live driver holds a stage, and stages of dead drivers are taken over."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Clock:
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every driver look like one of another machine, so that only the heartbeat tells."""
+    """Make every driver look like one on another machine, so that only its heartbeat counts."""
     names = iter(range(10**6))
     monkeypatch.setattr(leases_module, "_machine", lambda: f"machine {next(names)}")
 
 
 def driver(store: Store, name: str, clock: Clock) -> Leases:
-    """A driver whose heart beats when the test says so."""
+    """A driver that sends heartbeats only when the test does."""
     leases = fresh(store).leases(name, ttl=60, clock=clock)
     leases.beat()
     return leases
@@ -187,7 +187,7 @@ def test_a_heartbeat_that_cannot_be_read_voids_no_lease_until_that_lasts(
     holder, other = driver(store, "holder", clock), driver(store, "other", clock)
     assert holder.acquire(KEY)
     assert not other.acquire(KEY)
-    clock.now += 1000  # of which the other sees nothing
+    clock.now += 1000  # unseen by the other driver
     holder.beat()
 
     def read(path: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Secrets stay out of what people and logs see; everything else stays as it was."""
+"""Secrets are hidden from people and logs; all other text stays the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a store keeps: weights that something starts from stay, and so does every mask and record."""
+"""Retention: weights that a stage starts from stay, and so do all masks and records."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_an_unknown_policy_is_refused(tmp_path: Path) -> None:
 
 @st.composite
 def forests(draw: st.DrawFn) -> tuple[Plan, set[str]]:
-    """A plan of trials through a random forest, and the stages of it that are finished (parents before children)."""
+    """Strategy for a plan whose stages form a random forest, and its finished stages, parents before children."""
     specs = [StageSpec("dense", {"n": 0})]
     above: dict[str, StageSpec] = {}
     for number in range(1, draw(st.integers(1, 14))):
@@ -172,14 +172,14 @@ def test_a_sweep_resumes_without_repeating_anything_whatever_was_pruned(forest: 
 
 @pytest.fixture
 def old_now(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Make everything that was written look two days old."""
+    """Set the modification time of all files to two days ago."""
     now = time.time
     monkeypatch.setattr(retention.time, "time", lambda: now() + 2 * 86400)
     return
 
 
 def leave(store: Store) -> list[str]:
-    """Write what processes that died leave behind."""
+    """Write files as dead processes leave them."""
     paths = ["tmp/abc/weights.safetensors", "tmp/def", "probes/p", f"stages/{key_of(8)}/half/{WEIGHTS}"]
     paths += [f"stages/{key_of(0)}/other/{WEIGHTS}", f"leases/stages/{key_of(3)}"]
     for path in paths:
@@ -270,7 +270,7 @@ def test_with_all_kept_the_oldest_unneeded_weights_go_as_far_as_the_limit_asks(
 
 
 def test_checkpoints_and_failures_stay_while_a_sweep_goes_on_from_them(tmp_path: Path) -> None:
-    """Of a dense stage that is finished, a round that is not, and a stage that no sweep has any more."""
+    """Check a finished dense stage, an unfinished round, and a stage that is in no sweep any more."""
     store = Store(str(tmp_path / "store"))
     specs = chain(1)
     plan = Plan({spec.key: spec for spec in specs}, (trial_of("a", specs),))

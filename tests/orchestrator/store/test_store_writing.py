@@ -1,4 +1,4 @@
-"""A large file is handed to the disk while it is still being written and hashed."""
+"""A large file is synced to disk while later parts are still written and hashed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_what_a_sync_meanwhile_could_not_write_is_raised(tmp_path: Path, monkeyp
 
     def full(descriptor: int) -> None:
         calls.append(descriptor)
-        if len(calls) == 1:  # a file system says it once
+        if len(calls) == 1:  # a file system reports an error only once
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(backends, "AT_ONCE", 15_000)
