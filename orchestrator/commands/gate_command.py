@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--junit", metavar="FILE", help="write a test case for each limit to this file, as JUnit XML")
     parser.add_argument("--allow-undecided", action="store_true", help="let limits that cannot be decided pass")
     parser.add_argument(
-        "--write-baseline", action="store_true", help="write the sweep's figures to BASELINE, and keep its margins"
+        "--write-baseline", action="store_true", help="write the sweep's figures to BASELINE; margins there are kept"
     )
     return parser
 

@@ -44,7 +44,7 @@ FORMAT = 1
 """Number of the layout, raised with every change; stores with another number are refused, never misread."""
 
 Keep = Literal["needed", "all"]
-"""Whose weights stay: of all stages, or of dense stages, branch points, ends of trials, and restarts (`needed`)."""
+"""Whose weights stay. `needed`: dense stages, branch points, ends of trials, and starting points of resumed sweeps."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 HEAD = "127.0.0.2"
 REPOSITORY = Path(__file__).parents[2]
 OWN_MOUNTS = ("unshare", "--map-root-user", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"')
-"""Run a command with an empty folder over the one that comes next."""
+"""Command prefix that mounts an empty folder over the next argument, then runs the rest."""
 NOTICE_THE_DEAD = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "2000",

@@ -20,7 +20,7 @@ from pruning.engine import plans
 from pruning.scores.synaptic_flow import Flow
 
 _within = ""
-"""What the stage does now, that of a preflight left out: `scoring`, `training`, or neither."""
+"""Current work of the stage, without preflights: `scoring`, `training`, or neither."""
 _calls: Counter[str] = Counter()
 _scored, _flow, _prune_now, _fit = plans.scored, Flow.scores, Stage._prune_now, Stage._fit
 

@@ -124,13 +124,13 @@ class Kill:
 
     step: int
     kept: int
-    """The step that the next attempt goes on from."""
+    """Step that the next attempt continues from."""
     lost: float
-    """Seconds of work since what is durable."""
+    """Seconds of work that were lost, since the last durable work."""
     write: float
     """Seconds of the attempt's longest checkpoint."""
     batch: float
-    """Seconds of its longest batch."""
+    """Seconds of the attempt's longest batch."""
 
 
 def undisturbed(root: Path, specs: tuple[StageSpec, ...]) -> StageRecord:

@@ -41,9 +41,9 @@ from orchestrator.sweep import conductor
 from orchestrator.views.tracking.run_contents import SweepView
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "1000"))
-"""Of the longest test; raise it to search longer."""
+"""Number of examples of the longest test; raise it to search longer."""
 SEED = int(os.environ.get("FUZZ_SEED", "0")) or secrets.randbits(32)
-"""Of the slow tests: another one each time, printed where it fails."""
+"""Seed of the slow tests: new in each run, and printed on a failure."""
 
 GROUPS = {
     folder.name: sorted(path.stem for path in folder.glob("*.yaml"))

@@ -13,7 +13,7 @@ from fault_commands import SWEEP, Command, finished_stages, results_of
 Start = Callable[..., Command]
 SLOW_FINETUNING = (*SWEEP, "finetune.epochs=300", "finetune.eval_every=100000")
 SECONDS = 20
-"""On a machine that has other work; it takes two or three on a quiet one."""
+"""Seconds for a sweep to end on a busy machine; a quiet one takes two or three."""
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from fault_commands import SWEEP, Command, finished_stages, results_of, training
 
 Start = Callable[..., Command]
 INLINE = ("cluster=inline", "tracking=none", "finetune.epochs=20")
-"""Stages of half a second or so, that two drivers meet at."""
+"""Sweep with stages of about half a second, long enough for two drivers to meet at one."""
 
 
 def table(text: str) -> list[str]:

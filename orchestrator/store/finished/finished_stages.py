@@ -35,7 +35,7 @@ _log = store_logger(__name__)
 
 
 class StageDamaged(StageMissing):
-    """A file of a finished stage differs from its record. The stage was set aside, so the next run repeats it."""
+    """A file of a finished stage differs from its record; the next run repeats the stage."""
 
 
 class Stages:

@@ -24,7 +24,7 @@ from orchestrator.export.trial_choice import (
 )
 
 VAL = {("magnitude", 0.5): (0.97, 0.99), ("magnitude", 0.9): (0.95, 0.96), ("random_unstructured", 0.9): (0.80, 0.82)}
-"""Method and sparsity -> the primary metric on validation by seed; dense has 0.98."""
+"""(method, sparsity) -> primary metric on validation for each seed; dense networks have 0.98."""
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ TRIAL = (
 )
 MANY = int(os.environ.get("HOSTILE_FILES", "2000"))
 GROWTH = 300e6
-"""Bytes by which this process may grow: 3e9 entries of a mask take ten times as many."""
+"""Bytes by which this process may grow; a mask of 3e9 entries needs ten times as many."""
 DAMAGES = [
     (name, operator) for name in (WEIGHTS, MASKS, STATE, STATE_VALUES) for operator in OPERATORS[Path(name).suffix]
 ]

@@ -27,7 +27,7 @@ from pruning.masks import mask_files as mask_files
 
 MANY = int(os.environ.get("DAMAGED_STORES", "200"))
 GROWTH = 600e6
-"""Bytes by which this process may grow beside the 400 MB that it has."""
+"""Bytes by which this process may grow above its 400 MB."""
 ODD: tuple[Any, ...] = (
     *(None, True, -1, 0, 7, 10**18, 10**250, 1.5, 1e90, 1e300, "", "x", "../../outside/x", "1/../../../outside/x"),
     *("$\\frac{$", "\x1b[2J", "\0", "é" * 1000, "=1+1", "<b>", [], [[]], [7], {}, {"a": 1}, {"network": "f" * 64}),
