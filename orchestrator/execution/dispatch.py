@@ -215,9 +215,7 @@ class Dispatcher:
         for key in attempt.left:
             try:
                 ours = self._claims.acquire(key)
-            except (
-                OrchestratorError
-            ):  # claims only save work, and the attempt will report that the store is unreachable
+            except OrchestratorError:  # the attempt itself will report that the store is unreachable
                 return attempt
             if not ours:
                 self._release_claims(attempt.left)

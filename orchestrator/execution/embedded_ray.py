@@ -98,7 +98,7 @@ class Address:
 
 
 def address_of(cluster: Cluster) -> Address:
-    """Return the address of Ray: RAY_ADDRESS if the configuration names no cluster, and `local` if neither does."""
+    """Return RAY_ADDRESS if it is set and `cluster.address` is null or auto; else `cluster.address`, or `local`."""
     elsewhere = os.environ.get("RAY_ADDRESS")
     if elsewhere and cluster.address in (None, "auto"):
         return Address(elsewhere, "RAY_ADDRESS")

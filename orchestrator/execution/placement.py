@@ -60,7 +60,7 @@ class Watch:
         self.dead: frozenset[str] = frozenset()
         """Ids of lost nodes."""
         self.hopeless: str | None = None
-        """Why no trial can run any more, after PATIENCE seconds; None before."""
+        """Why no trial can run any more: the cluster died, or no node has fitted for PATIENCE seconds; else None."""
         self._cluster, self._wanted, self._nodes, self._clock = cluster, wanted, nodes, clock
         self._died = died
         self._due = self._fitted = clock()

@@ -191,9 +191,8 @@ def _run(
     """Perform a work order in a worker; this is the function of a Ray task."""
     import ray
 
-    signal.pthread_sigmask(
-        signal.SIG_UNBLOCK, SENT_TO_ALL
-    )  # else processes started by the user's code inherit the mask
+    # Processes that the user's code starts would inherit the blocked signals.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SENT_TO_ALL)
     try:
         hold_planned(order.specs)
     except ProcessOutdated:

@@ -133,7 +133,7 @@ def _in_time(run: Run) -> Run:
 
 
 def _standing(order: WorkOrder, index: int) -> StageRecord | None:
-    """Return the record of a stage that need not run: it is durable, and the next stages can load its weights."""
+    """Return the record of a durable stage that need not run; None if unfinished stages need its dropped weights."""
     left: list[Key] = [spec.key for spec in order.specs[index:]]
     standing = order.store.finished(left)
     record = standing.get(left[0])

@@ -392,7 +392,7 @@ def test_a_gpu_that_is_not_here_is_refused_by_a_dry_run_and_one_that_torch_canno
     asked = ["cluster.gpus_per_trial=1", "model=mlp", "data=digits"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr("orchestrator.execution.placement.lacks_gpu", lambda: "this machine has none")
-    with pytest.raises(ConfigError, match=r"^`cluster.gpus_per_trial` \(=1\) needs a GPU of this machine"):
+    with pytest.raises(ConfigError, match=r"^`cluster.gpus_per_trial` \(=1\) needs a GPU on this machine"):
         run([*asked, "dry_run=true"])
     monkeypatch.setattr("orchestrator.execution.placement.lacks_gpu", lambda: None)
     with pytest.raises(ConfigError) as caught:
