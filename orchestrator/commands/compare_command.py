@@ -15,7 +15,7 @@ from orchestrator.commands.arguments import (
     open_store,
     sweeps_parser,
 )
-from orchestrator.commands.named_files import refuse_no_folder
+from orchestrator.commands.named_files import check_output_folder
 from orchestrator.compare.against.pairing import Side
 from orchestrator.compare.against.two_sweeps import TwoSweeps, compare_two
 from orchestrator.compare.audit import audit
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         if options.output is not None:
-            refuse_no_folder("--output", Path(options.output))
+            check_output_folder("--output", Path(options.output))
         with collector_paused(), given_as("--store"):  # nothing becomes garbage before the end
             return _run(options, _margin(options.margin))
     except OrchestratorError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from orchestrator.commands.arguments import CommandParser, add_store, open_store
-from orchestrator.commands.named_files import refuse_no_folder
+from orchestrator.commands.named_files import check_output_folder
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.metrics import Metric
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if not options.to:
             raise ExportError(f"`--to` must be given, once or several times; type one of {', '.join(FORMATS)}.")
-        refuse_no_folder("--output", Path(options.output))
+        check_output_folder("--output", Path(options.output))
         formats, folder = chosen_formats(options.to), writable(options.output)
         with given_as("--store"):
             store = open_store(options)

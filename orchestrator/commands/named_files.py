@@ -58,7 +58,7 @@ def replace_named(argument: str, path: Path, content: bytes) -> None:
                 aside.unlink(missing_ok=True)
 
 
-def refuse_no_folder(argument: str, path: Path) -> None:
+def check_output_folder(argument: str, path: Path) -> None:
     """Raise OrchestratorError if no file can be written below the folder that `argument` names.
 
     The folder may be missing; the nearest existing folder above it is checked then.
