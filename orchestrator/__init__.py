@@ -12,19 +12,18 @@ __version__ = "0.1.0"
 
 
 def open(uri: str = "store", options: Mapping[str, Any] | None = None) -> StoreResults:
-    """Open a store to read its sweeps. Nothing in the store is changed, and no code that it names is run.
+    """Open a store to look at its sweeps; nothing in it is changed, and no code that it names is run.
 
-        sweep = orchestrator.open("store").sweep()  # the last saved sweep
+        sweep = orchestrator.open("store").sweep()  # the one saved last
         sweep.frame(by="point")  # a pandas DataFrame
         sweep.plot.tradeoff()  # matplotlib axes
 
     Args:
-        uri: the `store.uri` of the sweeps: a directory, or a URI such as `s3://bucket/prefix` or `gs://...`
-        options: the `store.options` of the sweeps: arguments of the file system, such as
-            `{"endpoint_url": "http://host:9000"}`
+        uri: a directory, or `s3://bucket/prefix`, `gs://...`: the `store.uri` that the sweeps ran with
+        options: of its file system, such as `{"endpoint_url": "http://host:9000"}`: their `store.options`
 
     Raises:
-        OrchestratorError: there is no store at `uri`, or it is damaged or from another release
+        OrchestratorError: there is no store, or it is damaged or of another release
     """
     from orchestrator.results.store_results import open_store
 
