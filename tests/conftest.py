@@ -1,4 +1,4 @@
-"""What the tests of several folders share: their order, an S3 server."""
+"""Shared fixtures of the tests: the order of tests, and an S3 server."""
 
 from __future__ import annotations
 

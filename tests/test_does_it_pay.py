@@ -1,4 +1,4 @@
-"""What runtimes make of pruned layers: each computes the pruned layer, and the page is what the record gives."""
+"""Runtimes on pruned layers: each computes the pruned layer, and the page shows the figures of the record."""
 
 from __future__ import annotations
 

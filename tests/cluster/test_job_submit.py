@@ -35,7 +35,7 @@ SWEEP = (
     "schedule.sparsity=0.5,0.9",
     "schedule.rounds=1",
     "seed=0",
-    "model=own",
+    "model=tiny",
     "train.epochs=1",
     "finetune.epochs=1",
     "cluster=auto",
@@ -55,7 +55,7 @@ def project(cluster: Nodes, tmp_path: Path) -> Path:
     """Directory of a user with a custom network that every worker must be able to import."""
     folder = tmp_path / "project"
     (folder / "conf" / "model").mkdir(parents=True)
-    (folder / "conf" / "model" / "own.yaml").write_text("_target_: own_model.tiny\n")
+    (folder / "conf" / "model" / "tiny.yaml").write_text("_target_: own_model.tiny\n")
     (folder / "own_model.py").write_text(MODEL)
     return folder
 

@@ -1,4 +1,4 @@
-"""What the tests of this package share: stores of every kind, an empty MLflow database."""
+"""Shared fixtures of the tests of this package: stores of every kind, and an empty MLflow database."""
 
 from __future__ import annotations
 

@@ -257,7 +257,7 @@ WAYS_OUT = {
     r"getLogger\(__name__": set(),
     r"_client\.(log_param|log_metric|log_text|log_dict|set_tags)": set(),
 }
-"""What lets a text out -> the only files that may use it."""
+"""Ways for text to leave a sweep -> the only files that may use them."""
 
 
 def test_there_is_one_way_out_of_each_kind() -> None:
