@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from orchestrator.training.training_stages import Stage
+from orchestrator.training.training_stages import Stage, Ways
 from pruning.engine import plans
 from pruning.scores.synaptic_flow import Flow
 
 _within = ""
 """Current work of the stage, without preflights: `scoring`, `training`, or neither."""
 _calls: Counter[str] = Counter()
-_scored, _flow, _prune_now, _fit = plans.scored, Flow.scores, Stage._prune_now, Stage._fit
+_compute_scores, _flow, _prune_now, _fit = plans.compute_scores, Flow.scores, Stage._prune_now, Stage._fit
 
 
 class CrossEntropy(torch.nn.CrossEntropyLoss):
@@ -45,10 +45,10 @@ def _passes(name: str) -> None:
         time.sleep(300)
 
 
-def _holding_scored(model: Any, score: Any, *arguments: Any, **options: Any) -> Any:
+def _holding_compute_scores(score: Any, *arguments: Any, **options: Any) -> Any:
     if _within == "scoring" and score.kind != "synflow":
         _passes(score.kind)
-    return _scored(model, score, *arguments, **options)
+    return _compute_scores(score, *arguments, **options)
 
 
 def _holding_flow(flow: Flow, *arguments: Any, **options: Any) -> Any:
@@ -61,7 +61,7 @@ def _holding_flow(flow: Flow, *arguments: Any, **options: Any) -> Any:
 def _during(what: str, method: Any) -> Any:
     def held(stage: Stage, *arguments: Any, **options: Any) -> Any:
         global _within
-        _within, before = what if type(stage) is Stage else "", _within
+        _within, before = what if type(stage._ways) is Ways else "", _within
         try:
             return method(stage, *arguments, **options)
         finally:
@@ -71,5 +71,5 @@ def _during(what: str, method: Any) -> Any:
 
 
 if "HOLD" in os.environ:
-    plans.scored, Flow.scores = _holding_scored, _holding_flow  # type: ignore[method-assign]
+    plans.compute_scores, Flow.scores = _holding_compute_scores, _holding_flow  # type: ignore[method-assign]
     Stage._prune_now, Stage._fit = _during("scoring", _prune_now), _during("training", _fit)  # type: ignore[method-assign]

@@ -116,7 +116,7 @@ def test_a_trial_that_diverged_is_not_tried_again_unless_asked(
     assert reason.endswith("pass retry_failed=true to try it again.")
     capsys.readouterr()
     assert dense("dry_run=true") == (0, "")
-    assert "failed    1 before, not to be repeated" in capsys.readouterr().out
+    assert "failed    1 before, skipped on an equal worker" in capsys.readouterr().out
     trained, reason = dense("retry_failed=true")
     assert trained == 1
     assert reason.startswith("the training loss is ")

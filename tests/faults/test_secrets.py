@@ -86,7 +86,7 @@ def test_nor_do_the_view_and_the_commands_after_it(start: Callable[..., Command]
     [
         (f"store.uri=nope://me:{SECRET}@host/bucket", "nope://me:***@host"),
         (f"+password='{SECRET} x'", "`password` (=***)"),
-        (f"+password=a:{{{SECRET}", "`+password=***` cannot be read"),
+        (f"+password=a:{{{SECRET}", "`+password=***` cannot be parsed"),
     ],
 )
 def test_secrets_are_not_quoted_in_refusals(

@@ -351,7 +351,9 @@ def test_a_file_on_the_search_path_that_is_called_as_an_option_of_ours_is_refuse
         (Path("mine") / "score").symlink_to(folder.absolute())
     where = OWN if linked else (f"hydra.searchpath=[file://{folder.parent.absolute()}]",)
 
-    assert "snip.yaml has the name of the built-in option score=snip, and one would hide" in ask(*where, *typed)
+    assert "snip.yaml has the name of the built-in option score=snip, and would hide it or be hidden" in ask(
+        *where, *typed
+    )
 
 
 def test_an_axis_that_is_no_key_is_told_once(ask: Ask) -> None:

@@ -162,7 +162,7 @@ def test_the_rules_of_a_group_hold_beside_those_of_a_row() -> None:
     said = [sentence.partition("; ")[0] for sentence in violations_of("model", node)]
 
     assert said == [
-        "`model.revision` (=v2) is about the weights that the network begins with",
+        "`model.revision` (=v2) is for the initial weights of the network",
         "`model.heads` (=3) must divide `model.width` (=8)",
     ]
 

@@ -56,7 +56,7 @@ def test_outputs_are_held_to_the_masked_network_s_as_far_as_its_numbers_round(dt
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, 1e8])
 def test_outputs_far_from_all_others_are_refused_in_any_format(wrong: float) -> None:
     assert check_outputs(off_by(0.5), Steady(torch.float32), EXAMPLES, math.inf, **TOLD) == 0.5
-    with pytest.raises(OtherOutputs, match=r"and must not by more than 1e\+06"):
+    with pytest.raises(OtherOutputs, match=r"and must differ by at most 1e\+06"):
         check_outputs(off_by(wrong), Steady(torch.float32), EXAMPLES, math.inf, **TOLD)
 
 

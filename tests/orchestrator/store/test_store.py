@@ -141,7 +141,7 @@ def test_a_record_of_another_version_is_refused_and_left_alone(store: Store, ver
     data = {**record_of(KEY).to_json(), "version": version}
     store.backend.write(f"stages/{KEY}/record.json", seal({"attempt": "", "record": data}))
     for use in (lambda: store.finished([KEY]), lambda: store.commit(record_of(KEY), FILES)):
-        with pytest.raises(StoreError, match=r"`version`.*must be 3.*release that wrote it"):
+        with pytest.raises(StoreError, match=r"`version`.*must be 3.*release that wrote the record"):
             use()
     assert store.backend.names("quarantine") == []
 

@@ -140,7 +140,7 @@ def test_a_dataset_to_test_by_is_named_by_its_example(store: Store) -> None:
     model = {"kind": "mlp", "input_shape": None, "classes": None, "hidden": [8]}
 
     with pytest.raises(
-        DataError, match=rf"^the test loss is nan: `data` .* example {AT} .* of its test split hold nan"
+        DataError, match=rf"^the test loss is nan: `data` .* example {AT} .* of its test split contain nan"
     ):
         run(store, chain(data={"_target_": f"{__name__}.with_a_broken_test", "val_fraction": 0.15}, model=model))
 

@@ -28,5 +28,5 @@ def test_an_argument_that_a_default_brings_is_told_with_its_removal() -> None:
 
 def test_another_failure_points_to_the_arguments() -> None:
     assert raised("train.loss", _target_="torch.nn.MSELoss", reduction={"_target_": "math.sqrt"}).endswith(
-        "check it and its arguments under `train.loss`."
+        "check the target and its arguments under `train.loss`."
     )
