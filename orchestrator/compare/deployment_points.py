@@ -21,7 +21,7 @@ HARDWARE = ("processor", "threads", "runtime")
 
 @dataclass(frozen=True)
 class Deployed:
-    """A point's networks in one format at one batch size, over seeds: geometric means of times, means of bytes."""
+    """Deployed networks of a point in one format at one batch size: over seeds, geometric mean times and mean bytes."""
 
     format: str
     batch_size: int

@@ -91,11 +91,12 @@ def matches(differences: Iterable[Estimate | None], metric: Metric) -> Iterator[
         mean - t(0.975, n - 1) * std / sqrt(n) > -margin
 
     The order is fixed beforehand, so the chance that any "yes" is false stays 2.5% over the sequence (Maurer, Hothorn
-    and Lehmacher, "Multiple comparisons in drug clinical trials", 1995). An untested difference does not end it.
+    and Lehmacher, "Multiple comparisons in drug clinical trials", 1995). A difference without spread over seeds is
+    "untested" and does not end the sequence; after a "no" all differences are "not tested".
 
     Args:
-        differences: value - dense by seed, for each point in order; None if one of the values is not finite
-        metric: gives the better direction, and the margin: the loss that counts as none
+        differences: value - dense by seed, for each point in order; None, which fails, if a value is not finite
+        metric: gives the better direction, and the margin: smaller losses count as a match
     """
     failed = False
     for difference in differences:

@@ -81,7 +81,9 @@ def redact(text: str) -> str:
 
 
 def redact_tree(value: Any, path: str = "", text: Callable[[str], str] = redact) -> Any:
-    """Redact every text and key of plain data, and replace every value under a secret key by `***`.
+    """Redact every text and key of plain data, and replace values under a secret key by `***`.
+
+    Values that are empty, 0, None, false or true stay, because they are no secrets.
 
     Args:
         value: the data.

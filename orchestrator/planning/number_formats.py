@@ -73,7 +73,7 @@ def at_least(text: str, incomplete: bool) -> str:
 
 
 def byte_size(size: float) -> str:
-    """1500 -> 1.5 kB."""
+    """Format a number of bytes: 1500 -> 1.5 kB."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

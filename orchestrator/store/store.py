@@ -150,12 +150,14 @@ class Store:
         return {key: record for key, record in records.items() if _follows(record, above)}
 
     def resumable(self, plan: Plan) -> dict[str, StageRecord]:
-        """Return the finished stages of a plan that need not be run again.
+        """Return the finished stages of a plan that need not run again.
 
-        Two kinds of finished stages are left out: stages below an unfinished one, and stages whose weights an
-        unfinished stage needs but `retention.prune` has dropped, as when a later sweep branches there. Committing such
-        a repeated stage puts its weights back. The worker skips a stage below a repeated one if the parent's weights
-        are the same as before.
+        Two kinds of finished stages are left out:
+
+        - Stages below an unfinished stage. The worker skips such a stage if its parent ends with the same weights as
+          before.
+        - Stages whose weights an unfinished stage needs but `retention.prune` has dropped, for example if a later
+          sweep branches there. When the stage is repeated, its commit puts the weights back.
         """
         done = self.finished(plan.stages)
         for key, spec in plan.stages.items():

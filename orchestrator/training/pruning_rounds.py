@@ -31,9 +31,10 @@ class Overflow(LawBroken):
 def prune_round(model: nn.Module, asked: Round, parent: MaskSet, read: Read) -> tuple[MaskSet, Scoring]:
     """Prune a plain model by a round's method on top of the masks so far; return the new masks and the scoring costs.
 
-    The model is left plain, with zeros where the masks are 0. For a target sparsity s, a tensor of n units with z
-    already masked loses round(s n) - z more units. A raw amount goes to the method's class unchanged. If the control is
-    shuffle, the masks are shuffled afterwards.
+    A score ranks by the round's choices. A method class gets a count: for a target sparsity s and the default
+    allocation, a tensor of n units with z already masked loses round(s n) - z more. A structured class counts channels;
+    in a global scope one count covers the entries of all tensors. A raw amount goes to the class unchanged. If the
+    control is shuffle, the masks are shuffled. The model is left plain, with zeros where the masks are 0.
     """
     masks, scoring = rank(model, prunable(model, asked.fields.prune), asked, parent, read)
     pruning.remove_all(model)

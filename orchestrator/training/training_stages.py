@@ -116,7 +116,7 @@ class Ways:
         return evaluate(stage.model, split, stage.task, device=stage.device, **sizes)
 
     def restart(self, stage: Stage, masks: MaskSet) -> None:
-        """Set the weights that the round trains on from."""
+        """Set the weights from which the round trains."""
         restart(stage.network, masks, stage.spec, stage.order)
 
     def onward(self, stage: Stage, masks: Sequence[Tensor | None]) -> TrainState | None:

@@ -38,7 +38,8 @@ def _tied(flow: Flow, labels: Tensor | None, others: Tensor, why: str) -> Tensor
 def _foldable(flow: Flow, constant: Tensor, weight: Any, bias: Any) -> Tensor:
     """Return the constants that may be added to a bias, NaN for the others.
 
-    A constant 0 always may; another constant may if weight and bias are parameters that the graph reads only once.
+    0 is always allowed. Other constants are allowed if the graph reads the weight, and the bias if there is one, only
+    once, and both are parameters.
     """
     once = isinstance(weight, fx.Node) and weight.op == "get_attr" and _uses(flow, weight) == 1
     once &= bias is None or (isinstance(bias, fx.Node) and bias.op == "get_attr" and _uses(flow, bias) == 1)

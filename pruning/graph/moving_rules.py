@@ -56,7 +56,7 @@ def _moved(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Any:
 
 
 def _by_index(node: fx.Node, given: dict[str, Any], ndim: int) -> set[int]:
-    """Return the dimensions that an operation indexes by numbers which `rewriting` does not change."""
+    """Return the dimensions that an operation indexes by fixed numbers, which `rewriting` does not change."""
     name = name_of(node)
     if name == "index":
         return {dim for dim, each in enumerate(given["indices"]) if each is not None}

@@ -25,7 +25,7 @@ class LiveOutProj(NonDynamicallyQuantizableLinear):
 
 
 def make_live(module: nn.Module) -> None:
-    """Make an attention's output projection compute its pruned parameters on reading; other modules do not change."""
+    """Compute the pruned parameters of an attention's output projection at each read; other modules do not change."""
     kind: type = type(module)
     if kind is NonDynamicallyQuantizableLinear:
         module.__class__ = LiveOutProj

@@ -18,18 +18,20 @@ Gradients: TypeAlias = Literal["masked", "dense"]
 
 
 class MaskKeeper:
-    """Keep the parameters of a model under masks during training.
+    """Keep the pruned entries of a model at 0 during training.
 
-    The model stays plain, without hooks of `torch.nn.utils.prune`. A step costs two passes over the masks more than a
+    The model stays plain, without hooks of `torch.nn.utils.prune`. A step makes two more passes over the masks than a
     dense step:
 
-        gradient <- 0 where mask == 0           (when it is accumulated: also in a closure, and before clipping)
+        gradient <- 0 where mask == 0           (on accumulation: before clipping, and also in a closure)
         parameter <- 0 where mask == 0          (`enforce`, after each step of an attached optimizer)
 
-    Some optimizers couple entries (LBFGS, Muon, Adafactor): unmasked gradients of pruned entries would change others.
+    Gradients are masked because some optimizers (LBFGS, Muon, Adafactor) couple entries: an unmasked gradient of a
+    pruned entry would change other entries.
 
     Args:
-        model: has every parameter that `masks` name, none of them pruned by hooks, on its device for the training.
+        model: network with every parameter that `masks` names; no hook prunes these parameters, and the network is
+            already on the device of the training.
         masks: name of a parameter -> tensor of its shape, nonzero where the entry is kept; for example a `MaskSet`.
         gradients: "masked"; or "dense" for a method that reads the gradients of pruned entries.
 
@@ -105,7 +107,10 @@ class _Mask:
     handle: RemovableHandle | None = None
 
     def fit(self, parameter: nn.Parameter, masks_gradients: bool) -> None:
-        """Convert the mask to the parameter's dtype and device, and register the gradient hook if it is needed."""
+        """Convert the mask to the parameter's dtype and device.
+
+        If gradients are masked, hook the gradient of a trained parameter, also if it was frozen before.
+        """
         entries = self.entries
         if entries.dtype != parameter.dtype or entries.device != parameter.device:
             self.entries = torch.empty_like(parameter.detach()).copy_(entries)

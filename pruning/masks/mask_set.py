@@ -22,9 +22,9 @@ from pruning.methods.across_modules import prune_by_masks
 class MaskSet(Mapping[str, Tensor]):
     """Masks of a model: qualified parameter name -> bool tensor on the CPU, True where an entry is kept.
 
-    A mask set is a copy, independent of the model, and `collect` gives it the model's order. Two sets are equal if
-    their names, shapes and entries are equal, in any order. Sets are not hashable, because their tensors can be
-    changed; use `digest`.
+    A mask set is a copy that does not change with the model. `collect` lists the masks in the model's order. Two sets
+    are equal if their names, shapes and entries are equal, in any order. Sets are not hashable, because their tensors
+    can be changed; use `digest`.
 
     Args:
         masks: name -> tensor of any dtype, nonzero where the entry is kept; copied.

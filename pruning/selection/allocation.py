@@ -229,7 +229,7 @@ def uniform_plus(shapes: Sequence[Sequence[int]], sizes: Sequence[int], density:
             least = sum(fixed[i] * sizes[i] for i in fixed) / sum(sizes)
             raise ValueError(
                 f"`sparsity` (={1 - density:.6g}) cannot be reached by allocation='uniform_plus', which keeps "
-                f"{least:.6g} in the first convolution and the last tensor alone; use 'erk'."
+                f"a fraction {least:.6g} of all units in the first convolution and the last tensor; use 'erk'."
             )
         return [fixed.get(i, min(1.0, share)) for i in range(len(sizes))]
 

@@ -240,7 +240,7 @@ class _Rehearsal(Ways):
                 )
 
     def teacher(self, stage: Stage) -> nn.Module | None:
-        """Return a copy of the network, which stands for a teacher that is not trained yet."""
+        """Return a copy of the initial network in place of a trained teacher; None if the stage has no teacher."""
         return copy.deepcopy(stage.model).eval() if TEACHER in stage.spec.inputs else None
 
     def _require_monitor(self) -> None:

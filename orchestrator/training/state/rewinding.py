@@ -53,7 +53,7 @@ def masks_of(model: nn.Module, masks: MaskSet) -> list[Tensor | None]:
 
 
 def restart(network: Network, masks: MaskSet, spec: StageSpec, order: WorkOrder) -> None:
-    """Set the weights that a round trains on from: its own, those of a step of the dense training, or newly drawn ones.
+    """Set the weights from which a round trains: its own, those of a step of the dense training, or newly drawn ones.
 
     Raises:
         LawBroken: the rewound weights differ from those of the step.

@@ -123,13 +123,16 @@ def _asked(found: TwoSweeps) -> Iterator[str]:
     for first, second in dict.fromkeys(point.asked_of for point in found.points):
         if first != second:
             yield (
-                f"asked: of {first} in {found.first.name}, of {second} in {found.second.name}; the networks of a row "
-                "differ in size, so both sparsities are shown and sizes have no verdict."
+                f"asked: fraction of {first} in {found.first.name}, of {second} in {found.second.name}; the networks "
+                "of a row differ in size, so both sparsities are shown and sizes have no verdict."
             )
         elif first != WEIGHTS:
-            yield f"asked: of {first}; sparsity: reached, of the prunable weights."
+            yield f"asked: fraction of {first}; sparsity: achieved fraction of the prunable weights."
         elif (first, second) in reached:
-            yield "asked: of weights; if the reached sparsities differ, both are shown and sizes have no verdict."
+            yield (
+                "asked: fraction of weights; if the achieved sparsities differ, both are shown and sizes have no "
+                "verdict."
+            )
 
 
 def _margins(found: TwoSweeps) -> Iterator[str]:

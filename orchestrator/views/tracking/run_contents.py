@@ -71,9 +71,9 @@ def _curve_points(curve: Iterable[CurvePoint], offset: int) -> Iterator[Point]:
 
 
 def logged_tag(chain: Sequence[StageRecord], curve: Sequence[CurvePoint] = ()) -> str:
-    """Return the number of stages that a run holds, and a digest of these executions of the stages.
+    """Return a run's tag: its number of finished stages, and a digest that changes if one of them is executed again.
 
-    If the run holds points of the next stage's `curve`, their number and digest follow.
+    If the run also holds points of the next stage's `curve`, their number and digest follow.
     """
     marks = [[record.key, record.started, record.weights_digest] for record in chain]
     times = [point.time for point in curve]

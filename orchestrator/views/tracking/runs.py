@@ -256,7 +256,7 @@ class MlflowRuns:
         """Return the path of a run's file.
 
         Raises:
-            CannotKeep: a database from elsewhere puts the file outside of its own folder
+            CannotKeep: the path is outside of the folder `mlruns` next to the database, as in a copied database
         """
         folder = local_folder(artifacts) or Path("/")
         if self._folder is not None and not (folder / name).resolve().is_relative_to(self._folder):

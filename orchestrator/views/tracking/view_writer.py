@@ -197,7 +197,7 @@ def _refusals() -> tuple[type[Exception], ...]:
 
 
 def main() -> None:
-    """Write for the driver that started this process; exit at once when done, or when the driver is gone."""
+    """Write the MLflow view for the driver that started this process; exit at once when done or without the driver."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # Ctrl-C and `ray job stop` also reach this process,
         signal.signal(number, signal.SIG_IGN)  # but only the driver handles them: it then closes the view
     os.nice(NICENESS)

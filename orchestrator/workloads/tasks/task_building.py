@@ -70,7 +70,18 @@ def _broken_rule(error: ValueError) -> str:
 
 
 def with_loss(task: Task, node: Mapping[str, Any] | None, where: str, device: Any) -> Task:
-    """Return `task` with the loss that the plain node at `where` describes, with its tensors on `device`."""
+    """Return `task` with the loss built from `node` on `device`; `task` itself if `node` is None.
+
+    Args:
+        task: the task whose loss is replaced.
+        node: plain data of the loss: its `_target_` and arguments.
+        where: key of the node, for errors.
+        device: device of the loss's tensors.
+
+    Raises:
+        TaskError: the task is not a `Supervised`, so it has its own loss.
+        TargetError: the loss cannot be built.
+    """
     if node is None:
         return task
     if not isinstance(task, Supervised):

@@ -365,7 +365,7 @@ def halved(name: str, unit: str, sparsity: float, budget: str = "channels", meth
             halved("b", "group", 0.6),
             halved("c", "group", 0.7147, method="lamp"),
             True,
-            "asked: of channels (unit=group);",
+            "asked: fraction of channels (unit=group);",
         ),
     ],
 )
@@ -401,8 +401,8 @@ def test_what_classes_cut_in_whole_channels_is_asked_of_channels() -> None:
     rows = {each.verdict.figure: each.word for each in found.points[1].differences}
 
     assert (rows["sparsity"], rows["parameters/remaining"]) == ("no verdict", "no verdict")
-    assert "asked: of channels in g, of weights in h; the networks of a row differ in size" in said(found)
-    assert "asked: of weights" not in said(found)
+    assert "asked: fraction of channels in g, of weights in h; the networks of a row differ in size" in said(found)
+    assert "asked: fraction of weights" not in said(found)
 
 
 def test_sparsities_that_were_reached_are_explained_where_weights_were_asked_of_both() -> None:
@@ -410,7 +410,7 @@ def test_sparsities_that_were_reached_are_explained_where_weights_were_asked_of_
     rows = {each.verdict.figure: each.word for each in found.points[1].differences}
 
     assert (rows["sparsity"], rows["parameters/remaining"]) == ("no verdict", "no verdict")
-    assert "asked: of weights; if the reached sparsities differ, both are shown" in said(found)
+    assert "asked: fraction of weights; if the achieved sparsities differ, both are shown" in said(found)
 
 
 Run = Callable[..., tuple[int, str, str]]
