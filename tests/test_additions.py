@@ -99,7 +99,7 @@ class Guessing(Classification):
         {},
     ),
     "data": Addition(
-        "orchestrator/workloads/images/added.py",
+        "orchestrator/workloads/data_sets/added.py",
         '''
 import torch
 from typing import Any
@@ -114,7 +114,7 @@ def noise(count: int = 64) -> dict[str, Any]:
         "orchestrator/catalogue/data.py",
         """        DataSet(
             "noise",
-            "orchestrator.workloads.images.added:noise",
+            "orchestrator.workloads.data_sets.added:noise",
             "Random images and labels.",
             (Option("count", int, 64, "Examples of each split.", (whole(2),)),),
         ),

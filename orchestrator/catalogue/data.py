@@ -31,7 +31,7 @@ DATA: Mapping[str, DataSet] = named(
     (
         DataSet(
             "digits",
-            "orchestrator.workloads.images.named:digits",
+            "orchestrator.workloads.data_sets.named:digits",
             "1,797 handwritten digits of 8x8 pixels from scikit-learn; needs no download.",
             (
                 Option("test_fraction", float, 0.2, "Fraction of all examples for the test split.", (TEST_FRACTION,)),
@@ -41,7 +41,7 @@ DATA: Mapping[str, DataSet] = named(
         ),
         DataSet(
             "mnist",
-            "orchestrator.workloads.images.named:mnist",
+            "orchestrator.workloads.data_sets.named:mnist",
             "MNIST; the four idx .gz files are read from `root`/mnist, or downloaded to it.",
             (_ROOT, _DOWNLOAD, *_normalisation(0.1307, 0.3081)),
             "LeCun et al. 1998",
@@ -49,7 +49,7 @@ DATA: Mapping[str, DataSet] = named(
         ),
         DataSet(
             "fashion_mnist",
-            "orchestrator.workloads.images.named:fashion_mnist",
+            "orchestrator.workloads.data_sets.named:fashion_mnist",
             "Fashion-MNIST; the four idx .gz files are read from `root`/fashion-mnist, or downloaded to it.",
             (_ROOT, _DOWNLOAD, *_normalisation(0.2860, 0.3530)),
             "Xiao et al. 2017, arXiv 1708.07747",
@@ -57,7 +57,7 @@ DATA: Mapping[str, DataSet] = named(
         ),
         DataSet(
             "huggingface",
-            "orchestrator.workloads.images.huggingface:huggingface",
+            "orchestrator.workloads.data_sets.huggingface:huggingface",
             "Image classification data from Hugging Face `datasets`, from the hub or a path; CIFAR-10 by default.",
             (
                 Option("path", str, "uoft-cs/cifar10", "Name on the hub, or a local path."),
@@ -94,7 +94,7 @@ DATA: Mapping[str, DataSet] = named(
         ),
         DataSet(
             "text",
-            "orchestrator.workloads.text:text",
+            "orchestrator.workloads.data_sets.text:text",
             "Blocks of tokens of a text, each with the next tokens as labels; its ends are for validation and test.",
             (
                 Option("root", str, "", "Text file, or directory of .txt files."),

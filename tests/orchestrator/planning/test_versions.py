@@ -52,7 +52,7 @@ def test_the_closure_holds_what_decides_bits() -> None:
     assert any(name.endswith(".BasePruningMethod") for name in rounds)
     assert f"{WORKLOADS}.networks.classifiers._image" in closure([root["model/cnn"]])
     assert f"{WORKLOADS}.networks.classifiers.mlp" in closure([root["model/cnn"]]), "its classifier"
-    assert f"{WORKLOADS}.images.idx_files.read" in closure([root["data/mnist"]])
+    assert f"{WORKLOADS}.data_sets.idx_files.read" in closure([root["data/mnist"]])
 
 
 @pytest.mark.parametrize(

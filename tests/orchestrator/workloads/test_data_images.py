@@ -23,9 +23,9 @@ from torch import Tensor
 from orchestrator.config.config_groups import schema_of
 from orchestrator.core.errors import DataError
 from orchestrator.workloads import data_loading, node_cache
-from orchestrator.workloads.images import huggingface, idx_files
-from orchestrator.workloads.images.idx_files import FILES, IdxSet
-from orchestrator.workloads.images.pixels import Normalisation
+from orchestrator.workloads.data_sets import huggingface, idx_files
+from orchestrator.workloads.data_sets.idx_files import FILES, IdxSet
+from orchestrator.workloads.data_sets.pixels import Normalisation
 from orchestrator.workloads.splits import Split
 
 ARRAYS = [

@@ -113,7 +113,7 @@ def test_digits_are_scikit_learns_each_in_one_split() -> None:
 
 
 def test_digits_are_read_where_scikit_learn_keeps_its_file_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    from orchestrator.workloads.images import named
+    from orchestrator.workloads.data_sets import named
 
     direct = named._digits_table()
     monkeypatch.setattr(Path, "is_file", lambda self: False)

@@ -27,8 +27,8 @@ from torch import Tensor
 from orchestrator.core.errors import DataError
 from orchestrator.store import node_folder
 from orchestrator.workloads import data_loading, node_cache
-from orchestrator.workloads.images import idx_files
-from orchestrator.workloads.images.idx_files import FILES, IdxSet
+from orchestrator.workloads.data_sets import idx_files
+from orchestrator.workloads.data_sets.idx_files import FILES, IdxSet
 
 SOURCE = {"from": "here"}
 MADE = {"images": torch.arange(64, dtype=torch.uint8).view(8, 8), "labels": torch.arange(3)}
@@ -39,7 +39,7 @@ import hashlib, json, multiprocessing, re, sys
 import torch
 from orchestrator.store import node_folder
 from orchestrator.workloads import data_loading
-from orchestrator.workloads.images import idx_files
+from orchestrator.workloads.data_sets import idx_files
 
 config, published = json.loads(sys.argv[1])
 idx_files.MNIST = idx_files.IdxSet(**published)

@@ -84,7 +84,9 @@ def test_a_large_text_is_mapped_from_a_file_of_the_node(tmp_path: Path, monkeypa
     monkeypatch.setattr("orchestrator.workloads.node_cache.WORTHWHILE", 100)
     (tmp_path / "a.txt").write_text("some text " * 200)
     first = load(tmp_path / "a.txt")
-    monkeypatch.setattr("orchestrator.workloads.text._tokenised", None)  # fails if the text is tokenised again
+    monkeypatch.setattr(
+        "orchestrator.workloads.data_sets.text._tokenised", None
+    )  # fails if the text is tokenised again
     data_loading._load.cache_clear()
     again = load(tmp_path / "a.txt")
 

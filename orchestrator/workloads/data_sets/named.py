@@ -17,8 +17,8 @@ from torch import Tensor
 
 from orchestrator.core.errors import DataError
 from orchestrator.workloads import node_cache
-from orchestrator.workloads.images import idx_files
-from orchestrator.workloads.images.pixels import Normalisation, by_split, splits_of
+from orchestrator.workloads.data_sets import idx_files
+from orchestrator.workloads.data_sets.pixels import Normalisation, by_split, splits_of
 
 
 def digits(

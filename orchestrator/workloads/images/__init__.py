@@ -1,1 +1,0 @@
-"""Image data sets: built-in ones, Hugging Face ones, and the storage and normalisation of pixels."""
