@@ -242,6 +242,11 @@ def _cut(train: Made, config: Mapping[str, Any], seed: int) -> tuple[Made, Made]
             f"{given('data', config)} returns a training stream, from which no validation split can be cut; return "
             "a dict with `val` besides `train` and `test`."
         )
+    if len(train) < 2:
+        raise DataError(
+            f"{given('data', config)} must give at least 2 examples in its train split, from which the validation "
+            f"split is cut, but gives {len(train)}; return more examples, or return (train, val, test)."
+        )
     if isinstance(train, LoaderSplit) and train.draws():
         raise DataError(
             f"{given('data', config)} draws random numbers when it reads a training example, so a validation split "

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from orchestrator.config.config_groups import schema_of
 from orchestrator.core.errors import DataError, OrchestratorError
@@ -80,6 +80,8 @@ def returned(shape: str) -> Any:
         "stream": (Stream(), Items()),
         "text": (Unlabelled(), Items()),
         "empty": ((x, y), (x[:0], y[:0])),
+        "no example": ((x[:0], y[:0]), (x, y)),
+        "one example": (Subset(Items(), [0]), Items()),
     }
     return shapes[shape]
 
@@ -214,6 +216,8 @@ def test_only_the_set_that_was_asked_for_last_lies_on_a_device() -> None:
         ("stream", {}, ["data.steps_per_epoch", "=null", "training stream"]),
         ("text", {}, ["(input tensor, label)", "(str, int)", "ToTensor"]),
         ("empty", {}, ["test split", "empty"]),
+        ("no example", {}, ["data._target_", "at least 2 examples in its train split", "gives 0;"]),
+        ("one example", {"val_fraction": 0.5}, ["data._target_", "at least 2 examples", "gives 1;"]),
         ("augmented", {}, ["data._target_", "draws random numbers", "`transform`"]),
         ("absent", {}, ["data._target_", "KeyError"]),
         ("dict", {"val_size": 20}, ["data.val_size", "=20", "19"]),
