@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from traceback import extract_tb
 from typing import Any
 
 from hydra.errors import InstantiationException
@@ -48,8 +49,7 @@ def create(where: str, node: Mapping[str, Any], *arguments: Any, kinds: Mapping[
             return kinds[node["kind"]].load()(*arguments, **named)
         return instantiate({"_target_": node["_target_"], **named}, *arguments, _convert_="all")
     except (Exception, SystemExit) as error:
-        cause = (isinstance(error, InstantiationException) and error.__cause__) or error
-        if isinstance(cause, OrchestratorError):
+        if isinstance(cause := _cause(error), OrchestratorError):
             raise cause from None
         raise TargetError(failure(where, node, cause)) from error
 
@@ -62,12 +62,15 @@ def given(where: str, node: Mapping[str, Any]) -> str:
 
 def failure(where: str, node: Mapping[str, Any], cause: BaseException) -> str:
     """Return a message that creating the node at `where` failed with `cause`."""
+    cause, said = _cause(cause), f"{given(where, node)} could not be created"
+    if isinstance(cause, ModuleNotFoundError) and cause.name and not f"{node.get('_target_')}.".startswith(cause.name):
+        return f"{said}: {_importing(cause)} imports {cause.name}, which cannot be found; install it."
     reason = " ".join(str(cause).split()).removesuffix(", set env var HYDRA_FULL_ERROR=1 to see chained exception.")
     refused = re.search(r"got an unexpected keyword argument '(\w+)'", reason)
     remedy = f"check the target and its arguments under `{where}`"
     if refused and refused[1] in node:
         remedy = _remedy_for_default(where, refused[1], node)
-    return f"{given(where, node)} could not be created: {type(cause).__name__}: {reason}; {remedy}."
+    return f"{said}: {type(cause).__name__}: {reason}; {remedy}."
 
 
 def _remedy_for_default(where: str, key: str, node: Mapping[str, Any]) -> str:
@@ -76,6 +79,22 @@ def _remedy_for_default(where: str, key: str, node: Mapping[str, Any]) -> str:
     ready = f"choose {part}@{where}={READY[part]} or a file of your own" if part in READY else ""
     ways = filter(None, ("" if node[key] is None else f"add ~{where}.{key}", ready))
     return f"`{where}.{key}` may come from a default: {', or '.join(ways) or 'leave it out'}"
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return the error that Hydra reports by an error of its own."""
+    while error.__cause__ is not None and (
+        isinstance(error, InstantiationException)
+        or (isinstance(error, ImportError) and str(error).startswith("Error loading "))
+    ):
+        error = error.__cause__
+    return error
+
+
+def _importing(error: ModuleNotFoundError) -> str:
+    """Return the file and the line that import the missing module."""
+    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen ")]
+    return f"{frames[-1].filename}, line {frames[-1].lineno},"
 
 
 def returned_function(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -197,3 +198,21 @@ def test_a_model_that_cannot_be_built_is_refused_in_a_sentence(config: dict[str,
     assert all(word in str(caught.value) for word in words), str(caught.value)
     assert "\n" not in str(caught.value)
     assert "HYDRA_FULL_ERROR" not in str(caught.value)
+
+
+def test_a_module_that_a_target_imports_in_vain_is_named_with_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "importing.py").write_text("import math\nimport not_installed_lib\ndef net(): pass\n")
+    (tmp_path / "importing_late.py").write_text("def net():\n    import not_installed_lib\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for module in ("importing", "importing_late"):
+        with pytest.raises(OrchestratorError) as caught:
+            build({"_target_": f"{module}.net"})
+
+        assert str(caught.value) == (
+            f"`model._target_` (={module}.net) could not be created: {tmp_path / module}.py, line 2, imports "
+            "not_installed_lib, which cannot be found; install it."
+        )
+    with pytest.raises(OrchestratorError, match=r"ModuleNotFoundError: No module named 'not_here'; check the target"):
+        build({"_target_": "not_here.net"})
