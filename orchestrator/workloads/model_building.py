@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from orchestrator.catalogue.models import MODELS
 from orchestrator.core.errors import ModelError
@@ -44,6 +45,12 @@ def build(config: Mapping[str, Any], *, input_shape: Sequence[int], classes: int
         raise ModelError(
             f"{given('model', config)} must return a torch.nn.Module, not {type(model).__name__}; "
             "name a class or a function that builds one."
+        )
+    lazy = [name for name, value in model.named_parameters() if isinstance(value, UninitializedParameter)]
+    if lazy:
+        raise ModelError(
+            f"{given('model', config)} must return a network whose parameters have shapes, but {lazy[0]} belongs to a "
+            "lazy layer; give the layer its input size, or run a batch through the network where it is built."
         )
     return model
 

@@ -42,6 +42,10 @@ class Noisy(nn.Module):
         self.scale = nn.Parameter(torch.tensor([random.random(), float(np.random.rand())]))  # noqa: NPY002
 
 
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
+
+
 def not_a_module() -> str:
     return "a network"
 
@@ -179,6 +183,7 @@ def test_given_shape_and_classes_are_kept_and_nested_targets_are_built() -> None
     [
         ({"_target_": f"{HERE}.not_a_module"}, ["model._target_", "not_a_module", "torch.nn.Module", "str"]),
         ({"_target_": f"{HERE}.raising"}, ["model._target_", "RuntimeError: no weights at hand"]),
+        ({"_target_": f"{HERE}.lazy"}, ["model._target_", "1.weight belongs to a lazy layer; give the layer its"]),
         ({"_target_": f"{HERE}.absent"}, ["model._target_", "absent"]),
         (
             {"kind": "mlp", "input_shape": None, "classes": None, "hiden": [3]},
