@@ -41,6 +41,9 @@ class Classification(Supervised):
         if labels.is_floating_point() and labels.shape == outputs.shape and outputs.ndim == 2:
             return outputs, labels
         labels = class_labels("classification", labels)
+        if labels.ndim != 1:
+            remedy = "flatten()" if labels.shape[1:].numel() == 1 else "argmax(1) if they are one-hot"
+            raise misfit("classification", "integer labels of shape (batch,)", labels, f"return labels.{remedy}")
         if outputs.ndim != 2 or labels.shape != outputs.shape[:1]:
             given = f"with labels of shape (batch,), not {tuple(labels.shape)}"
             remedy = f"{given}; choose another `task`, `model` or `data`"

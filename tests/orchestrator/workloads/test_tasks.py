@@ -268,7 +268,13 @@ FLOATS, INTS = drawn(4), classes(4, of=3)
             (drawn(4, 3, 2), INTS),
             r"needs outputs of shape \(batch, classes\), found \(4, 3, 2\) float32",
         ),
-        (Classification(), (drawn(4, 3), classes(4, 2, of=3)), r"with labels of shape \(batch,\), not \(4, 2\)"),
+        (
+            Classification(),
+            (drawn(4, 3), classes(4, 3, of=2)),
+            r"needs integer labels of shape \(batch,\), found \(4, 3\) int64; return labels.argmax\(1\) if",
+        ),
+        (Classification(), (drawn(4, 3), classes(4, 1, of=3)), r"found \(4, 1\) int64; return labels.flatten\(\)\.$"),
+        (Classification(), (drawn(4, 3), classes(5, of=3)), r"with labels of shape \(batch,\), not \(5,\)"),
         (
             Regression(),
             (drawn(4, 1), INTS),
