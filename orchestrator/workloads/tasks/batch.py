@@ -154,3 +154,8 @@ def kind(value: Any) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return "(" + ", ".join(map(kind, value)) + ")"
     return type(value).__name__
+
+
+def named_kind(value: Any) -> str:
+    """Describe a value in a sentence: its type, and the shape of a tensor or array."""
+    return f"a {type(value).__name__}" + (f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else "")

@@ -14,6 +14,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.metrics import Metric
 from orchestrator.core.plain_data import LARGEST, canonical_json, read_as
 from orchestrator.workloads.targets import create, given
+from orchestrator.workloads.tasks.batch import named_kind
 from orchestrator.workloads.tasks.supervised import Supervised
 from orchestrator.workloads.tasks.task import Measured, Task
 
@@ -100,18 +101,27 @@ def measured(task: Task, found: Measured | Mapping[str, float]) -> Measured:
     dropped.
     """
     result = found if isinstance(found, Measured) else Measured(found)
-    for name in ("loss", task.metrics[0].name):
-        if not isinstance(result.figures.get(name), int | float):
-            raise TaskError(
-                f"`task` (={type(task).__name__}) must return a number as `{name}` from `measure`, which returned "
-                f"{sorted(result.figures)}; add `{name}`."
-            )
+    names = ("loss", *(metric.name for metric in task.metrics))
+    for name in names[:2]:
+        if name not in result.figures:
+            raise TaskError(f"{_measures(task, name)}, which returned {sorted(result.figures)}; add `{name}`.")
     _require_plain_details(task, result.details)
-    known = {"loss", *(metric.name for metric in task.metrics)}
-    figures = {name: float(value) for name, value in result.figures.items() if name in known}
+    figures = {name: _number(task, name, value) for name, value in result.figures.items() if name in names}
     return Measured(
         {name: value if abs(value) <= LARGEST else math.nan for name, value in figures.items()}, result.details
     )
+
+
+def _number(task: Task, name: str, value: Any) -> float:
+    """Return a figure of `measure` as a float; raise `TaskError` if it is not one number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise TaskError(f"{_measures(task, name)}, not {named_kind(value)}; return a float.") from None
+
+
+def _measures(task: Task, name: str) -> str:
+    return f"`task` (={type(task).__name__}) must return a number as `{name}` from `measure`"
 
 
 def _require_plain_details(task: Task, details: Mapping[str, Any]) -> None:

@@ -481,3 +481,27 @@ def test_an_own_task_has_metrics_that_can_be() -> None:
         task_building.build({"_target_": f"{__name__}.twice"})
     with pytest.raises(OrchestratorError, match="must return a number as `rmse` from `measure`"):
         task_building.measured(task_building.build({"_target_": f"{__name__}.Members"}), {"loss": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("figures", "words"),
+    [
+        (
+            {"loss": torch.ones(2), "rmse": 1.0},
+            r"a number as `loss` from `measure`, not a Tensor of shape \(2,\);",
+        ),
+        (
+            {"loss": 1.0, "rmse": np.ones(2)},
+            r"a number as `rmse` from `measure`, not a ndarray of shape \(2,\);",
+        ),
+        ({"loss": None, "rmse": 1.0}, "a number as `loss` from `measure`, not a NoneType; return a float"),
+    ],
+)
+def test_a_figure_that_is_not_a_number_is_named_with_its_kind(figures: dict[str, Any], words: str) -> None:
+    task = task_building.build({"_target_": f"{__name__}.Members"})
+    with pytest.raises(OrchestratorError, match=words):
+        task_building.measured(task, figures)
+    assert task_building.measured(task, {"loss": torch.tensor(1.0), "rmse": np.float32(2)}).figures == {
+        "loss": 1.0,
+        "rmse": 2.0,
+    }
