@@ -30,6 +30,7 @@ from orchestrator.training.steps import Diverged as Diverged
 from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.inspection import require_finite
 from orchestrator.workloads.splits import Batch
+from orchestrator.workloads.tasks.supervised import Supervised
 from orchestrator.workloads.tasks.task import Task
 from pruning.measure.macs import in_mode
 
@@ -278,9 +279,12 @@ class _Run(Resumable):
         """Store the weights if they are a new best; return whether they are."""
         value = self.monitor.gain(point.metrics.get(f"val/{self.monitor.name}", math.nan), 0.0)
         if not math.isfinite(value) and (self.config.select == "best" or self.config.patience is not None):
+            remedy = "pass train.monitor=loss finetune.monitor=loss"
+            if not isinstance(self.task, Supervised):
+                remedy = f"fix `measure` of `task` (={type(self.task).__name__}), or {remedy}"
             raise TrainingError(
                 f"`{self.where}.monitor` (={self.monitor.name}) must be finite on the validation split, but is not at "
-                f"step {point.step}, while the loss is; pass train.monitor=loss finetune.monitor=loss."
+                f"step {point.step}, while the loss is; {remedy}."
             )
         improved = value > self.best
         if improved:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import random
 from collections.abc import Iterator
 from multiprocessing import active_children
@@ -31,6 +32,7 @@ from training_cases import (
 
 from orchestrator.config.config_groups import schema_of
 from orchestrator.core.errors import DataError, OrchestratorError
+from orchestrator.core.metrics import Metric
 from orchestrator.core.seeding import derive
 from orchestrator.training import training_loop
 from orchestrator.training.evaluation import evaluate
@@ -366,6 +368,23 @@ def test_a_metric_that_is_not_defined_on_a_split_is_no_divergence() -> None:
     with pytest.raises(TrainingError, match=r"`train.monitor` \(=r2\) must be finite on the validation split"):
         fit(nn.Linear(4, 1), data=data, task=Regression(), lr=0.01, monitor="r2")
     assert fit(nn.Linear(4, 1), data=data, task=Regression(), lr=0.01, monitor="r2", select="last").steps > 0
+
+
+def test_a_metric_of_an_own_task_that_is_not_finite_is_blamed_on_its_measure() -> None:
+    class Undefined:
+        metrics = (Metric("mine", "", "higher", margin=0.1),)
+
+        def loss(self, model: nn.Module, batch: Any) -> Tensor:
+            return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+        def size(self, batch: Any) -> int:
+            return len(batch[1])
+
+        def measure(self, model: nn.Module, batches: Any) -> dict[str, float]:
+            return {"loss": 1.0, "mine": math.nan}
+
+    with pytest.raises(TrainingError, match=r"fix `measure` of `task` \(=Undefined\), or pass train.monitor=loss"):
+        fit(network(), task=Undefined())
 
 
 def test_no_batch_beyond_the_last_is_loaded() -> None:
