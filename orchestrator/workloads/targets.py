@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from traceback import extract_tb
@@ -95,6 +96,19 @@ def _importing(error: ModuleNotFoundError) -> str:
     """Return the file and the line that import the missing module."""
     frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen ")]
     return f"{frames[-1].filename}, line {frames[-1].lineno},"
+
+
+def unfit_call(function: Callable[..., Any], *arguments: Any, **named: Any) -> str | None:
+    """Return why `function` cannot be called with these arguments; None if it can, or if its signature is unknown."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some compiled functions have none
+        return None
+    try:
+        signature.bind(*arguments, **named)
+    except TypeError as error:
+        return f"takes {signature}: {error}"
+    return None
 
 
 def returned_function(

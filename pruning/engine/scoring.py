@@ -48,6 +48,11 @@ def compute_scores(
             f"`score` ({_name(score)}) returned {type(scores[wrong[0]]).__name__} for {wrong[0]!r}; it must return a "
             "mapping: name of a parameter -> tensor of scores; convert values with torch.as_tensor."
         )
+    if scores and read and not any(name in scores for name in read):
+        raise ValueError(
+            f"`score` ({_name(score)}, which returned names such as {next(iter(scores))!r}) must return scores by the "
+            f"names of the parameters to prune, such as {read[0]!r}."
+        )
     return {name: scores[other] for name, other in zip(names, read, strict=True) if other in scores}
 
 

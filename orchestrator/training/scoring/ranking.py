@@ -26,7 +26,7 @@ from orchestrator.training.scoring.examples import ScoringData, count
 from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.inspection import first
 from orchestrator.workloads.model_building import Prunable
-from orchestrator.workloads.targets import TargetError, failure, given
+from orchestrator.workloads.targets import TargetError, failure, given, unfit_call
 from orchestrator.workloads.tasks.batch import arguments
 from orchestrator.workloads.tasks.task import Task
 from pruning import BasePruningMethod, MaskSet
@@ -151,7 +151,7 @@ def rank(
     except Exception as error:
         if by_score and not isinstance(error, ValueError | TypeError | RuntimeError | IndexError):
             raise
-        raise _refusal(asked, error, read_data=batches is not None) from error
+        raise _refusal(asked, error) from error
     ones = {each.name: torch.ones_like(getattr(each.module, each.parameter), dtype=torch.bool) for each in chosen}
     masks = MaskSet({**{name: plan.masks.get(name, ones[name]) for name in names}, **plan.masks})
     details = {name: plan.details[name] for name in ("unit", "units", "removed", "step") if name in plan.details}
@@ -162,7 +162,7 @@ def rank(
     return masks, Scoring(details, dict(plan.seconds))
 
 
-def _refusal(asked: Round, error: Exception, *, read_data: bool) -> OrchestratorError:
+def _refusal(asked: Round, error: Exception) -> OrchestratorError:
     """Return the error to raise for an error of the engine, of a score or of a method class."""
     said = " ".join(str(error).split())
     if asked.choices.select is not None:
@@ -179,16 +179,12 @@ def _refusal(asked: Round, error: Exception, *, read_data: bool) -> Orchestrator
             f"{type(error).__name__}: "
             f"{said.rstrip('.')}; check its arguments under `method` and the amount under `schedule`."
         )
-    if not read_data and isinstance(cause := error.__cause__, TypeError | AttributeError):  # from the user's score
-        return OrchestratorError(
-            f"`score` (={asked.named}) failed with {type(cause).__name__}: {cause}; if it reads `batches`, pass "
-            "score.examples=128 to give it examples of the training split."
-        )
+    blamed = f"{asked.fields.score.said('score')} cannot rank the network"
     if isinstance(error, ValueError) and said.startswith("`"):
-        return OrchestratorError(_with_typed_keys(said))
+        is_of_result = said.startswith("`scores")
+        return OrchestratorError(f"{blamed}: {said}" if is_of_result else _with_typed_keys(said))
     return OrchestratorError(
-        f"`score` (={asked.named}) cannot rank the network: {type(error).__name__}: {said.rstrip('.')}; check its "
-        "arguments and the other choices."
+        f"{blamed}: {type(error).__name__}: {said.rstrip('.')}; check its arguments and the other choices."
     )
 
 
@@ -234,26 +230,33 @@ def _imported(where: str, node: Mapping[str, Any]) -> Any:
 
 
 def _naming_itself(function: Callable[..., Any], score: Mapping[str, Any]) -> Callable[..., Any]:
-    """Wrap a score of the user's own so that its errors name it.
-
-    A TypeError or AttributeError without `batches` passes through: `_refusal` explains how to get batches.
-    """
+    """Wrap a score of the user's own so that its errors name it, and say how to get examples if it read `batches`."""
 
     @wraps(function)
-    def named(model: nn.Module, batches: Any, *arguments: Any, **options: Any) -> Any:
+    def named(model: nn.Module, batches: Any, loss: Any, **options: Any) -> Any:
+        if unfit := unfit_call(function, model, batches, loss, **options):
+            keys = "".join(f", {name}" for name in options)
+            raise OrchestratorError(
+                f"{given('score', score)} is called with (model, batches, loss{keys}), but {unfit}; change its "
+                "parameters, or its keys under `score`."
+            )
         try:
-            return function(model, batches, *arguments, **options)
+            return function(model, batches, loss, **options)
         except OrchestratorError:
             raise
         except (Exception, SystemExit) as error:
-            if batches is None and isinstance(error, TypeError | AttributeError):
-                raise
-            said = " ".join(str(error).split()) or "(no message)"
+            said = (" ".join(str(error).split()) or "(no message)").rstrip(".")
+            remedy = "fix the function, or change its arguments under `score`"
+            if batches is None and "NoneType" in said:
+                remedy = (
+                    "if it reads `batches`, pass score.examples=128 to give it examples of the training split; else "
+                    "fix the function"
+                )
             raise OrchestratorError(
-                f"{given('score', score)} failed with {type(error).__name__}: {said.rstrip('.')}; fix the function, "
-                "or change its arguments under `score`."
+                f"{given('score', score)} failed with {type(error).__name__}: {said}; {remedy}."
             ) from error
 
+    named.__name__ = score["_target_"]  # the engine names a score in its messages
     return named
 
 

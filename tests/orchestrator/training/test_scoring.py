@@ -229,11 +229,58 @@ def test_an_argument_that_a_score_of_one_s_own_does_not_take_is_called_as_it_was
 def test_a_score_of_one_s_own_without_its_examples_is_told_the_setting_that_gives_them() -> None:
     own = {"_target_": f"{__name__}.gradients"}
     with pytest.raises(
-        OrchestratorError, match=r"^`score` \(=test_scoring.gradients\) .*pass score.examples=128 to give"
+        OrchestratorError, match=r"^`score._target_` \(=test_scoring.gradients\) .*pass score.examples=128 to give"
     ):
         pruned(network(), score=own)
     masks, _ = pruned(network(), score={**own, "examples": 8})
     assert masks.sparsity() == pytest.approx(0.5, abs=0.01)
+
+
+def of_the_model(model: nn.Module, *, power: float) -> dict[str, torch.Tensor]:
+    return {name: p.abs() ** power for name, p in model.named_parameters()}
+
+
+def mistyped(model: nn.Module, batches: Any, loss: Any) -> dict[str, torch.Tensor]:
+    return {name: p.abs() + "1" for name, p in model.named_parameters()}
+
+
+def of_hooked_names(model: nn.Module, batches: Any, loss: Any) -> dict[str, torch.Tensor]:
+    return {f"{name}_orig": p.abs() for name, p in model.named_parameters()}
+
+
+def of_one_layer(model: nn.Module, batches: Any, loss: Any) -> dict[str, torch.Tensor]:
+    return dict([next((name, p.abs()) for name, p in model.named_parameters() if p.ndim > 1)])
+
+
+def of_wrong_shape(model: nn.Module, batches: Any, loss: Any) -> dict[str, torch.Tensor]:
+    return {name: p.sum() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "of_the_model",
+            r"^`score._target_` \(=test_scoring.of_the_model\) is called with \(model, batches, loss\), but takes "
+            r"\(model: .*, \*, power: .*\).*: too many positional arguments; change its parameters, or its keys under",
+        ),
+        (
+            "mistyped",
+            r"^`score._target_` \(=test_scoring.mistyped\) failed with TypeError: .*; fix the function, or change",
+        ),
+        (
+            "of_hooked_names",
+            r"^`score` \(test_scoring.of_hooked_names, which returned names such as '.*weight_orig'\) must return "
+            r"scores by the names of the parameters to prune, such as '.*weight'\.",
+        ),
+        ("of_one_layer", r"^`score._target_` \(=test_scoring.of_one_layer\) cannot rank the network: `scores` lack '"),
+        ("of_wrong_shape", r"^`score._target_` \(=test_scoring.of_wrong_shape\) cannot rank the network: `scores\['"),
+    ],
+)
+def test_an_own_score_that_cannot_be_used_is_named_with_its_fault(name: str, said: str) -> None:
+    with pytest.raises(OrchestratorError, match=said) as caught:
+        pruned(network(), score={"_target_": f"{__name__}.{name}"})
+    assert "score.examples" not in str(caught.value)
 
 
 @pytest.fixture
