@@ -219,6 +219,8 @@ def _own_class(node: Mapping[str, Any]) -> type[BasePruningMethod]:
             f"`method._target_` (={node['_target_']}) replaces `apply`, which a sweep does not call; move what it does "
             "to `compute_mask`."
         )
+    if missing := sorted(method.__abstractmethods__):
+        raise OrchestratorError(f"{given('method', node)} lacks `{missing[0]}`; define it in the class.")
     return method
 
 

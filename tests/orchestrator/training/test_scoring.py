@@ -283,6 +283,21 @@ def test_an_own_score_that_cannot_be_used_is_named_with_its_fault(name: str, sai
     assert "score.examples" not in str(caught.value)
 
 
+class Unfinished(pruning.BasePruningMethod):
+    """Class without the method that computes its masks."""
+
+    PRUNING_TYPE = "unstructured"
+
+
+def test_an_own_class_without_compute_mask_is_refused() -> None:
+    with pytest.raises(OrchestratorError) as caught:
+        pruned(network(), method={"_target_": f"{__name__}.Unfinished"})
+
+    assert str(caught.value) == (
+        "`method._target_` (=test_scoring.Unfinished) lacks `compute_mask`; define it in the class."
+    )
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
