@@ -52,7 +52,7 @@ def create(where: str, node: Mapping[str, Any], *arguments: Any, kinds: Mapping[
     except (Exception, SystemExit) as error:
         if isinstance(cause := _cause(error), OrchestratorError):
             raise cause from None
-        raise TargetError(failure(where, node, cause)) from error
+        raise TargetError(failure(where, node, cause)) from cause
 
 
 def given(where: str, node: Mapping[str, Any]) -> str:

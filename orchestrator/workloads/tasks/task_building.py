@@ -13,7 +13,7 @@ from orchestrator.catalogue.tasks import TASKS
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.metrics import Metric
 from orchestrator.core.plain_data import LARGEST, canonical_json, read_as
-from orchestrator.workloads.targets import create, given
+from orchestrator.workloads.targets import TargetError, create, given
 from orchestrator.workloads.tasks.batch import named_kind
 from orchestrator.workloads.tasks.supervised import Supervised
 from orchestrator.workloads.tasks.task import Measured, Task
@@ -90,7 +90,18 @@ def with_loss(task: Task, node: Mapping[str, Any] | None, where: str, device: An
             f"`{where}` (={node.get('_target_')}) must be null for `task` (={type(task).__name__}), which has its "
             "own loss; leave it out, or derive the task from Supervised."
         )
-    criterion = create(where, node)
+    hint = f"a function (outputs, labels) that is the loss itself needs +{where}._partial_=true"
+    try:
+        criterion = create(where, node)
+    except TargetError as error:
+        if not isinstance(error.__cause__, TypeError) or "_partial_" in node:
+            raise
+        raise TargetError(f"{str(error).removesuffix('.')}; {hint}.") from error.__cause__
+    if not callable(criterion):
+        raise TaskError(
+            f"{given(where, node)} must return the loss, a function (outputs, labels), not {named_kind(criterion)}; "
+            f"{hint}."
+        )
     return task.with_loss(criterion.to(device) if isinstance(criterion, nn.Module) else criterion)
 
 

@@ -44,6 +44,10 @@ def squared(outputs: Tensor, labels: Tensor) -> Tensor:
     return ((outputs - torch.eye(3)[labels]) ** 2).mean()
 
 
+def zero() -> Tensor:
+    return torch.zeros(())
+
+
 def plain_squared() -> Any:
     return squared
 
@@ -155,6 +159,19 @@ def test_a_loss_by_target_is_trained_and_reported() -> None:
         model, problem().val, CLASSES.with_loss(nn.CrossEntropyLoss(label_smoothing=0.2)), device=CPU
     ).figures
     assert evaluated["loss"] == result.curve[0].metrics["val/loss"]
+
+
+def test_a_function_in_place_of_the_loss_s_maker_is_told_the_key_that_takes_it() -> None:
+    hint = r"; a function \(outputs, labels\) that is the loss itself needs \+train.loss._partial_=true\.$"
+    for name, said in (("squared", "TypeError: .* missing 2 .*"), ("zero", r"not a Tensor of shape \(\)")):
+        with pytest.raises(OrchestratorError, match=rf"^`train.loss._target_` \(={HERE}.{name}\) .*{said}{hint}"):
+            fit(nn.Linear(4, 3), loss={"_target_": f"{HERE}.{name}"})
+
+    taken, made = (
+        fit(network(), loss={"_target_": f"{HERE}.{name}", **more})
+        for name, more in (("squared", {"_partial_": True}), ("plain_squared", {}))
+    )
+    assert metrics(taken) == metrics(made)
 
 
 def test_a_loss_that_is_a_plain_function() -> None:
