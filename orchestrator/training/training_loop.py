@@ -270,6 +270,11 @@ class _Run(Resumable):
         if which == "validation":
             require_finite({"val": self.data.val}, self.config.eval_batch_size, self.device, said)
         self.steps.require_finite(step, said)
+        if which == "training" and step == self.since + 1:
+            precision = "" if self.config.precision == "fp32" else f", or pass {self.where}.precision=fp32"
+            return Diverged(
+                f"{said}, before any weight was changed; fix the outputs of `model` or the loss of `task`{precision}."
+            )
         return Diverged(
             f"{said}: training diverged; lower `{self.where}.optimizer.lr`, or clip gradients with "
             f"`{self.where}.clip_norm=1.0`."
