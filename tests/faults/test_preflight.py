@@ -109,6 +109,37 @@ class Words(nn.Module):
         if depth != 1: raise TypeError('too deep')
         self.embedding, self.head = nn.Embedding(20, width), nn.Linear(6 * width, outputs)
     def forward(self, tokens): return self.head(self.embedding(tokens).flatten(1))
+def mixed(part, **_):
+    found = dict(zip(("train", "test"), words()))
+    found[part] = found[part][0], found[part][1].float()
+    return found
+class Unlisted(nn.Module):
+    def __init__(self, **_):
+        super().__init__()
+        self.layers = [nn.Linear(6, 2)]
+    def forward(self, tokens): return self.layers[0](tokens.float())
+class Frozen(Words):
+    def __init__(self, **_): super().__init__(); self.requires_grad_(False)
+class Undefined(Words):
+    def forward(self, tokens): return super().forward(tokens) * float('nan')
+class Detached(Words):
+    def forward(self, tokens): return super().forward(tokens).detach()
+class Unflattened(Words):
+    def forward(self, tokens): return self.joined(self.embedding(tokens))
+    def joined(self, embedded): return self.head(embedded)
+def sequence(**_): return nn.Sequential(nn.Embedding(20, 4), nn.Linear(24, 2))
+class Cross(Known):
+    def __init__(self, form): self.form = form
+    def loss(self, model, batch):
+        if self.form == 'whole': return model(batch).mean()
+        if self.form == 'unknown': raise KeyError('fc9')
+        if self.form == 'not finite': return model(batch[0]).mean() * float('inf')
+        outputs = model(batch[0])
+        if self.form == 'detached': return outputs.detach().mean()
+        if self.form == 'number': return outputs.mean().item()
+        return nn.functional.cross_entropy(outputs, batch[1], reduction='none')
+def listed_loss(outputs, labels): return nn.functional.cross_entropy(outputs, labels, reduction='none')
+def failing_loss(outputs, labels): raise KeyError('fc9')
 def leaves(**_): raise SystemExit('no weights here')
 def odd(model, batches, loss):
     raise KeyError('fc9')
@@ -267,6 +298,96 @@ def test_a_misfit_is_told_once_and_before_a_report_is_announced(
     assert str(caught.value).count("\n  `") == 1
     assert said in str(caught.value)
     assert capsys.readouterr().out == "Importing torch, then trying new combinations on a few examples.\n"
+
+
+def part(where: str, name: str, key: str = "kind: null") -> list[str]:
+    return [f"{where}={{_target_: their_words.{name},{key}}}"]
+
+
+def cross(form: str) -> list[str]:
+    return ["task._target_=their_words.Cross", "task.kind=null", f"+task.form={form}"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            ["data._target_=their_words.mixed", "+data.part=train"],
+            "`data._target_` (=their_words.mixed) gives labels of float32 in its train split and int64",
+        ),
+        (
+            ["data._target_=their_words.mixed", "+data.part=test"],
+            "`data._target_` (=their_words.mixed) gives labels of int64 in its train split and float32 in its test "
+            "split; give all splits labels of one dtype.",
+        ),
+        (
+            part("model", "Unlisted"),
+            "`model._target_` (=their_words.Unlisted) must have parameters to train, but it has none; keep layers in "
+            "attributes or an nn.ModuleList, not in a list or a dict.",
+        ),
+        (
+            part("model", "Frozen"),
+            "`model._target_` (=their_words.Frozen) must have parameters to train, but all have requires_grad=False;",
+        ),
+        (
+            part("model", "Undefined"),
+            "`model._target_` (=their_words.Undefined) must give finite outputs, but gives nan on a first batch",
+        ),
+        (
+            part("model", "Detached"),
+            "`model._target_` (=their_words.Detached) gives a result without a gradient, so no ",
+        ),
+        (
+            part("model", "Unflattened"),
+            "`model._target_` (=their_words.Unflattened) could not run on a batch of inputs (8, 6) int64 and labels "
+            "(8,) int64: RuntimeError: mat1 and mat2 shapes cannot be multiplied (48x4 and 24x2); fix it, or",
+        ),
+        (
+            part("model", "sequence"),
+            "`model._target_` (=their_words.sequence) could not run on a batch of inputs (8, 6",
+        ),
+        (
+            cross("vector"),
+            "`task._target_` (=their_words.Cross) must give a loss that is one number, the mean over the batch, not a "
+            "Tensor of shape (8,); return a tensor of one number, as by losses.mean().",
+        ),
+        (
+            cross("number"),
+            "`task._target_` (=their_words.Cross) must give a loss that is one number, the mean over the b",
+        ),
+        (
+            cross("detached"),
+            "`task._target_` (=their_words.Cross) gives a result without a gradient, so no step can tr",
+        ),
+        (cross("unknown"), "`task._target_` (=their_words.Cross) could not run on a batch of inputs (8, 6) int64 and"),
+        (
+            cross("whole"),
+            "`model._target_` (=their_words.Words), which `task._target_` (=their_words.Cross) called, could not run",
+        ),
+        (
+            part("+train.loss", "listed_loss", "_partial_: true"),
+            "`train.loss._target_` (=their_words.listed_loss) must give a loss that is one number, the mean",
+        ),
+        (
+            part("+train.loss", "failing_loss", "_partial_: true"),
+            "`train.loss._target_` (=their_words.failing_loss) could not run on a batch of inputs (8, 6) int64",
+        ),
+    ],
+)
+def test_the_part_at_fault_is_named_alone(run: Run, line: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run(line)
+
+    assert str(caught.value).count("\n  `") == 1
+    assert f"\n  {said}" in str(caught.value)
+
+
+def test_a_loss_that_is_not_finite_at_the_first_step_is_no_matter_of_the_learning_rate(run: Run) -> None:
+    outcome = run(cross("not finite"))
+    (said,) = (failure.message for failure in outcome.causes.values())
+
+    assert said.startswith("the training loss is ")
+    assert said.endswith("before any weight was changed; fix the outputs of `model` or the loss of `task`.")
 
 
 def holes(place: str, value: str, target: str = "holes") -> list[str]:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from traceback import walk_tb
+from types import FrameType
 from typing import Any
+
+from torch import nn
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.specs import StageSpec
 from orchestrator.workloads.splits import Batch
-from orchestrator.workloads.tasks.batch import kind, tensors
+from orchestrator.workloads.targets import given
+from orchestrator.workloads.tasks.batch import given_labels, kind, tensors
 from pruning.catalogue.value_rules import is_int
 
 
@@ -32,6 +38,8 @@ class Tried:
     """Number of classes in the data."""
     positions: float
     """Largest number of tokens that the network takes; infinite if its configuration does not say."""
+    own: Mapping[str, object]
+    """Network, task and loss of the user's own, by their names in messages."""
 
 
 def describe(batch: Batch) -> str:
@@ -57,13 +65,49 @@ def misfit(dense: StageSpec, spec: StageSpec, tried: Tried | None, error: BaseEx
         found = _different_split(data, tried, said) or _unusable_dtype(model, data, tried, said)
         if found or (found := _block_too_long(dense, tried, error)):
             return Misfit(found)
-        said = _label_fault(tried, said) or said
         where = "" if tried.split == "train" else f"its {tried.split} split, "
         step = f"could not run on a batch of {where}{describe(tried.batch)}"
+        if (fault := _label_fault(tried, said)) is None and (parts := _own_parts(tried.own, error)):
+            caller = f", which {parts[1]} called," if len(parts) > 1 else ""
+            return Misfit(f"{parts[0]}{caller} {step}: {said}; fix it, or choose `data` that it takes.")
+        said = fault or said
     return Misfit(
         f"`model` (={model}) with `data` (={data}) and `{train}` {step}: {said}; "
         f"change `model`, `data`, `prune` or `{train}` until they fit."
     )
+
+
+def _own_parts(own: Mapping[str, object], error: BaseException) -> list[str]:
+    """Return the names of the user's own parts that were running when `error` was raised, the innermost first."""
+    frames = reversed([frame for frame, _ in walk_tb(error.__traceback__)])
+    return [*dict.fromkeys(name for frame in frames for name, part in own.items() if _runs(part, frame))]
+
+
+def _runs(part: object, frame: FrameType) -> bool:
+    """Return whether a frame runs a method of `part` or of a module in it, or the function `part`."""
+    holders = part.modules() if isinstance(part, nn.Module) else [part]
+    function = part.func if isinstance(part, partial) else part
+    caller = frame.f_locals.get("self", frame)
+    return any(holder is caller for holder in holders) or getattr(function, "__code__", None) is frame.f_code
+
+
+def labels_misfit(dense: StageSpec, batches: Mapping[str, Batch]) -> Misfit | None:
+    """Return the error to raise if a split's labels have another dtype than those of the training split.
+
+    Args:
+        dense: the stage that names the data.
+        batches: a batch of each split.
+    """
+    labels = {name: found for name, batch in batches.items() if (found := given_labels(batch)) is not None}
+    for name, found in labels.items():
+        train = labels.get("train", found)
+        if found.ndim == train.ndim and found.dtype != train.dtype:  # with another shape, they may be probabilities
+            here, there = (str(each.dtype).removeprefix("torch.") for each in (train, found))
+            return Misfit(
+                f"{given('data', dense.typed.data)} gives labels of {here} in its train split and {there} in its "
+                f"{name} split; give all splits labels of one dtype."
+            )
+    return None
 
 
 def named(dense: StageSpec, part: str) -> str:

@@ -24,7 +24,8 @@ from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import Passed, WorkOrder
 from orchestrator.training import pruning_rounds, training_loop
 from orchestrator.training.evaluation import monitored
-from orchestrator.training.preflight.misfits import Misfit, Tried, misfit, named
+from orchestrator.training.preflight.first_step import require_loss, require_trainable
+from orchestrator.training.preflight.misfits import Misfit, Tried, labels_misfit, misfit, named
 from orchestrator.training.scoring.ranking import Round
 from orchestrator.training.stage_networks import data_node, initialised
 from orchestrator.training.training_stages import Stage, Ways
@@ -32,7 +33,7 @@ from orchestrator.workloads import data_loading, model_building
 from orchestrator.workloads.inspection import FEW, spoilt_in, unreadable
 from orchestrator.workloads.splits import Batch, Batches, Split, TensorSplit
 from orchestrator.workloads.targets import given
-from orchestrator.workloads.tasks.batch import moved
+from orchestrator.workloads.tasks.batch import BatchError, moved
 from orchestrator.workloads.tasks.classification import Classification
 from orchestrator.workloads.tasks.segmentation import Segmentation
 from orchestrator.workloads.tasks.task import Measured
@@ -71,6 +72,10 @@ def run_preflight(order: WorkOrder) -> Iterator[Passed]:
         pruning_rounds.Overflow,
     ):  # an untrained network, or one after one step, may diverge where the real training does not
         pass
+    except BatchError as error:
+        if rehearsal is not None and (found := labels_misfit(dense, rehearsal.first_batches())) is not None:
+            raise found from error
+        raise
     except OrchestratorError:
         raise
     except (Exception, SystemExit) as error:
@@ -189,9 +194,20 @@ class _Rehearsal(Ways):
         """Data that the stage is using now."""
         config = getattr(self.stage.model, "config", None)
         positions = getattr(config, "max_position_embeddings", None) or math.inf
-        read = self._read
-        batch, train = (next(iter(self._few[name].batches(FEW, device=self.stage.device))) for name in (read, "train"))
-        return Tried(read, batch, train, self.stage.data.classes, positions)
+        read, stage = self._read, self.stage
+        batches = self.first_batches(read, "train")
+        nodes = {
+            "model": (self._dense.typed.model, stage.model),
+            "task": (stage.spec.typed.task, stage.task),
+            f"{stage.spec.training}.loss": (stage.config["loss"] or {}, getattr(stage.task, "criterion", None)),
+        }
+        own = {given(where, node): part for where, (node, part) in nodes.items() if node.get("_target_")}
+        return Tried(read, batches[read], batches["train"], stage.data.classes, positions, own)
+
+    def first_batches(self, *names: str) -> dict[str, Batch]:
+        """Return the first few examples of the named splits, or of all."""
+        chosen = names or self._few
+        return {name: next(iter(self._few[name].batches(FEW, device=self.stage.device))) for name in chosen}
 
     def _note_split(self, name: str) -> None:
         self._read = name
@@ -203,6 +219,7 @@ class _Rehearsal(Ways):
         """
         if stage.is_small and not all(mask.any() for mask in stage.network.masks.values()):
             return training_loop.FitResult((), 1, 0)
+        self._require_first_step(stage)
         try:
             return fit()
         except training_loop.Cancelled:
@@ -210,6 +227,14 @@ class _Rehearsal(Ways):
                 raise training_loop.Diverged("one step") from None
             self._require_monitor()
             return training_loop.FitResult((), 1, 0)
+
+    def _require_first_step(self, stage: Stage) -> None:
+        """Raise `Misfit` if the built-in loop cannot take a step; a training function decides itself what to train."""
+        if stage.config.get("_target_") is None:
+            model = given("model", self._dense.typed.model)
+            require_trainable(stage, model)
+            if stage.config["epochs"] or stage.config["steps"]:
+                require_loss(stage, self.first_batches("train")["train"], model)
 
     def restart(self, stage: Stage, masks: MaskSet) -> None:
         """Leave the weights unchanged: initial weights stand for those of any step."""

@@ -1,0 +1,69 @@
+"""Check the first step of a training: parameters to train, and a loss that is one number with a gradient."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from orchestrator.core.seeding import seeded
+from orchestrator.core.stage_kinds import KINDS
+from orchestrator.training.preflight.misfits import Misfit
+from orchestrator.training.training_stages import Stage
+from orchestrator.workloads.splits import Batch
+from orchestrator.workloads.targets import given
+from orchestrator.workloads.tasks.batch import named_kind, tensors
+from pruning.measure.macs import in_mode
+
+
+def require_trainable(stage: Stage, model: str) -> None:
+    """Raise `Misfit` if the network has no parameter to train; `model` names the network in the message."""
+    parameters = [*stage.model.parameters()]
+    if any(each.requires_grad for each in parameters):
+        return
+    found = "all have requires_grad=False; set it to True for the trained ones" if parameters else "it has none"
+    remedy = "" if parameters else "; keep layers in attributes or an nn.ModuleList, not in a list or a dict"
+    raise Misfit(f"{model} must have parameters to train, but {found}{remedy}.")
+
+
+def require_loss(stage: Stage, batch: Batch, model: str) -> None:
+    """Raise `Misfit` for a first loss that no step can be taken with, and for outputs with NaN before any training.
+
+    A pruned network may give NaN here where a trained one does not, so outputs are checked in dense stages alone.
+
+    Args:
+        stage: the stage, before its training.
+        batch: a few training examples.
+        model: name of the network in messages.
+    """
+    loss, outputs = _first_loss(stage, batch)
+    node = stage.config["loss"]
+    said = given("task", stage.spec.typed.task) if node is None else given(f"{stage.spec.training}.loss", node)
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise Misfit(
+            f"{said} must give a loss that is one number, the mean over the batch, not {named_kind(loss)}; return a "
+            "tensor of one number, as by losses.mean()."
+        )
+    if not loss.requires_grad:
+        blamed = said if any(each.requires_grad for each in outputs) else model
+        raise Misfit(
+            f"{blamed} gives a result without a gradient, so no step can train the network; remove detach(), item(), "
+            "numpy() or torch.no_grad() from its code."
+        )
+    if not KINDS[stage.spec.kind].prunes and not bool(loss.isfinite()):
+        odd = [value for each in outputs for value in each[each.isnan() | each.isposinf()].tolist()]
+        if odd:  # -inf may exclude a class
+            raise Misfit(
+                f"{model} must give finite outputs, but gives {odd[0]} on a first batch, before any training; fix its "
+                "`forward` or its initial weights."
+            )
+
+
+def _first_loss(stage: Stage, batch: Batch) -> tuple[object, list[Tensor]]:
+    """Return the loss on a batch, and the floating-point outputs that the network gave for it."""
+    outputs: list[Tensor] = []
+    handle = stage.model.register_forward_hook(lambda _module, _inputs, answer: outputs.extend(tensors(answer)))
+    try:
+        with seeded(0, stage.device), in_mode(stage.model, training=True):
+            loss = stage.task.loss(stage.model, batch)
+    finally:
+        handle.remove()
+    return loss, [each for each in outputs if each.is_floating_point()]
