@@ -327,7 +327,7 @@ def cross(form: str) -> list[str]:
         ),
         (
             part("model", "Frozen"),
-            "`model._target_` (=their_words.Frozen) must have parameters to train, but all have requires_grad=False;",
+            "`model._target_` (=their_words.Frozen) must have parameters to train, but `requires_grad` is False for",
         ),
         (
             part("model", "Undefined"),

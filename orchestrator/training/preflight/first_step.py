@@ -19,7 +19,7 @@ def require_trainable(stage: Stage, model: str) -> None:
     parameters = [*stage.model.parameters()]
     if any(each.requires_grad for each in parameters):
         return
-    found = "all have requires_grad=False; set it to True for the trained ones" if parameters else "it has none"
+    found = "`requires_grad` is False for all; set it to True for those to train" if parameters else "it has none"
     remedy = "" if parameters else "; keep layers in attributes or an nn.ModuleList, not in a list or a dict"
     raise Misfit(f"{model} must have parameters to train, but {found}{remedy}.")
 

@@ -43,6 +43,7 @@ NOT_CONFIGURED = {
     "keep": "an argument in Python",
     "endpoint_url": "an argument of a file system, by --option",
     f"{HOLE}.scope": "a key of before, which is refused",
+    f"{HOLE}._partial_": "a key of Hydra beside a `_target_`",
     "mlflow.parentRunId": "a tag",
     "control.kind": "a choice of the engine, which `as_typed` turns into `restart.control`",
     "pruning.scores": "a module",
