@@ -163,7 +163,7 @@ def test_an_error_in_the_users_code_is_told_with_their_lines_and_the_log(
     )
 
     assert command.wait() == 2
-    assert "`model` (=theirs.Net)" in command.stderr
+    assert "`model._target_` (=theirs.Net) could not run on a batch" in command.stderr
     assert "RuntimeError: their mistake" in command.stderr
     assert 'theirs.py", line 4, in forward' in command.stderr
     assert 'theirs.py", line 5, in helper' in command.stderr

@@ -201,7 +201,7 @@ def test_outputs_are_held_to_those_of_the_masked_network(monkeypatch: pytest.Mon
     monkeypatch.setattr("pruning.shrink", lambda model, _: nn.Sequential(model, nn.Linear(2, 2)))
     outcome = swept(monkeypatch, tmp_path / "sweep")
 
-    assert "differ from those of the masked one by" in next(iter(outcome.causes.values())).message
+    assert "differ from those of the masked network by" in next(iter(outcome.causes.values())).message
 
 
 class Answer:
