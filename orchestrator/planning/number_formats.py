@@ -73,9 +73,9 @@ def at_least(text: str, incomplete: bool) -> str:
 
 
 def byte_size(size: float) -> str:
-    """Format a number of bytes: 1500 -> 1.5 kB."""
+    """Number of bytes with its unit: 1500 -> 1.5 kB."""
     for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
+        if round(size, 1) < 1000:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"

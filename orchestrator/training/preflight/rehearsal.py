@@ -67,11 +67,8 @@ def run_preflight(order: WorkOrder) -> Iterator[Passed]:
         rehearsal.require_finite()
         unmatched = rehearsal.fits()
         rehearsal.stage.result(Stage.prune if KINDS[spec.kind].prunes else Stage.train)
-    except (
-        training_loop.Diverged,
-        pruning_rounds.Overflow,
-    ):  # an untrained network, or one after one step, may diverge where the real training does not
-        pass
+    except (training_loop.Diverged, pruning_rounds.Overflow):
+        pass  # a network that is hardly trained may diverge where the real training does not
     except BatchError as error:
         if rehearsal is not None and (found := labels_misfit(dense, rehearsal.first_batches())) is not None:
             raise found from error

@@ -81,8 +81,8 @@ def test_nothing_is_said_where_all_that_is_known_of_a_duration_is_that_it_is_not
 
 
 def test_bytes() -> None:
-    assert [*map(byte_size, (0, 999, 1500, 2.5e6, 3e9, 4e15))] == [
-        *("0 B", "999 B", "1.5 kB", "2.5 MB", "3.0 GB", "4000.0 TB"),
+    assert [*map(byte_size, (0, 999, 1500, 999_960, 2.5e6, 3e9, 4e15))] == [
+        *("0 B", "999 B", "1.5 kB", "1.0 MB", "2.5 MB", "3.0 GB", "4000.0 TB"),
     ]
     assert kilobytes(1234567) == "1,234.6"
 
