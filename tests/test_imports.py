@@ -227,6 +227,7 @@ PRUNING_FLOORS = (
         "methods",
         "masks",
         "measure",
+        "kernels",
         "graph",
         "compact",
     ),

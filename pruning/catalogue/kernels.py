@@ -1,0 +1,48 @@
+"""Catalogue of the kernels that compute a layer from its nonzero weights; the code is in `pruning/kernels/`.
+
+A row's code is a `pruning.kernels.kernel.Kernel`. `pruning.to_sparse` measures all kernels of a layer's kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pruning.catalogue.rows import Row, named
+
+LINEAR, CONVOLUTION = "linear", "convolution"
+
+
+@dataclass(frozen=True)
+class KernelRow(Row):
+    """A kernel.
+
+    Args:
+        kinds: kinds of layers that it computes: "linear", "convolution".
+    """
+
+    FAMILY: ClassVar[str] = "kernel"
+
+    kinds: tuple[str, ...] = (LINEAR,)
+
+
+DENSE = "dense"
+KERNELS: Mapping[str, KernelRow] = named(
+    (
+        KernelRow(
+            DENSE, "pruning.kernels.dense:KERNEL", "PyTorch's own operation on all weights", kinds=(LINEAR, CONVOLUTION)
+        ),
+        KernelRow("rows", "pruning.kernels.rows:KERNEL", "one output of one example at a time"),
+        KernelRow(
+            "lookup",
+            "pruning.kernels.lookup:KERNEL",
+            "16 outputs of one example at a time, inputs looked up in registers; needs AVX-512",
+        ),
+        KernelRow("columns", "pruning.kernels.columns:KERNEL", "each weight times a tile of examples"),
+        KernelRow(
+            "pixels", "pruning.kernels.pixels:KERNEL", "each weight times a tile of pixels", kinds=(CONVOLUTION,)
+        ),
+    )
+)
+"""Name -> kernel."""

@@ -1,0 +1,1 @@
+"""C kernels that compute a layer from its nonzero weights: compiled at first use, chosen by measurement."""

@@ -1,0 +1,156 @@
+"""Compile the C sources of the kernels once for this processor, and cache the library for this user.
+
+The cache is `$XDG_CACHE_HOME/pruning-orchestrator/kernels` (by default in `~/.cache`). A file's name has a digest of
+everything that the compilation depends on, and a digest of the file's own content. A file is loaded only if it belongs
+to this user, if nobody else may write to it or to its folder, and if its content has the digest of its name. A cache
+that cannot be used so is left alone, and this process compiles for itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "sources"
+FLAGS = ("-O3", "-fno-math-errno", "-shared", "-fPIC")
+THREADED = ("-fopenmp",)
+MORE_FLAGS = "PRUNING_KERNEL_FLAGS"
+"""Environment variable with further flags for the compiler, for example `-fsanitize=address`."""
+LONGEST = 120
+"""Seconds after which the compiler is stopped."""
+
+
+class KernelsUnavailable(RuntimeError):
+    """The kernels cannot be compiled or loaded on this machine."""
+
+
+def library_file() -> tuple[Path, bool]:
+    """Return the compiled library, compiled now if the cache does not have it, and whether to delete it after loading.
+
+    Raises:
+        KernelsUnavailable: there is no C compiler, or it fails.
+    """
+    compiler = _compiler()
+    digest, folder = _digest(compiler), _cache()
+    if folder is not None:
+        for file in sorted(folder.glob(f"{digest}-*.so")):
+            if _is_trusted(file):
+                return file, False
+    content = _compiled(compiler)
+    if folder is not None and (kept := _kept(folder, digest, content)) is not None:
+        return kept, False
+    handle, name = tempfile.mkstemp(suffix=".so")
+    with os.fdopen(handle, "wb") as opened:
+        opened.write(content)
+    return Path(name), True
+
+
+def _compiler() -> list[str]:
+    named = shlex.split(os.environ.get("CC", ""))
+    for command in (named,) if named else (["cc"], ["gcc"], ["clang"]):
+        if found := shutil.which(command[0]):
+            return [found, *command[1:]]
+    if named:
+        raise KernelsUnavailable(f"the C compiler of the environment variable CC (={named[0]!r}) is not installed.")
+    raise KernelsUnavailable("no C compiler (cc, gcc or clang) is installed; install one, for example gcc.")
+
+
+def _digest(compiler: Sequence[str]) -> str:
+    """Return a digest of all that decides the compiled code."""
+    parts = [
+        file.name.encode() + file.read_bytes() for file in sorted(SOURCES.iterdir()) if file.suffix in (".c", ".h")
+    ]
+    parts += [repr((compiler, _flags())).encode(), _version(compiler), _processor()]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
+
+
+def _flags() -> list[str]:
+    native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+    return [*FLAGS, native, *shlex.split(os.environ.get(MORE_FLAGS, ""))]
+
+
+def _version(compiler: Sequence[str]) -> bytes:
+    try:
+        return subprocess.run([*compiler, "--version"], capture_output=True, timeout=LONGEST).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KernelsUnavailable(f"the C compiler {compiler[0]} does not run ({error}).") from error
+
+
+def _processor() -> bytes:
+    """Return the instruction sets of this processor: a home directory may be shared by several machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}".encode()
+    named = {line.partition(":")[0].strip(): line for line in reversed(lines)}
+    return "\n".join(named.get(key, "") for key in ("model name", "flags", "Features", "CPU part")).encode()
+
+
+def _compiled(compiler: Sequence[str]) -> bytes:
+    """Return the content of the library; without threads if the compiler has no OpenMP."""
+    sources = [str(file) for file in sorted(SOURCES.glob("*.c"))]
+    said = ""
+    with tempfile.TemporaryDirectory() as place:
+        target = Path(place) / "kernels.so"
+        for threads in (THREADED, ()):
+            command = [*compiler, *_flags(), *threads, *sources, "-o", str(target)]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST)
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise KernelsUnavailable(f"the C compiler {compiler[0]} does not run ({error}).") from error
+            if not done.returncode:
+                return target.read_bytes()
+            said = said or next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
+    raise KernelsUnavailable(f"the C compiler {compiler[0]} cannot compile the kernels ({said.strip()[:300]}).")
+
+
+def _cache() -> Path | None:
+    """Return this user's cache folder, made if it is missing; None if it cannot be private."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    folder = Path(base) / "pruning-orchestrator" / "kernels"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = folder.lstat()
+    except OSError:
+        return None
+    return folder if stat.S_ISDIR(found.st_mode) and _is_private(found) else None
+
+
+def _is_private(found: os.stat_result) -> bool:
+    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _is_trusted(file: Path) -> bool:
+    """Whether a cached library is this user's own, and has the content that its name says."""
+    try:
+        found = file.lstat()
+        if not stat.S_ISREG(found.st_mode) or not _is_private(found):
+            return False
+        return file.stem.partition("-")[2] == hashlib.sha256(file.read_bytes()).hexdigest()[:32]
+    except OSError:
+        return False
+
+
+def _kept(folder: Path, digest: str, content: bytes) -> Path | None:
+    """Write a library into the cache, whole or not at all; return None if the cache cannot be written."""
+    file = folder / f"{digest}-{hashlib.sha256(content).hexdigest()[:32]}.so"
+    try:
+        handle, name = tempfile.mkstemp(dir=folder, suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as part:
+                part.write(content)
+            os.replace(name, file)
+        except OSError:
+            os.unlink(name)
+            raise
+    except OSError:
+        return None
+    return file

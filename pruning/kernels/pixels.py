@@ -1,0 +1,92 @@
+"""Kernel `pixels`: convolutions, each weight times a tile of consecutive pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from pruning.kernels.kernel import Kernel, Run, Setting, blocked
+from pruning.kernels.library import compiled_call
+from pruning.kernels.sparse_weight import LayerShape, SparseWeight
+
+CHANNELS = (16, 32)
+"""Numbers of input channels in a block to try, besides all channels."""
+VECTORS = (2, 4, 8)
+"""Largest numbers of vectors in a tile to try."""
+MOST_PHASES, FARTHEST = 16, 2**15 - 1
+
+
+def _phases(layer: LayerShape) -> list[tuple[int, int]]:
+    """Return the phases of the strides that a kernel reads, (down, right)."""
+    down, right = (
+        sorted({place * step % stride for place in range(size)})
+        for size, step, stride in zip(layer.kernel, layer.dilation, layer.stride, strict=True)
+    )
+    return [(one, other) for one in down for other in right]
+
+
+def _farthest(layer: LayerShape) -> tuple[int, int]:
+    """Return the largest distance between a weight's pixel and that of the kernel's first place, down and right."""
+    down, right = (
+        (size - 1) * step // stride
+        for size, step, stride in zip(layer.kernel, layer.dilation, layer.stride, strict=True)
+    )
+    return down, right
+
+
+def _settings(weight: SparseWeight, layer: LayerShape, _examples: int) -> Iterator[Setting]:
+    if len(_phases(layer)) > MOST_PHASES or max(_farthest(layer)) > FARTHEST:
+        return
+    taps, channels = layer.kernel[0] * layer.kernel[1], weight.shape[1]
+    for vectors in VECTORS:
+        for block in (*(size for size in CHANNELS if size < channels), channels):
+            yield {"block": block * taps, "vectors": vectors}
+
+
+def _pack(weight: SparseWeight, layer: LayerShape, setting: Setting) -> list[Tensor]:
+    """Return the starts of rows by block; the plane, the distances down and right, and the value of each weight."""
+    starts, order, _ = blocked(weight, setting["block"])
+    column, row = weight.columns.long()[order], weight.rows()[order]
+    height, width = layer.kernel
+    group = row // (layer.outputs // layer.groups)
+    channel = column // (height * width) + group * (layer.inputs // layer.groups)
+    down = column // width % height * layer.dilation[0]
+    right = column % width * layer.dilation[1]
+    phases = _phases(layer)
+    table = torch.zeros(layer.stride, dtype=torch.int64)
+    for index, (one, other) in enumerate(phases):
+        table[one, other] = index
+    phase = table[down % layer.stride[0], right % layer.stride[1]]
+    return [
+        starts,
+        (channel * len(phases) + phase).int(),
+        (down // layer.stride[0]).short(),
+        (right // layer.stride[1]).short(),
+        weight.values[order],
+    ]
+
+
+def _bind(layer: LayerShape, setting: Setting, arrays: Sequence[Tensor], bias: Tensor, shape: torch.Size) -> Run:
+    sizes = (1, *shape[2:]) if layer.flat else tuple(shape[2:])
+    outputs = layer.output(shape)[2:]
+    phases = _phases(layer)
+    downs, rights = ([each[axis] for each in phases] + [0] * (MOST_PHASES - len(phases)) for axis in (0, 1))
+    geometry = torch.tensor(
+        [
+            *(shape[0], layer.inputs, *sizes, layer.outputs, *((1, *outputs) if layer.flat else outputs)),
+            *(*layer.stride, *layer.padding[:2], *_farthest(layer)),
+            *(len(phases), (len(arrays[0]) - 1) // layer.outputs, setting["vectors"], *downs, *rights),
+        ],
+        dtype=torch.int64,
+    )
+    call = compiled_call("pixels", (), (geometry, *arrays, bias), layer, shape, takes_added=True)
+
+    def run(x: Tensor, added: Tensor | None, _held: Tensor = geometry) -> Tensor:
+        return call(x, added)
+
+    return run
+
+
+KERNEL = Kernel(_settings, _pack, _bind)

@@ -1,0 +1,141 @@
+/* Convolutions: each weight times tiles of consecutive pixels of zero-padded planes.
+
+   An input channel becomes one plane for each phase of the strides that a weight reads. The rows of a plane lie one
+   after another, and the zeros on the left of a row are those on the right of the row before. So a weight reads, for
+   consecutive outputs, consecutive pixels: those of its plane, moved down and right by its place in the kernel. Where a
+   tile runs over the end of a row of outputs, it computes pixels that are not stored. */
+#include "broadcast.h"
+
+typedef struct {
+    int64_t examples, channels, height, width;                    /* input */
+    int64_t outputs, out_height, out_width;                       /* output */
+    int64_t stride_down, stride_right, pad_top, pad_left;
+    int64_t farthest_down, farthest_right;                        /* of all weights, in pixels of a plane */
+    int64_t phases, blocks, vectors;
+    int64_t phase_down[16], phase_right[16];
+} Geometry;
+
+typedef struct {
+    long images, row, image, plane;   /* images at once; pixels of a row, an image and a plane */
+    long segments, segment, pixels;   /* tiles begin anew in each segment, and cover `pixels` of it */
+} Layout;
+
+typedef struct { long start, count, to; } Run;
+
+#define PLANES_BYTES (1 << 19)
+
+static long zeros_left(const Geometry *g, long f) {
+    return up(most(0, g->pad_left - g->phase_right[f]), g->stride_right);
+}
+
+static long held_right(const Geometry *g, long f) {
+    long end = up(most(0, g->pad_left + g->width - g->phase_right[f]), g->stride_right);
+    return least(end, g->out_width + g->farthest_right) - zeros_left(g, f);
+}
+
+static Layout layout_of(const Geometry *g) {
+    Layout l = {0};
+    l.row = g->out_width;
+    for (long f = 0; f < g->phases; f++) {
+        l.row = most(l.row, zeros_left(g, f) + held_right(g, f));
+        l.row = most(l.row, g->out_width + g->farthest_right - zeros_left(g, f));
+    }
+    l.image = (g->out_height + g->farthest_down) * l.row;
+    l.images = least(g->examples, most(1, PLANES_BYTES / (4 * g->channels * g->phases * l.image)));
+    long alone = (g->out_height - 1) * l.row + g->out_width, together = (l.images - 1) * l.image + alone;
+    int anew = l.images * up(alone, LANES) <= up(together, LANES);
+    l.segments = anew ? l.images : 1, l.segment = l.image, l.pixels = anew ? alone : together;
+    l.plane = (l.segments - 1) * l.segment + up(l.pixels, LANES) * LANES;
+    l.plane = up(l.plane + g->farthest_down * l.row + g->farthest_right, LANES);
+    l.plane = most(l.plane, up(l.images * l.image, LANES));
+    l.plane = (l.plane | 1) * LANES; /* an odd number of vectors: planes spread over the sets of the cache */
+    return l;
+}
+
+static void fill_plane(const Geometry *g, const Layout *l, const float *x, long images, long f, float *plane) {
+    long left = zeros_left(g, f), count = held_right(g, f), image_size = g->channels * g->height * g->width;
+    long skipped = left * g->stride_right + g->phase_right[f] - g->pad_left;
+    if (g->stride_right == 1 && g->stride_down == 1 && count == g->width && l->row == g->width && !g->pad_top &&
+        g->out_height + g->farthest_down == g->height) {
+        for (long n = 0; n < images; n++) copy(plane + n * l->image, x + n * image_size, l->image);
+        memset(plane + images * l->image, 0, sizeof(float) * (l->plane - images * l->image));
+        return;
+    }
+    memset(plane, 0, sizeof(float) * l->plane);
+    for (long n = 0; n < images; n++)
+        for (long i = 0; i < g->out_height + g->farthest_down; i++) {
+            long h = i * g->stride_down + g->phase_down[f] - g->pad_top;
+            if (h < 0 || h >= g->height) continue;
+            const float *from = x + n * image_size + h * g->width + skipped;
+            float *to = plane + n * l->image + i * l->row + left;
+            if (g->stride_right == 1) copy(to, from, count);
+            else for (long j = 0; j < count; j++) to[j] = from[j * g->stride_right];
+        }
+}
+
+/* The parts of a tile that are pixels of the output; returns their number. */
+static long runs_of(const Geometry *g, const Layout *l, long start, long count, long images, Run *runs) {
+    long found = 0, size = g->out_height * g->out_width;
+    for (long pixel = start; pixel < start + count;) {
+        long n = pixel / l->image, h = pixel % l->image / l->row, w = pixel % l->image % l->row;
+        if (n >= images) break;
+        long stop = h < g->out_height ? pixel - w + l->row : (n + 1) * l->image;
+        if (h < g->out_height && w < g->out_width) {
+            long held = least(g->out_width - w, start + count - pixel);
+            runs[found++] = (Run){pixel - start, held, n * g->outputs * size + h * g->out_width + w};
+        }
+        pixel = stop;
+    }
+    return found;
+}
+
+static void store(const Geometry *g, const Run *runs, long found, long first, long rows, long pitch, const float *sums,
+                  const float *added, float low, float high, float *y) {
+    long size = g->out_height * g->out_width;
+    for (long r = 0; r < rows; r++)
+        for (long i = 0; i < found; i++) {
+            const float *from = sums + r * pitch + runs[i].start;
+            float *to = y + runs[i].to + (first + r) * size;
+            const float *more = added ? added + (to - y) : NULL;
+            if (more) for (long j = 0; j < runs[i].count; j++) to[j] = clamped(from[j] + more[j], low, high);
+            else for (long j = 0; j < runs[i].count; j++) to[j] = clamped(from[j], low, high);
+        }
+}
+
+/* y = clamp(bias + added + convolution of x with the weights); `added` is NULL or has the shape of y.
+   A weight of plane p (channel * phases + phase), moved by down and right, reads pixel p * plane + down * row + right. */
+int pixels(const int64_t *geometry, const int32_t *starts, const int32_t *planes, const int16_t *down,
+           const int16_t *right, const float *values, const float *bias, const float *added, float low, float high,
+           const float *x, float *y, int threads) {
+    Geometry g;
+    memcpy(&g, geometry, sizeof g);
+    Layout l = layout_of(&g);
+    long count = starts[g.blocks * g.outputs], all = g.channels * g.phases, chunks = up(g.outputs, ROWS_AT_ONCE);
+    long vectors = up(l.pixels, LANES), tiles = up(vectors, g.vectors);
+    if (all * l.plane > INT32_MAX) return TOO_LARGE;
+    float *held = malloc(sizeof(float) * all * l.plane);
+    int32_t *places = malloc(sizeof(int32_t) * most(1, count));
+    if (!held || !places) return free(held), free(places), NO_MEMORY;
+    for (long i = 0; i < count; i++) places[i] = planes[i] * (int32_t)l.plane + down[i] * (int32_t)l.row + right[i];
+    for (long n = 0; n < g.examples; n += l.images) {
+        long images = least(l.images, g.examples - n), segments = l.segments > 1 ? images : 1;
+        const float *from = x + n * g.channels * g.height * g.width;
+        long done = n * g.outputs * g.out_height * g.out_width;
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+        for (long p = 0; p < all; p++)
+            fill_plane(&g, &l, from + p / g.phases * g.height * g.width, images, p % g.phases, held + p * l.plane);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+        for (long unit = 0; unit < segments * tiles * chunks; unit++) {
+            long tile = unit / chunks % tiles, first = unit % chunks * ROWS_AT_ONCE;
+            long v = vectors * tile / tiles, wide = vectors * (tile + 1) / tiles - v;
+            long start = unit / chunks / tiles * l.segment + v * LANES, rows = least(ROWS_AT_ONCE, g.outputs - first);
+            float sums[SUMS];
+            Run runs[MOST_VECTORS * LANES];
+            long found = runs_of(&g, &l, start, least(wide * LANES, l.pixels - v * LANES), images, runs);
+            tile_sums(first, rows, g.outputs, g.blocks, (int)wide, starts, places, 0, values, held + start, bias, sums);
+            store(&g, runs, found, first, rows, wide * LANES, sums, added ? added + done : NULL, low, high, y + done);
+        }
+    }
+    free(held), free(places);
+    return DONE;
+}

@@ -1,0 +1,130 @@
+"""The nonzero weights of a layer, row by row, and the layer's numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+LARGEST = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class SparseWeight:
+    """A weight's nonzeros in rows (CSR): one row for each output.
+
+    Args:
+        shape: shape of the dense weight, (outputs, inputs, *kernel).
+        starts: int32, shape (outputs + 1,): the place of each row's first nonzero, and their number.
+        columns: int32, shape (nonzeros,): positions in the flattened row, ascending in each row.
+        values: float32, shape (nonzeros,).
+    """
+
+    shape: tuple[int, ...]
+    starts: Tensor
+    columns: Tensor
+    values: Tensor
+
+    @classmethod
+    def of(cls, weight: Tensor) -> SparseWeight:
+        """Return the nonzeros of a dense weight; NaN counts as nonzero."""
+        flat = weight.detach().flatten(1).float()
+        used = flat != 0
+        rows, columns = used.nonzero(as_tuple=True)
+        starts = torch.zeros(len(flat) + 1, dtype=torch.int32)
+        starts[1:] = used.sum(1).cumsum(0)
+        return cls(tuple(weight.shape), starts, columns.int(), flat[rows, columns])
+
+    def dense(self) -> Tensor:
+        """Return the dense weight."""
+        flat = torch.zeros(self.shape[0], self.row, dtype=self.values.dtype)
+        flat[self.rows(), self.columns.long()] = self.values
+        return flat.view(self.shape)
+
+    @property
+    def row(self) -> int:
+        """Number of entries of a dense row."""
+        size = 1
+        for each in self.shape[1:]:
+            size *= each
+        return size
+
+    def rows(self) -> Tensor:
+        """Return the row of each nonzero, int64."""
+        return torch.repeat_interleave(torch.arange(self.shape[0]), self.starts.diff().long())
+
+    @property
+    def sparsity(self) -> float:
+        """Fraction of zeros."""
+        return 1 - len(self.values) / max(1, self.shape[0] * self.row)
+
+    def check(self) -> None:
+        """Raise ValueError unless positions lie inside the weight, ascend in each row, and agree with the counts."""
+        kinds = {"starts": torch.int32, "columns": torch.int32, "values": torch.float32}
+        for name, dtype in kinds.items():
+            tensor: Tensor = getattr(self, name)
+            if tensor.dtype is not dtype or tensor.ndim != 1 or tensor.device.type != "cpu":
+                raise ValueError(f"`{name}` must be one row of {dtype}, and is {tensor.dtype} {tuple(tensor.shape)}.")
+        if min(self.shape, default=0) < 1 or len(self.shape) < 2 or self.shape[0] * self.row > LARGEST:
+            raise ValueError(f"the shape {self.shape} of a weight must have at least two positive sizes.")
+        count = len(self.values)
+        if len(self.starts) != self.shape[0] + 1 or len(self.columns) != count:
+            raise ValueError(f"a weight of shape {self.shape} has {len(self.starts)} starts, {count} values.")
+        steps = self.starts.diff()
+        if int(self.starts[0]) or int(self.starts[-1]) != count or (steps < 0).any():
+            raise ValueError("the starts of rows must ascend from 0 to the number of values.")
+        if count and not 0 <= int(self.columns.min()) <= int(self.columns.max()) < self.row:
+            raise ValueError(f"the columns of a weight must lie in a row of {self.row} entries.")
+        flat = self.rows() * self.row + self.columns
+        if (flat.diff() <= 0).any():
+            raise ValueError("the columns of each row must ascend.")
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """A layer's numbers, as plain data.
+
+    Args:
+        kind: "linear" or "convolution"; a one-dimensional convolution has a height of 1.
+        inputs: inputs of a linear layer, input channels of a convolution.
+        outputs: outputs, or output channels.
+        flat: whether a convolution is one-dimensional.
+        kernel, stride, padding, dilation: down and right; `padding` has (top, left, bottom, right).
+        groups: groups of a convolution's channels.
+        low, high: outputs are clamped to this range, (0, inf) after a ReLU.
+    """
+
+    kind: Literal["linear", "convolution"]
+    inputs: int
+    outputs: int
+    flat: bool = False
+    kernel: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    low: float = float("-inf")
+    high: float = float("inf")
+
+    def output(self, shape: Any) -> tuple[Any, ...]:
+        """Return the shape of the outputs for inputs of a shape."""
+        if self.kind == "linear":
+            return (*shape[:-1], self.outputs)
+        sizes = [1, shape[2]] if self.flat else list(shape[2:])
+        top, left, bottom, right = self.padding
+        found = [
+            (size + pads - step * (kernel - 1) - 1) // stride + 1
+            for size, pads, step, kernel, stride in zip(
+                sizes, (top + bottom, left + right), self.dilation, self.kernel, self.stride, strict=True
+            )
+        ]
+        return (shape[0], self.outputs, *(found[1:] if self.flat else found))
+
+    def examples(self, shape: Any) -> int:
+        """Return the batch size that a kernel is chosen for: rows of a linear layer, images of a convolution."""
+        size = 1
+        for each in shape[:-1] if self.kind == "linear" else shape[:1]:
+            size *= int(each)
+        return size
