@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from pruning.choices.published import PUBLISHED as PUBLISHED
     from pruning.compact.shrinking import Shrunk as Shrunk
     from pruning.compact.shrinking import shrink as shrink
+    from pruning.compact.sparse_network import Sparse as Sparse
+    from pruning.compact.sparse_network import to_sparse as to_sparse
     from pruning.dependencies.dependency_groups import DependencyGroup as DependencyGroup
     from pruning.dependencies.dependency_groups import DependencyGroups as DependencyGroups
     from pruning.dependencies.group_finding import dependency_groups as dependency_groups
@@ -80,6 +82,7 @@ _HOMES = {
         "choices.combining": "Choices",
         "choices.published": "PUBLISHED",
         "compact.shrinking": "Shrunk shrink",
+        "compact.sparse_network": "Sparse to_sparse",
         "dependencies.group_finding": "dependency_groups",
         "dependencies.dependency_groups": "DependencyGroup DependencyGroups",
         "engine.committing": "commit sparsity",
