@@ -1,11 +1,10 @@
-"""The compiled kernels, as C functions with a common order of arguments."""
+"""The compiled kernels, as C functions of one signature."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,41 +34,35 @@ def library() -> ctypes.CDLL:
             file.unlink()
 
 
-def compiled_call(
-    name: str,
-    numbers: Sequence[int],
-    pointers: Sequence[Tensor],
-    layer: LayerShape,
-    shape: torch.Size,
-    *,
-    takes_added: bool = False,
-) -> Run:
-    """Return the call of a C kernel for one shape of inputs.
+class _Call(ctypes.Structure):
+    """The struct `Call` of `sources/vectors.h`."""
 
-    A kernel's arguments are: numbers (long), arrays and the bias (pointers), for some the tensor to add (pointer), the
-    range of the outputs (two floats), inputs, outputs (pointers), the number of threads (int).
+    _fields_ = (
+        ("numbers", ctypes.c_int64 * 8),
+        ("arrays", ctypes.c_void_p * 12),
+        ("low", ctypes.c_float),
+        ("high", ctypes.c_float),
+    )
+
+
+def compiled_call(
+    name: str, numbers: Sequence[int], arrays: Sequence[Tensor], layer: LayerShape, shape: torch.Size
+) -> Run:
+    """Return the call of a C kernel for one shape of inputs; the caller keeps the arrays alive.
 
     Raises:
         KernelsUnavailable: the kernels cannot be compiled or loaded.
     """
     call: Callable[..., int] = getattr(library(), name)
-    added_types = [ctypes.c_void_p] * takes_added
-    call.argtypes = [  # type: ignore[attr-defined]
-        *[ctypes.c_long] * len(numbers),
-        *[ctypes.c_void_p] * len(pointers),
-        *added_types,
-        *[ctypes.c_float] * 2,
-        *[ctypes.c_void_p] * 2,
-        ctypes.c_int,
-    ]
-    fixed = (*map(ctypes.c_long, numbers), *(ctypes.c_void_p(each.data_ptr()) for each in pointers))
-    limits: tuple[Any, ...] = (ctypes.c_float(layer.low), ctypes.c_float(layer.high))
-    outputs = layer.output(shape)
+    call.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_int]  # type: ignore[attr-defined]
+    pointers = (ctypes.c_void_p * 12)(*(each.data_ptr() for each in arrays))
+    held = _Call((ctypes.c_int64 * 8)(*numbers), pointers, layer.low, layer.high)
+    at, outputs = ctypes.addressof(held), layer.output(shape)
 
-    def run(x: Tensor, added: Tensor | None) -> Tensor:
+    def run(x: Tensor, added: Tensor | None, _held: _Call = held) -> Tensor:
         y = torch.empty(outputs, dtype=torch.float32)
-        more = (added if added is None else added.data_ptr(),) if takes_added else ()
-        code = call(*fixed, *more, *limits, x.data_ptr(), y.data_ptr(), torch.get_num_threads())
+        more = None if added is None else added.data_ptr()
+        code = call(at, x.data_ptr(), more, y.data_ptr(), torch.get_num_threads())
         if code:
             raise (MemoryError if code == 1 else RuntimeError)(f"a sparse kernel failed: {REASONS[code]}.")
         return y

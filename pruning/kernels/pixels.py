@@ -81,7 +81,7 @@ def _bind(layer: LayerShape, setting: Setting, arrays: Sequence[Tensor], bias: T
         ],
         dtype=torch.int64,
     )
-    call = compiled_call("pixels", (), (geometry, *arrays, bias), layer, shape, takes_added=True)
+    call = compiled_call("pixels", (), (geometry, *arrays, bias), layer, shape)
 
     def run(x: Tensor, added: Tensor | None, _held: Tensor = geometry) -> Tensor:
         return call(x, added)

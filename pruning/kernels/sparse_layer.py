@@ -101,7 +101,7 @@ def checked(x: Tensor) -> Tensor:
         ValueError: they are not float32 on the CPU.
         RuntimeError: a gradient is wanted.
     """
-    if x.dtype is not torch.float32 or x.device.type != "cpu":
+    if x.dtype is not torch.float32 or not x.is_cpu:
         raise ValueError(
             f"the input (={x.dtype} on {x.device}) of a sparse layer must be float32 on the CPU; convert it, or run "
             "the network that `to_sparse` was given."

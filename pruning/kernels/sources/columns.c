@@ -1,28 +1,46 @@
 /* Linear layers over several examples: inputs transposed tile by tile, then each weight times a tile of examples. */
 #include "broadcast.h"
 
-static void turn_4x4(const float *from, long from_pitch, float *to, long to_pitch) {
-    four a = *(const four *)from, b = *(const four *)(from + from_pitch);
-    four c = *(const four *)(from + 2 * from_pitch), d = *(const four *)(from + 3 * from_pitch);
-    four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), AB = __builtin_shufflevector(a, b, 2, 6, 3, 7);
-    four cd = __builtin_shufflevector(c, d, 0, 4, 1, 5), CD = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-    *(four *)to = __builtin_shufflevector(ab, cd, 0, 1, 4, 5);
-    *(four *)(to + to_pitch) = __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
-    *(four *)(to + 2 * to_pitch) = __builtin_shufflevector(AB, CD, 0, 1, 4, 5);
-    *(four *)(to + 3 * to_pitch) = __builtin_shufflevector(AB, CD, 2, 3, 6, 7);
+typedef float eight __attribute__((vector_size(32), aligned(4), may_alias));
+
+#define PAIRS(a, b) __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13)
+#define LATER_PAIRS(a, b) __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15)
+#define FOURS(a, b) __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13)
+#define LATER_FOURS(a, b) __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15)
+#define EIGHT(a, b) __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11)
+#define LATER_EIGHT(a, b) __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15)
+
+static void turn_8x8(const float *from, long from_pitch, float *to, long to_pitch) {
+    eight row[8], pair[8], four[8];
+    for (int i = 0; i < 8; i++) row[i] = *(const eight *)(from + i * from_pitch);
+    for (int i = 0; i < 8; i += 2) pair[i] = PAIRS(row[i], row[i + 1]), pair[i + 1] = LATER_PAIRS(row[i], row[i + 1]);
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; j++) {
+            four[i + 2 * j] = FOURS(pair[i + j], pair[i + 2 + j]);
+            four[i + 2 * j + 1] = LATER_FOURS(pair[i + j], pair[i + 2 + j]);
+        }
+    for (int i = 0; i < 4; i++) {
+        *(eight *)(to + i * to_pitch) = EIGHT(four[i], four[i + 4]);
+        *(eight *)(to + (i + 4) * to_pitch) = LATER_EIGHT(four[i], four[i + 4]);
+    }
 }
 
-/* to[c][r] = from[r][c] */
+/* to[c][r] = from[r][c]. 16 columns at once, so that a cache line of each row is read whole before it may be lost: rows
+   that lie a power of two apart share a set of the cache. */
 static void transpose(const float *from, long from_pitch, float *to, long to_pitch, long rows, long columns) {
-    long c = 0;
-    for (; c + 4 <= columns; c += 4) {
-        long r = 0;
-        for (; r + 4 <= rows; r += 4) turn_4x4(from + r * from_pitch + c, from_pitch, to + c * to_pitch + r, to_pitch);
-        for (; r < rows; r++)
-            for (long i = 0; i < 4; i++) to[(c + i) * to_pitch + r] = from[r * from_pitch + c + i];
+    long whole = rows / 8 * 8;
+    for (long c = 0; c < columns; c += 16) {
+        long end = least(columns, c + 16);
+        for (long r = 0; r < whole; r += 8) {
+            long i = c;
+            for (; i + 8 <= end; i += 8)
+                turn_8x8(from + r * from_pitch + i, from_pitch, to + i * to_pitch + r, to_pitch);
+            for (; i < end; i++)
+                for (long j = r; j < r + 8; j++) to[i * to_pitch + j] = from[j * from_pitch + i];
+        }
+        for (long r = whole; r < rows; r++)
+            for (long i = c; i < end; i++) to[i * to_pitch + r] = from[r * from_pitch + i];
     }
-    for (; c < columns; c++)
-        for (long r = 0; r < rows; r++) to[c * to_pitch + r] = from[r * from_pitch + c];
 }
 
 /* Tile `tile` of `tiles`: its first vector of examples; tiles differ by at most one vector. */
@@ -30,10 +48,14 @@ static long tile_start(long vectors, long tile, long tiles) { return vectors * t
 
 #define INPUTS_AT_ONCE 64
 
-/* y[n][o] = clamp(bias[o] + sum of values * x[n][places]); `doublings`: a tile has up to 2^doublings vectors. */
-int columns(long examples, long inputs, long outputs, long blocks, long doublings, const int32_t *starts,
-            const int32_t *places, const float *values, const float *bias, float low, float high, const float *x,
-            float *y, int threads) {
+/* y[n][o] = clamp(bias[o] + sum of values * x[n][places])
+   numbers: examples, inputs, outputs, blocks, doublings (a tile has up to 2^doublings vectors); arrays: starts, places,
+   values, bias. */
+int columns(const Call *call, const float *x, const float *added, float *y, int threads) {
+    long examples = call->numbers[0], inputs = call->numbers[1], outputs = call->numbers[2];
+    long blocks = call->numbers[3], doublings = call->numbers[4];
+    const int32_t *starts = call->arrays[0], *places = call->arrays[1];
+    const float *values = call->arrays[2], *bias = call->arrays[3];
     long vectors = up(examples, LANES), tiles = up(vectors, 1L << doublings), pitch = LANES << doublings;
     long chunks = up(outputs, ROWS_AT_ONCE), parts = up(inputs, INPUTS_AT_ONCE), together = least(tiles, threads);
     int shift = __builtin_ctzl(pitch);
@@ -58,9 +80,12 @@ int columns(long examples, long inputs, long outputs, long blocks, long doubling
             float sums[SUMS];
             tile_sums(first, rows, outputs, blocks, (int)wide, starts, places, shift, values,
                       turned + t * inputs * pitch, bias, sums);
-            for (long i = 0; i < rows * wide * LANES; i++) sums[i] = clamped(sums[i], low, high);
-            transpose(sums, wide * LANES, y + v * LANES * outputs + first, outputs, rows,
-                      least(wide * LANES, examples - v * LANES));
+            long n = v * LANES, held = least(wide * LANES, examples - n);
+            if (added)
+                for (long r = 0; r < rows; r++)
+                    for (long i = 0; i < held; i++) sums[r * wide * LANES + i] += added[(n + i) * outputs + first + r];
+            for (long i = 0; i < rows * wide * LANES; i++) sums[i] = clamped(sums[i], call->low, call->high);
+            transpose(sums, wide * LANES, y + n * outputs + first, outputs, rows, held);
         }
     }
     free(turned);

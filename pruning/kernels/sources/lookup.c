@@ -40,10 +40,14 @@ static void panel_sums(long inputs, long steps, const uint8_t *places, const flo
     _mm512_storeu_ps(sums, _mm512_add_ps(even, odd));
 }
 
-/* first[p]: steps of all panels before panel p, over all chunks; order[i]: the output of row i of the panels. */
-int lookup(long examples, long inputs, long outputs, const int32_t *first, const uint8_t *places, const float *values,
-           const int32_t *order, const int32_t *left_starts, const int32_t *left_places, const float *left_values,
-           const float *bias, float low, float high, const float *x, float *y, int threads) {
+/* numbers: examples, inputs, outputs; arrays: `first` (steps of all panels before a panel, over all chunks), places and
+   values of the steps, `order` (the output of each row of the panels), starts, places and values left over, bias. */
+int lookup(const Call *call, const float *x, const float *added, float *y, int threads) {
+    long examples = call->numbers[0], inputs = call->numbers[1], outputs = call->numbers[2];
+    const int32_t *first = call->arrays[0], *order = call->arrays[3];
+    const uint8_t *places = call->arrays[1];
+    const float *values = call->arrays[2], *left_values = call->arrays[6], *bias = call->arrays[7];
+    const int32_t *left_starts = call->arrays[4], *left_places = call->arrays[5];
     long panels = up(outputs, PANEL), chunks = up(inputs, CHUNK);
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (long unit = 0; unit < examples * panels; unit++) {
@@ -55,7 +59,9 @@ int lookup(long examples, long inputs, long outputs, const int32_t *first, const
         for (long r = panel * PANEL; r < least(outputs, (panel + 1) * PANEL); r++) {
             float total = sums[r - panel * PANEL];
             for (int32_t i = left_starts[r]; i < left_starts[r + 1]; i++) total += left_values[i] * from[left_places[i]];
-            y[n * outputs + order[r]] = clamped(total + bias[order[r]], low, high);
+            long to = n * outputs + order[r];
+            total += bias[order[r]];
+            y[to] = clamped(added ? total + added[to] : total, call->low, call->high);
         }
     }
     return DONE;

@@ -52,6 +52,15 @@ static Layout layout_of(const Geometry *g) {
     return l;
 }
 
+static void copy_even(float *to, const float *from, long count) {
+    long i = 0;
+    for (; i + 4 < count; i += 4) {
+        four a = *(const four *)(from + 2 * i), b = *(const four *)(from + 2 * i + 4);
+        *(four *)(to + i) = __builtin_shufflevector(a, b, 0, 2, 4, 6);
+    }
+    for (; i < count; i++) to[i] = from[2 * i];
+}
+
 static void fill_plane(const Geometry *g, const Layout *l, const float *x, long images, long f, float *plane) {
     long left = zeros_left(g, f), count = held_right(g, f), image_size = g->channels * g->height * g->width;
     long skipped = left * g->stride_right + g->phase_right[f] - g->pad_left;
@@ -69,6 +78,7 @@ static void fill_plane(const Geometry *g, const Layout *l, const float *x, long 
             const float *from = x + n * image_size + h * g->width + skipped;
             float *to = plane + n * l->image + i * l->row + left;
             if (g->stride_right == 1) copy(to, from, count);
+            else if (g->stride_right == 2) copy_even(to, from, count);
             else for (long j = 0; j < count; j++) to[j] = from[j * g->stride_right];
         }
 }
@@ -102,13 +112,15 @@ static void store(const Geometry *g, const Run *runs, long found, long first, lo
         }
 }
 
-/* y = clamp(bias + added + convolution of x with the weights); `added` is NULL or has the shape of y.
-   A weight of plane p (channel * phases + phase), moved by down and right, reads pixel p * plane + down * row + right. */
-int pixels(const int64_t *geometry, const int32_t *starts, const int32_t *planes, const int16_t *down,
-           const int16_t *right, const float *values, const float *bias, const float *added, float low, float high,
-           const float *x, float *y, int threads) {
+/* y = clamp(bias + added + convolution of x with the weights)
+   arrays: geometry, starts, planes, down, right, values, bias. A weight of plane p (channel * phases + phase), moved by
+   down and right, reads pixel p * plane + down * row + right. */
+int pixels(const Call *call, const float *x, const float *added, float *y, int threads) {
+    const int32_t *starts = call->arrays[1], *planes = call->arrays[2];
+    const int16_t *down = call->arrays[3], *right = call->arrays[4];
+    const float *values = call->arrays[5], *bias = call->arrays[6];
     Geometry g;
-    memcpy(&g, geometry, sizeof g);
+    memcpy(&g, call->arrays[0], sizeof g);
     Layout l = layout_of(&g);
     long count = starts[g.blocks * g.outputs], all = g.channels * g.phases, chunks = up(g.outputs, ROWS_AT_ONCE);
     long vectors = up(l.pixels, LANES), tiles = up(vectors, g.vectors);
@@ -133,7 +145,7 @@ int pixels(const int64_t *geometry, const int32_t *starts, const int32_t *planes
             Run runs[MOST_VECTORS * LANES];
             long found = runs_of(&g, &l, start, least(wide * LANES, l.pixels - v * LANES), images, runs);
             tile_sums(first, rows, g.outputs, g.blocks, (int)wide, starts, places, 0, values, held + start, bias, sums);
-            store(&g, runs, found, first, rows, wide * LANES, sums, added ? added + done : NULL, low, high, y + done);
+            store(&g, runs, found, first, rows, wide * LANES, sums, added ? added + done : NULL, call->low, call->high, y + done);
         }
     }
     free(held), free(places);

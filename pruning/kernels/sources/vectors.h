@@ -17,6 +17,15 @@
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
 
+/* What a kernel needs besides inputs and outputs: numbers, arrays, and the range to which outputs are clamped. Every
+   kernel is a function (call, x, added, y, threads) that returns DONE or a reason; `added` is NULL, or has the shape of
+   y and is added before the clamp. */
+typedef struct {
+    int64_t numbers[8];
+    const void *arrays[12];
+    float low, high;
+} Call;
+
 enum { DONE = 0, NO_MEMORY = 1, TOO_LARGE = 2 };
 
 static inline long least(long a, long b) { return a < b ? a : b; }
