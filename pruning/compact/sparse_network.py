@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from pruning.compact.fused_layers import FusedLayer, fused_layers
 from pruning.compact.rewriting import call_functions
 from pruning.compact.shrinking import shrink
+from pruning.compact.sparse_lstm import LstmCall, SparseLstm, chosen_lstm, is_worthwhile, lstm_calls, sparse_lstm
 from pruning.graph.operations import arguments, name_of
 from pruning.graph.tracing import Example, arguments_of, is_in_place, plain_copy, quiet, traced
 from pruning.kernels.choosing import chosen, dense_choice
@@ -31,7 +32,7 @@ LEAST_SPARSITY = 0.2
 """Layers with fewer zeros stay dense without a measurement."""
 TURNS, TURN = 9, 2e-3
 """Timed turns of the whole network, and the least seconds of each."""
-NOISE = 0.98
+NOISE = 0.97
 """The dense network is returned if the sparse one's speed-up is below this at any batch size."""
 
 
@@ -67,7 +68,7 @@ class Sparse:
     reason: str = ""
 
     def __str__(self) -> str:
-        rows = [("layer", "sparsity", "batch", "kernel", "speed-up")]
+        rows = [("layer", "sparsity", "rows", "kernel", "speed-up")]
         for layer in self.layers:
             for choice in layer.choices:
                 kernel = " ".join([choice.kernel, *(f"{name}={value}" for name, value in choice.setting.items())])
@@ -118,13 +119,11 @@ def to_sparse(model: nn.Module, example: Example, *, examples: Sequence[Example]
     smaller = shrink(model, given)
     trace = traced(smaller, given, any_batch=True)
     reason = _unavailable()
-    layers = list(fused_layers(trace))
-    choices = _choices(trace.graph, layers, inputs, all_dense=bool(reason))
-    network = _replaced(trace.graph, layers, choices)
-    reports = tuple(
-        LayerReport(layer.name, float((layer.weight == 0).double().mean()), choices[layer.nodes[-1]])
-        for layer in layers
-    )
+    layers, lstms = list(fused_layers(trace)), [] if reason else list(lstm_calls(trace))
+    choosing = _Choosing(trace.graph, layers, lstms, all_dense=bool(reason))
+    choosing.run_all(inputs)
+    reports = choosing.reports()
+    network = _replaced(trace.graph, layers, choosing)
     error = max(_difference(plain, network, each) for each in inputs)
     speedups = {_size(each): _speedup(plain, network, each) for each in inputs}
     if error > TOLERANCE:
@@ -167,8 +166,12 @@ def _size(given: tuple[tuple[Any, ...], dict[str, Any]]) -> int:
 class _Choosing(fx.Interpreter):
     """Runs a network, and chooses the kernel of each layer on the inputs that it has there."""
 
-    def __init__(self, graph: fx.GraphModule, layers: Sequence[FusedLayer], all_dense: bool) -> None:
+    def __init__(
+        self, graph: fx.GraphModule, layers: Sequence[FusedLayer], lstms: Sequence[LstmCall], *, all_dense: bool
+    ) -> None:
         super().__init__(graph, garbage_collect_values=False)
+        self.lstms = {call.node: call for call in lstms if call.sparsity >= LEAST_SPARSITY}
+        self.of_lstms: dict[fx.Node, list[tuple[list[Choice], float]]] = {node: [] for node in self.lstms}
         self.layers = {layer.nodes[-1]: layer for layer in layers}
         self.weights = {
             node: SparseWeight.of(layer.weight)
@@ -188,30 +191,47 @@ class _Choosing(fx.Interpreter):
                 choice = chosen(self.weights[n], layer.shape, layer.bias, x.clone(), added)
             if choice.examples not in [each.examples for each in self.found[n]]:
                 self.found[n].append(choice)
+        elif n in self.lstms:
+            self.of_lstms[n].append(
+                chosen_lstm(self.lstms[n], *(self.env[each].clone() for each in self.lstms[n].given))
+            )
         return super().run_node(n)
 
+    def run_all(self, inputs: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
+        """Run the network on several inputs, and leave out the LSTMs that are not faster."""
+        names = [str(node.target) for node in self.graph.find_nodes(op="placeholder")]
+        with torch.inference_mode():
+            for args, kwargs in inputs:
+                self.run(*args, *(kwargs[name] for name in names[len(args) :]), enable_io_processing=False)
+        self.lstms = {
+            node: call
+            for node, call in self.lstms.items()
+            if is_worthwhile([ratio for _, ratio in self.of_lstms[node]])
+        }
 
-def _choices(
-    graph: fx.GraphModule,
-    layers: Sequence[FusedLayer],
-    inputs: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
-    *,
-    all_dense: bool,
-) -> dict[fx.Node, tuple[Choice, ...]]:
-    """Return node of a layer's output -> its choices."""
-    choosing = _Choosing(graph, layers, all_dense)
-    with torch.inference_mode():
-        for args, kwargs in inputs:
-            names = [str(node.target) for node in graph.graph.find_nodes(op="placeholder")]
-            flat = [*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs)]
-            choosing.run(*flat, enable_io_processing=False)
-    return {node: tuple(choices) for node, choices in choosing.found.items()}
+    def lstm_choices(self, node: fx.Node) -> list[tuple[Choice, ...]]:
+        """Return the choices of each product of an LSTM."""
+        each_size = [choices for choices, _ in self.of_lstms[node]]
+        return [tuple({choice.examples: choice for choice in own}.values()) for own in zip(*each_size, strict=True)]
+
+    def reports(self) -> tuple[LayerReport, ...]:
+        """Return a report of each layer and product, in the order of the network."""
+        found = []
+        for node in self.graph.nodes:
+            if node in self.layers:
+                layer = self.layers[node]
+                found.append(
+                    LayerReport(layer.name, float((layer.weight == 0).double().mean()), tuple(self.found[node]))
+                )
+            if node in self.lstms:
+                call = self.lstms[node]
+                each = zip(call.names(), call.nonzeros(), self.lstm_choices(node), strict=True)
+                found += [LayerReport(name, weight.sparsity, choices) for name, weight, choices in each]
+        return tuple(found)
 
 
-def _replaced(
-    graph: fx.GraphModule, layers: Sequence[FusedLayer], choices: Mapping[fx.Node, tuple[Choice, ...]]
-) -> fx.GraphModule:
-    """Replace the operations of each layer by a module."""
+def _replaced(graph: fx.GraphModule, layers: Sequence[FusedLayer], choosing: _Choosing) -> fx.GraphModule:
+    """Replace the operations of each layer and each LSTM by a module."""
     names: set[str] = set()
     _skip_identities(graph.graph, {layer.nodes[-1] for layer in layers})
     for layer in layers:
@@ -219,7 +239,7 @@ def _replaced(
         name = _free_name(layer.name, names)
         names.add(name)
         weight = SparseWeight.of(layer.weight)
-        graph.add_submodule(name, SparseLayer(layer.shape, weight, layer.bias, choices[last]))
+        graph.add_submodule(name, SparseLayer(layer.shape, weight, layer.bias, choosing.found[last]))
         with graph.graph.inserting_before(last):
             given = [layer.nodes[0].args[1 if name_of(layer.nodes[0]) == "addmm" else 0]]
             if layer.added is not None:
@@ -230,6 +250,13 @@ def _replaced(
         last.replace_all_uses_with(call)
         for node in reversed(layer.nodes):
             graph.graph.erase_node(node)
+    for node, lstm in choosing.lstms.items():
+        name = _free_name(lstm.name, names)
+        graph.add_submodule(name, sparse_lstm(lstm, choosing.lstm_choices(node)))
+        with graph.graph.inserting_before(node):
+            call = graph.graph.call_module(name, lstm.given)
+        node.replace_all_uses_with(call)
+        graph.graph.erase_node(node)
     graph.graph.eliminate_dead_code()
     call_functions(graph.graph)
     _drop_unread(graph)
@@ -264,7 +291,7 @@ def _drop_unread(graph: fx.GraphModule) -> None:
     """Delete the parameters, buffers and empty modules that the graph no longer reads."""
     read = {str(node.target) for node in graph.graph.find_nodes(op="get_attr")}
     for path, module in list(graph.named_modules()):
-        if isinstance(module, SparseLayer):
+        if isinstance(module, SparseLayer | SparseLstm):
             continue
         for store in (module._parameters, module._buffers):
             for leaf in list(store):
