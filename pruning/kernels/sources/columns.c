@@ -1,8 +1,6 @@
 /* Linear layers over several examples: inputs transposed tile by tile, then each weight times a tile of examples. */
 #include "broadcast.h"
 
-typedef float eight __attribute__((vector_size(32), aligned(4), may_alias));
-
 #define PAIRS(a, b) __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13)
 #define LATER_PAIRS(a, b) __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15)
 #define FOURS(a, b) __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13)

@@ -1,8 +1,6 @@
 /* Linear layers for one example at a time: each output is the sum over its weights. */
 #include "vectors.h"
 
-#define AT_ONCE 8
-
 /* y[n][o] = clamp(bias[o] + sum of values * x[n][places])
    numbers: examples, inputs, outputs; arrays: starts, places, values, bias. */
 int rows(const Call *call, const float *x, const float *added, float *y, int threads) {
@@ -13,12 +11,16 @@ int rows(const Call *call, const float *x, const float *added, float *y, int thr
     for (long unit = 0; unit < examples * outputs; unit++) {
         long o = unit % outputs;
         const float *from = x + unit / outputs * inputs;
-        float sum[AT_ONCE] = {0}, total = bias[o];
+        eight sum = {0};
+        float total = bias[o];
         int32_t i = starts[o], end = starts[o + 1];
-        for (; i + AT_ONCE <= end; i += AT_ONCE)
-            for (int s = 0; s < AT_ONCE; s++) sum[s] += values[i + s] * from[places[i + s]];
+        for (; i + 8 <= end; i += 8) { /* eight single loads: faster than a gather instruction on many processors */
+            const int32_t *p = places + i;
+            eight read = {from[p[0]], from[p[1]], from[p[2]], from[p[3]], from[p[4]], from[p[5]], from[p[6]], from[p[7]]};
+            sum += *(const eight *)(values + i) * read;
+        }
         for (; i < end; i++) total += values[i] * from[places[i]];
-        for (int s = 0; s < AT_ONCE; s++) total += sum[s];
+        for (int s = 0; s < 8; s++) total += sum[s];
         y[unit] = clamped(added ? total + added[unit] : total, call->low, call->high);
     }
     return DONE;

@@ -16,6 +16,7 @@
 
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
+typedef float eight __attribute__((vector_size(32), aligned(4), may_alias));
 
 /* What a kernel needs besides inputs and outputs: numbers, arrays, and the range to which outputs are clamped. Every
    kernel is a function (call, x, added, y, threads) that returns DONE or a reason; `added` is NULL, or has the shape of
