@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pruning.graph.operations import arguments, in_module, name_of
+from pruning.graph.operations import arguments, name_of
 from pruning.graph.tracing import Traced
 from pruning.kernels.sparse_weight import LayerShape
 
@@ -24,7 +24,7 @@ class FusedLayer:
     """A layer, as its kernel sees it.
 
     Args:
-        name: path of its module, or the name of its weight.
+        name: the name of its weight, without `.weight` at the end.
         nodes: its operations in the graph, in order; the last one's value is the layer's output.
         x: the node of its inputs.
         added: the node that is added before the clamp, or None.
@@ -73,8 +73,8 @@ def _bias(trace: Traced, node: Any, outputs: int) -> Tensor | None:
     return torch.zeros(outputs) if node is None else _constant(trace, node)
 
 
-def _name(node: fx.Node, weight: fx.Node) -> str:
-    return in_module(node) or str(weight.target).rpartition(".")[0] or str(weight.target)
+def _name(weight: fx.Node) -> str:
+    return str(weight.target).removesuffix(".weight")
 
 
 def _linear(trace: Traced, node: fx.Node) -> FusedLayer | None:
@@ -92,7 +92,7 @@ def _linear(trace: Traced, node: fx.Node) -> FusedLayer | None:
     if added is None or added.shape != weight.shape[:1]:
         return None
     shape = LayerShape("linear", weight.shape[1], weight.shape[0])
-    return FusedLayer(_name(node, kept), (node,), x, None, shape, weight, added)
+    return FusedLayer(_name(kept), (node,), x, None, shape, weight, added)
 
 
 def _convolution(trace: Traced, node: fx.Node) -> FusedLayer | None:
@@ -113,7 +113,7 @@ def _convolution(trace: Traced, node: fx.Node) -> FusedLayer | None:
     shape = LayerShape(
         "convolution", weight.shape[1] * groups, len(weight), flat, kernel, stride, padding, dilation, groups
     )
-    return FusedLayer(_name(node, given["weight"]), (node,), x, None, shape, weight, bias)
+    return FusedLayer(_name(given["weight"]), (node,), x, None, shape, weight, bias)
 
 
 def _dimensions(node: fx.Node) -> int | None:
