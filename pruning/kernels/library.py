@@ -60,7 +60,7 @@ def compiled_call(
     at, outputs = ctypes.addressof(held), layer.output(shape)
 
     def run(x: Tensor, added: Tensor | None, _held: _Call = held) -> Tensor:
-        y = torch.empty(outputs, dtype=torch.float32)
+        y = x.new_empty(outputs)  # torch.empty obeys torch.set_default_device
         more = None if added is None else added.data_ptr()
         code = call(at, x.data_ptr(), more, y.data_ptr(), torch.get_num_threads())
         if code:

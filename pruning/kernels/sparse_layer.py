@@ -50,12 +50,28 @@ class LayerPlan:
     """Choice -> places of its arrays among all arrays of the layer."""
 
     def bind(self, arrays: Sequence[Tensor], bias: Tensor, shape: torch.Size) -> Run:
-        """Return the call for a shape of inputs, by the kernel chosen for the nearest batch size."""
-        examples = max(1, self.layer.examples(shape))
+        """Return the call for a shape of inputs, by the kernel chosen for the nearest batch size.
+
+        The call keeps its arrays alive, and takes a tensor to add of any shape that broadcasts to the outputs.
+
+        Raises:
+            ValueError: the layer does not take inputs of this shape.
+        """
+        self.layer.check(shape)
+        outputs = torch.Size(self.layer.output(shape))
+        if not outputs.numel():
+            return lambda x, _added: x.new_empty(outputs)
+        examples = self.layer.examples(shape)
         place = min(range(len(self.choices)), key=lambda n: _distance(self.choices[n].examples, examples))
         choice = self.choices[place]
         own = [arrays[each] for each in self.arrays[place]]
-        return kernel_named(choice.kernel).bind(self.layer, choice.setting, own, bias, shape)
+        with torch.device("cpu"):  # kernels make tensors, whatever torch.set_default_device says
+            run = kernel_named(choice.kernel).bind(self.layer, choice.setting, own, bias, shape)
+
+        def call(x: Tensor, added: Tensor | None, _held: Any = (own, bias)) -> Tensor:
+            return run(x, added if added is None else _widened(checked(added), outputs))
+
+        return call
 
     def text(self) -> str:
         """Return the plan as JSON."""
@@ -78,6 +94,23 @@ def layer_shape(held: Mapping[str, Any]) -> LayerShape:
     return LayerShape(**fields)
 
 
+def _widened(added: Tensor, outputs: torch.Size) -> Tensor:
+    """Return a tensor to add in the shape of the outputs, contiguous.
+
+    Raises:
+        ValueError: it does not broadcast to this shape.
+    """
+    if added.shape == outputs:
+        return added
+    try:
+        return added.expand(outputs).contiguous()
+    except RuntimeError as error:
+        raise ValueError(
+            f"a tensor of shape {tuple(added.shape)} is added to a sparse layer's output; it must broadcast to the "
+            f"output's shape {tuple(outputs)}."
+        ) from error
+
+
 def _distance(one: int, other: int) -> float:
     return max(one, other) / min(one, other)
 
@@ -94,8 +127,17 @@ def _plan_of(text: str) -> LayerPlan:
     return LayerPlan.of_text(text)
 
 
+def _is_recorded() -> bool:
+    """Return whether calls are recorded (torch.compile, torch.jit.trace, make_fx): a C function is seen by none."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
+
+
 def checked(x: Tensor) -> Tensor:
-    """Return inputs in the layout that kernels read.
+    """Return inputs, or a tensor to add, in the layout that kernels read.
 
     Raises:
         ValueError: they are not float32 on the CPU.
@@ -118,13 +160,14 @@ def checked(x: Tensor) -> Tensor:
 def sparse_layer(x: Tensor, arrays: Sequence[Tensor], bias: Tensor, added: Tensor | None, plan: str) -> Tensor:
     """Compute a layer from its nonzero weights; `plan` is a `LayerPlan` as JSON."""
     held = checked(x)
-    run = _plan_of(plan).bind(arrays, bias, held.shape)
-    return run(held, None if added is None else added.contiguous())
+    return _plan_of(plan).bind(arrays, bias, held.shape)(held, added)
 
 
 @sparse_layer.register_fake
 def _(x: Tensor, arrays: Sequence[Tensor], bias: Tensor, added: Tensor | None, plan: str) -> Tensor:  # noqa: ARG001
-    return x.new_empty(_plan_of(plan).layer.output(x.shape))
+    layer = _plan_of(plan).layer
+    layer.check(x.shape)
+    return x.new_empty(layer.output(x.shape))
 
 
 class SparseLayer(nn.Module):
@@ -156,6 +199,7 @@ class SparseLayer(nn.Module):
             self.register_buffer(f"array_{place}", array)
         self.register_buffer("bias", bias.detach().float().contiguous())
         self._runs: dict[torch.Size, Run] = {}
+        self._bound_bias: Tensor | None = None
 
     @property
     def arrays(self) -> list[Tensor]:
@@ -164,14 +208,14 @@ class SparseLayer(nn.Module):
 
     def forward(self, x: Tensor, added: Tensor | None = None) -> Tensor:
         """Return the outputs for inputs of any batch size; `added` is added before the clamp."""
-        if type(x) is not Tensor or torch.compiler.is_compiling():
+        if type(x) is not Tensor or _is_recorded():
             found: Tensor = sparse_layer(x, self.arrays, self._bias_tensor(), added, self._text)
             return found
         x = checked(x)
         run = self._runs.get(x.shape)
-        if run is None:
+        if run is None or self._buffers["bias"] is not self._bound_bias:
             run = self._bind(x.shape)
-        return run(x, added if added is None else added.contiguous())
+        return run(x, added)
 
     def _bias_tensor(self) -> Tensor:
         bias = self._buffers["bias"]
@@ -179,27 +223,50 @@ class SparseLayer(nn.Module):
         return bias
 
     def _bind(self, shape: torch.Size) -> Run:
-        if len(self._runs) >= MOST_SHAPES:
-            self._runs.clear()
-        run = self._runs[shape] = self.plan.bind(self.arrays, self._bias_tensor(), shape)
+        """Make the call for a shape; calls made for other arrays, as in torch.func.functional_call, are dropped."""
+        bias = self._bias_tensor()
+        if len(self._runs) >= MOST_SHAPES or bias is not self._bound_bias:
+            self._runs, self._bound_bias = {}, bias
+        run = self._runs[shape] = self.plan.bind(self.arrays, bias, shape)
         return run
 
+    def check_conversion(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Raise ValueError if a conversion changes the dtype, the device or the positions of the weights."""
+        values, positions = torch.ones(8), torch.arange(8, dtype=torch.int32)
+        for given, found in ((values, fn(values)), (positions, fn(positions.clone()))):
+            if found.dtype is not given.dtype or found.device != given.device:
+                raise ValueError(
+                    f"a sparse layer (to {found.dtype} on {found.device}) must stay float32 on the CPU; convert the "
+                    "network that `to_sparse` was given."
+                )
+            if given is positions and not torch.equal(given, found):
+                raise ValueError("a sparse layer must keep the positions of its weights; call `to_sparse` again.")
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SparseLayer:
-        """Refuse other dtypes and devices, which no kernel computes; calls hold addresses, and are made again."""
-        kept = dict(self._buffers)
+        """Convert the arrays, and drop the calls, which hold addresses of arrays."""
+        self.check_conversion(fn)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        moved = [each for name, each in self._buffers.items() if each is not None and _differs(each, kept[name])]
-        if moved:
-            self._buffers.update(kept)
-            raise ValueError(
-                f"a sparse layer (to {moved[0].dtype} on {moved[0].device}) must stay float32 on the CPU; convert the "
-                "network that `to_sparse` was given."
-            )
         self._runs = {}
         return self
 
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *rest: Any
+    ) -> None:
+        """Load values into the arrays; positions must be the layer's own, as kernels read wherever they say."""
+        for name, own in self._buffers.items():
+            given = state_dict.get(prefix + name)
+            if own is None or given is None or own.is_floating_point():
+                continue
+            if given.dtype is not own.dtype or given.device != own.device or not torch.equal(given, own):
+                raise ValueError(
+                    f"the state's `{prefix}{name}` differs from the positions of this layer's weights; load a state of "
+                    "the same sparse network, or the dense network's state before `to_sparse`."
+                )
+        local_metadata = {**local_metadata, "assign_to_params_buffers": False}  # calls hold addresses of arrays
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_runs": {}}
+        return {**vars(self), "_runs": {}, "_bound_bias": None}
 
     def extra_repr(self) -> str:
         """Return the layer's sparsity and kernels."""
@@ -209,7 +276,3 @@ class SparseLayer(nn.Module):
 
 MOST_SHAPES = 64
 """Shapes of inputs whose calls a layer keeps."""
-
-
-def _differs(one: Tensor, other: Tensor | None) -> bool:
-    return other is not None and (one.dtype is not other.dtype or one.device != other.device)

@@ -122,6 +122,22 @@ class LayerShape:
         ]
         return (shape[0], self.outputs, *(found[1:] if self.flat else found))
 
+    def check(self, shape: Any) -> None:
+        """Raise ValueError unless the layer takes inputs of a shape; kernels read the shape that they are told."""
+        given = f"an input of shape {tuple(shape)} of a sparse layer"
+        if self.kind == "linear":
+            if not len(shape) or shape[-1] != self.inputs:
+                raise ValueError(f"{given} must have the shape (..., {self.inputs}).")
+            return
+        places = ("length",) if self.flat else ("height", "width")
+        if len(shape) != 2 + len(places) or shape[1] != self.inputs:
+            raise ValueError(f"{given} must have the shape (batch, {self.inputs}, {', '.join(places)}).")
+        top, left, bottom, right = self.padding
+        sizes = zip((1, shape[2]) if self.flat else shape[2:], (top + bottom, left + right), strict=True)
+        reads = [step * (kernel - 1) + 1 for step, kernel in zip(self.dilation, self.kernel, strict=True)]
+        if any(size + pads < read for (size, pads), read in zip(sizes, reads, strict=True)):
+            raise ValueError(f"{given} must be at least as large, with its padding, as the kernel's extent {reads}.")
+
     def examples(self, shape: Any) -> int:
         """Return the batch size that a kernel is chosen for: rows of a linear layer, images of a convolution."""
         size = 1
