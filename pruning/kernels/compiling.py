@@ -2,7 +2,7 @@
 
 The cache is `$XDG_CACHE_HOME/pruning-orchestrator/kernels` (by default in `~/.cache`). A file's name has a digest of
 everything that the compilation depends on, and a digest of the file's own content. A file is loaded only if it belongs
-to this user, if nobody else may write to it or to its folder, and if its content has the digest of its name. A cache
+to this user, if nobody else may write to it or to its folders, and if its content has the digest of its name. A cache
 that cannot be used so is left alone, and this process compiles for itself.
 """
 
@@ -13,6 +13,7 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
 import tempfile
@@ -24,6 +25,8 @@ FLAGS = ("-O3", "-fno-math-errno", "-shared", "-fPIC")
 THREADED = ("-fopenmp",)
 MORE_FLAGS = "PRUNING_KERNEL_FLAGS"
 """Environment variable with further flags for the compiler, for example `-fsanitize=address`."""
+FOLDERS = ("pruning-orchestrator", "kernels")
+"""Folders below the user's cache directory."""
 LONGEST = 120
 """Seconds after which the compiler is stopped."""
 
@@ -44,23 +47,35 @@ def library_file() -> tuple[Path, bool]:
         for file in sorted(folder.glob(f"{digest}-*.so")):
             if _is_trusted(file):
                 return file, False
-    content = _compiled(compiler)
-    if folder is not None and (kept := _kept(folder, digest, content)) is not None:
-        return kept, False
-    handle, name = tempfile.mkstemp(suffix=".so")
-    with os.fdopen(handle, "wb") as opened:
-        opened.write(content)
+    try:
+        content = _compiled(compiler)
+        if folder is not None and (kept := _kept(folder, digest, content)) is not None:
+            return kept, False
+        handle, name = tempfile.mkstemp(suffix=".so")
+        with os.fdopen(handle, "wb") as opened:
+            opened.write(content)
+    except OSError as error:
+        raise KernelsUnavailable(f"the compiled kernels cannot be written to a temporary file ({error}).") from error
     return Path(name), True
 
 
 def _compiler() -> list[str]:
-    named = shlex.split(os.environ.get("CC", ""))
+    named = _words("CC")
     for command in (named,) if named else (["cc"], ["gcc"], ["clang"]):
         if found := shutil.which(command[0]):
             return [found, *command[1:]]
     if named:
         raise KernelsUnavailable(f"the C compiler of the environment variable CC (={named[0]!r}) is not installed.")
     raise KernelsUnavailable("no C compiler (cc, gcc or clang) is installed; install one, for example gcc.")
+
+
+def _words(variable: str) -> list[str]:
+    """Return the words of an environment variable."""
+    value = os.environ.get(variable, "")
+    try:
+        return shlex.split(value)
+    except ValueError as error:
+        raise KernelsUnavailable(f"the environment variable {variable} (={value!r}) has an open quote.") from error
 
 
 def _digest(compiler: Sequence[str]) -> str:
@@ -74,14 +89,43 @@ def _digest(compiler: Sequence[str]) -> str:
 
 def _flags() -> list[str]:
     native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
-    return [*FLAGS, native, *shlex.split(os.environ.get(MORE_FLAGS, ""))]
+    return [*FLAGS, native, *_words(MORE_FLAGS)]
 
 
 def _version(compiler: Sequence[str]) -> bytes:
+    return _run(compiler, "--version")[1].encode()
+
+
+def _run(compiler: Sequence[str], *arguments: str) -> tuple[int, str, str]:
+    """Run the compiler; return its exit status, output and errors.
+
+    Raises:
+        KernelsUnavailable: it does not start, or it does not end; its own children are stopped with it.
+    """
     try:
-        return subprocess.run([*compiler, "--version"], capture_output=True, timeout=LONGEST).stdout
-    except (OSError, subprocess.TimeoutExpired) as error:
+        started = subprocess.Popen(
+            [*compiler, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env={**os.environ, "LC_ALL": "C"},
+            start_new_session=True,
+        )
+    except OSError as error:
         raise KernelsUnavailable(f"the C compiler {compiler[0]} does not run ({error}).") from error
+    with started:
+        try:
+            output, errors = started.communicate(timeout=LONGEST)
+        except BaseException as error:
+            os.killpg(started.pid, signal.SIGKILL)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            raise KernelsUnavailable(
+                f"the C compiler {compiler[0]} was stopped, as it did not end within {LONGEST} seconds."
+            ) from error
+    return started.returncode, output, errors
 
 
 def _processor() -> bytes:
@@ -101,27 +145,33 @@ def _compiled(compiler: Sequence[str]) -> bytes:
     with tempfile.TemporaryDirectory() as place:
         target = Path(place) / "kernels.so"
         for threads in (THREADED, ()):
-            command = [*compiler, *_flags(), *threads, *sources, "-o", str(target)]
-            try:
-                done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST)
-            except (OSError, subprocess.TimeoutExpired) as error:
-                raise KernelsUnavailable(f"the C compiler {compiler[0]} does not run ({error}).") from error
-            if not done.returncode:
+            status, output, errors = _run(compiler, *_flags(), *threads, *sources, "-o", str(target))
+            if not status and target.is_file():
                 return target.read_bytes()
-            said = said or next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
+            text = errors or output or f"exit status {status}, no file"
+            said = said or next((line for line in text.splitlines() if "error" in line), text)
     raise KernelsUnavailable(f"the C compiler {compiler[0]} cannot compile the kernels ({said.strip()[:300]}).")
 
 
 def _cache() -> Path | None:
     """Return this user's cache folder, made if it is missing; None if it cannot be private."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    folder = Path(base) / "pruning-orchestrator" / "kernels"
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():
+        base = Path(os.path.expanduser("~"), ".cache")
+    if not base.is_absolute():  # this user has no home directory
+        return None
+    folder = base
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        found = folder.lstat()
+        base.mkdir(parents=True, exist_ok=True)
+        for name in FOLDERS:
+            folder = folder / name
+            folder.mkdir(exist_ok=True, mode=0o700)
+            found = folder.lstat()
+            if not stat.S_ISDIR(found.st_mode) or not _is_private(found):
+                return None
     except OSError:
         return None
-    return folder if stat.S_ISDIR(found.st_mode) and _is_private(found) else None
+    return folder
 
 
 def _is_private(found: os.stat_result) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from collections.abc import Callable, Sequence
 
 import torch
@@ -17,13 +18,21 @@ REASONS = {1: "not enough memory", 2: "the input is too large for 32-bit positio
 """Code that a kernel returns -> why it failed."""
 
 
-@functools.cache
+_LOADING = threading.Lock()
+
+
 def library() -> ctypes.CDLL:
     """Return the library of kernels, compiled if the cache does not have it; it is loaded once in a process.
 
     Raises:
         KernelsUnavailable: it cannot be compiled or loaded.
     """
+    with _LOADING:  # threads wait for the first one's compiler
+        return _loaded()
+
+
+@functools.cache
+def _loaded() -> ctypes.CDLL:
     file, passing = library_file()
     try:
         return ctypes.CDLL(str(file))
