@@ -69,12 +69,11 @@ class KernelChoices(fx.Interpreter):
             )
         return super().run_node(n)
 
-    def measure(self, inputs: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
-        """Choose the kernels for several inputs, and leave out the LSTMs that are not faster."""
-        names = [str(node.target) for node in self.graph.find_nodes(op="placeholder")]
+    def measure(self, inputs: Sequence[Sequence[Any]]) -> None:
+        """Choose the kernels for several inputs, each as its leaves, and leave out the LSTMs that are not faster."""
         with torch.inference_mode():
-            for args, kwargs in inputs:
-                self.run(*args, *(kwargs[name] for name in names[len(args) :]), enable_io_processing=False)
+            for leaves in inputs:
+                self.run(*leaves, enable_io_processing=False)
         self.lstms = {
             node: call
             for node, call in self.lstms.items()

@@ -57,7 +57,10 @@ def _skip_identities(graph: fx.Graph, kept: set[fx.Node]) -> None:
         return
     for node in list(graph.nodes):
         given = arguments(node) if name_of(node) in ("slice", "pad", "constant_pad_nd") else {}
-        whole = (given.get("start"), given.get("step")) in ((0, 1), (None, 1)) and (given.get("end") or 2**63) >= 2**62
+        end = given.get("end")
+        whole = (given.get("start"), given.get("step")) in ((0, 1), (None, 1)) and (
+            end is None or (isinstance(end, int) and end >= 2**62)
+        )
         if given and (whole if "start" in given else not any(given["pad"])):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)

@@ -103,7 +103,7 @@ def to_sparse(model: nn.Module, example: Example, *, examples: Sequence[Example]
     reason = _unavailable()
     layers, lstms = list(fused_layers(trace)), [] if reason else list(lstm_calls(trace))
     choosing = KernelChoices(trace.graph, layers, lstms, all_dense=bool(reason))
-    choosing.measure(inputs)
+    choosing.measure([tree_leaves((args, {name: kwargs[name] for name in trace.kwargs})) for args, kwargs in inputs])
     reports = choosing.reports()
     network = sparse_graph(trace.graph, layers, choosing)
     error = max(_difference(plain, network, each) for each in inputs)
