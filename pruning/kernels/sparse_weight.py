@@ -72,7 +72,7 @@ class SparseWeight:
         count = len(self.values)
         if len(self.starts) != self.shape[0] + 1 or len(self.columns) != count:
             raise ValueError(f"a weight of shape {self.shape} has {len(self.starts)} starts, {count} values.")
-        steps = self.starts.diff()
+        steps = self.starts.long().diff()  # int32 could wrap around
         if int(self.starts[0]) or int(self.starts[-1]) != count or (steps < 0).any():
             raise ValueError("the starts of rows must ascend from 0 to the number of values.")
         if count and not 0 <= int(self.columns.min()) <= int(self.columns.max()) < self.row:
