@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pruning.catalogue.kernels import KERNELS
+from pruning.catalogue.kernels import DENSE, KERNELS
 from pruning.kernels.kernel import Kernel, Run, Setting
 from pruning.kernels.sparse_weight import LayerShape, SparseWeight
 
@@ -178,10 +178,14 @@ class SparseLayer(nn.Module):
         weight: the nonzero weights.
         bias: shape (outputs,).
         choices: a kernel for each batch size; the nearest one serves other sizes.
+        keep: keep `weight` for `weight()`, unless an array has all weights.
     """
 
-    def __init__(self, layer: LayerShape, weight: SparseWeight, bias: Tensor, choices: Sequence[Choice]) -> None:
+    def __init__(
+        self, layer: LayerShape, weight: SparseWeight, bias: Tensor, choices: Sequence[Choice], *, keep: bool = True
+    ) -> None:
         super().__init__()
+        self._kept = weight if keep and all(choice.kernel != DENSE for choice in choices) else None
         self.sparsity, self.shape = weight.sparsity, weight.shape
         arrays: list[Tensor] = []
         made: dict[str, tuple[int, ...]] = {}
@@ -205,6 +209,19 @@ class SparseLayer(nn.Module):
     def arrays(self) -> list[Tensor]:
         """Arrays of all choices."""
         return [getattr(self, f"array_{place}") for place in range(self.count)]
+
+    def weight(self) -> SparseWeight:
+        """Return the nonzero weights.
+
+        Raises:
+            ValueError: the layer was loaded from a file, and keeps only the arrays of its kernels.
+        """
+        for choice, places in zip(self.plan.choices, self.plan.arrays, strict=True):
+            if choice.kernel == DENSE:
+                return SparseWeight.of(self.arrays[places[0]])
+        if self._kept is None:
+            raise ValueError("a sparse layer that was loaded keeps no weights; use those in its file.")
+        return self._kept
 
     def forward(self, x: Tensor, added: Tensor | None = None) -> Tensor:
         """Return the outputs for inputs of any batch size; `added` is added before the clamp."""

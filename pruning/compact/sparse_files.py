@@ -1,0 +1,266 @@
+"""Files of a sparse network: its tensors in safetensors, and its layers in plain JSON.
+
+A weight is stored as its nonzeros, if they take fewer bytes: `NAME.values` (float32), `NAME.columns` (positions in the
+flattened row, ascending in each row; uint16 if they fit, else int32) and `NAME.starts` (int32, the place of each row's
+first nonzero, and their number). Everything is checked when it is loaded: a damaged file is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from pruning.catalogue.kernels import DENSE, KERNELS
+from pruning.compact.layer_records import Damaged, fields, layer_record, read_layer, weight_shape, wholes
+from pruning.kernels.compiling import KernelsUnavailable
+from pruning.kernels.library import library
+from pruning.kernels.sparse_layer import Choice, SparseLayer, kernel_named
+from pruning.kernels.sparse_weight import LARGEST, LayerShape, SparseWeight
+
+TENSORS, LAYERS = "network.safetensors", "layers.json"
+PARTS = ("values", "columns", "starts")
+VERSION = 1
+NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
+EXPANDED, SPARSEST = 2**28, 1000
+"""Largest size of all stored nonzeros as dense weights: bytes, or multiple of the file's bytes, whichever is more."""
+
+
+def tensors_of(network: fx.GraphModule) -> dict[str, Tensor]:
+    """Return name -> tensor that the operations between layers read."""
+    found: dict[str, Tensor] = {}
+    for node in network.graph.find_nodes(op="get_attr"):
+        value: Any = network
+        for step in str(node.target).split("."):
+            value = getattr(value, step)
+        found[str(node.target)] = value
+    return found
+
+
+def layers_of(network: nn.Module) -> dict[str, SparseLayer]:
+    """Return name -> sparse layer of a network."""
+    return {name: module for name, module in network.named_modules() if isinstance(module, SparseLayer)}
+
+
+def save_layers(network: fx.GraphModule, folder: Path) -> None:
+    """Write the layers and tensors of a network that `to_sparse` returned into a folder.
+
+    The operations between them are in the network's graph, which the caller writes as code; `load_layers` puts layers
+    and tensors into a module with this code as its `forward`.
+
+    Raises:
+        ValueError: the network was itself loaded from files.
+    """
+    from safetensors.torch import save_file
+
+    layers = layers_of(network)
+    held: dict[str, Tensor] = {}
+    nonzeros: dict[str, list[int]] = {}
+    tied: dict[str, str] = {}
+    first: dict[int, str] = {}
+    for name, tensor in tensors_of(network).items():
+        if first.setdefault(id(tensor), name) != name:
+            tied[name] = first[id(tensor)]
+            continue
+        _store(name, tensor.detach(), held, nonzeros)
+    for name, layer in layers.items():
+        _store(f"{name}.weight", layer.weight(), held, nonzeros)
+        held[f"{name}.bias"] = layer.get_buffer("bias").clone()
+    save_file(held, folder / TENSORS)
+    records = {name: layer_record(layer) for name, layer in layers.items()}
+    content = {"version": VERSION, "layers": records, "nonzeros": nonzeros, "tied": tied}
+    (folder / LAYERS).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def _store(name: str, given: Tensor | SparseWeight, held: dict[str, Tensor], nonzeros: dict[str, list[int]]) -> None:
+    """Add a tensor to those of the file, as its nonzeros if they take fewer bytes."""
+    shape = tuple(given.shape)
+    if isinstance(given, Tensor):
+        if given.dtype is not torch.float32 or given.ndim < 2 or not 0 < given.numel() <= LARGEST:
+            held[name] = given.contiguous().clone()
+            return
+        count = int(given.count_nonzero())
+    else:
+        count = len(given.values)
+    size = shape[0] * (row := torch.Size(shape[1:]).numel())
+    narrow = row <= 2**16
+    if count * (6 if narrow else 8) + 4 * (shape[0] + 1) >= 4 * size:
+        held[name] = given.contiguous().clone() if isinstance(given, Tensor) else given.dense()
+        return
+    weight = SparseWeight.of(given) if isinstance(given, Tensor) else given
+    columns = weight.columns.to(torch.uint16) if narrow else weight.columns.clone()
+    nonzeros[name] = list(shape)
+    held |= {f"{name}.values": weight.values.clone(), f"{name}.columns": columns, f"{name}.starts": weight.starts}
+
+
+def load_layers(folder: Path | str, network: nn.Module, names: Collection[str]) -> nn.Module:
+    """Put the layers and tensors of a folder into a module, under their names; return it in evaluation mode.
+
+    A layer whose kernel this machine cannot run takes another one, or PyTorch's dense operation, with a warning.
+
+    Args:
+        folder: has the files that `save_layers` wrote.
+        network: a module without layers and tensors.
+        names: names of the layers and tensors that its `forward` reads.
+
+    Raises:
+        ValueError: a file is damaged, or does not belong to the network.
+        OSError: a file cannot be read.
+    """
+    held, content = _tensors(Path(folder) / TENSORS)
+    text = (Path(folder) / LAYERS).read_bytes()
+    try:
+        found = dict(_loaded(text, held, max(EXPANDED, SPARSEST * content)))
+        if set(found) != set(names):
+            odd = sorted(set(found) ^ set(names))
+            raise Damaged(f"layers and tensors do not agree with the network's code, such as {odd[0][:80]!r}")
+    except Damaged as error:
+        raise ValueError(
+            f"{folder} holds no sparse network, or a damaged one: {error}; export the network again."
+        ) from error
+    for name, each in found.items():
+        _place(network, name, each)
+    return network.eval()
+
+
+def _tensors(file: Path) -> tuple[dict[str, Tensor], int]:
+    """Return the tensors in a file, as copies that a later change of the file does not reach, and its bytes."""
+    from safetensors.torch import load
+
+    content = file.read_bytes()
+    try:
+        return load(content), len(content)
+    except Exception as error:  # safetensors raises many types
+        said = (str(error).strip().splitlines() or [""])[0][:200]
+        raise ValueError(f"{file} is damaged ({said}); export the network again.") from error
+
+
+def _loaded(text: bytes, held: dict[str, Tensor], most: int) -> Iterator[tuple[str, Tensor | SparseLayer]]:
+    """Yield the name of each layer and tensor, with the layer or tensor; `most`: bytes of weights as dense ones."""
+    content = _content(text)
+    nonzeros = _nonzeros(content["nonzeros"], held, most)
+    replaced: list[str] = []
+    for name, record in content["layers"].items():
+        layer, choices = read_layer(_name(name), record)
+        weight, bias = _weight(f"{name}.weight", layer, held, nonzeros), held.pop(f"{name}.bias", None)
+        if bias is None or bias.shape != (layer.outputs,) or bias.dtype is not torch.float32:
+            raise Damaged(f"the bias of layer {name!r} must have {layer.outputs} float32 entries")
+        own = tuple(_runnable(choice, weight, layer) for choice in choices)
+        replaced += [name] * any(map(_differs, own, choices))
+        yield name, SparseLayer(layer, weight, bias, own, keep=False)
+    if replaced:
+        _warn(replaced)
+    tensors = {name: weight.dense() for name, weight in nonzeros.items()} | held
+    for name, other in content["tied"].items():
+        if not isinstance(other, str) or other not in tensors or name in tensors:
+            raise Damaged(f"tensor {name[:80]!r} is tied to an unknown one")
+        yield _name(name), tensors[other]
+    for name, tensor in tensors.items():
+        yield _name(name), tensor
+
+
+def _content(text: bytes) -> Mapping[str, Any]:
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no JSON")
+
+    try:
+        held = json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"{LAYERS} is no JSON ({str(error)[:80]})") from error
+    if not isinstance(held, dict) or held.get("version") != VERSION or type(held["version"]) is not int:
+        raise Damaged(f"{LAYERS} must have the version {VERSION}")
+    content = fields(held, {"version", "layers", "nonzeros", "tied"}, LAYERS)
+    if not all(isinstance(content[each], dict) for each in ("layers", "nonzeros", "tied")):
+        raise Damaged(f"layers, nonzeros and tied of {LAYERS} must be objects")
+    return content
+
+
+def _name(name: str) -> str:
+    if not NAME.fullmatch(name) or len(name) > 500:
+        raise Damaged(f"{name[:80]!r} is no name of a layer or tensor")
+    return name
+
+
+def _nonzeros(shapes: Mapping[str, Any], held: dict[str, Tensor], most: int) -> dict[str, SparseWeight]:
+    """Take the weights of nonzeros out of a file's tensors, and check them."""
+    found: dict[str, SparseWeight] = {}
+    total = 0
+    for name, given in shapes.items():
+        shape = wholes(given, None, 1, LARGEST, f"the shape of {name[:80]!r}")
+        parts = {part: held.pop(f"{name}.{part}", None) for part in PARTS}
+        values, columns, starts = parts["values"], parts["columns"], parts["starts"]
+        if values is None or columns is None or starts is None or name in held:
+            raise Damaged(f"{name[:80]!r} must have {', '.join(PARTS)}")
+        if columns.dtype not in (torch.uint16, torch.int32):
+            raise Damaged(f"the columns of {name[:80]!r} must be uint16 or int32")
+        weight = SparseWeight(shape, starts, columns.to(torch.int32), values)
+        try:
+            weight.check()
+        except ValueError as error:
+            raise Damaged(f"{name[:80]!r}: {str(error).rstrip('.')}") from error
+        total += 4 * shape[0] * weight.row
+        if total > most:
+            raise Damaged(f"its weights would take more than {most} bytes as dense ones")
+        found[name] = weight
+    return found
+
+
+def _weight(name: str, layer: LayerShape, held: dict[str, Tensor], nonzeros: dict[str, SparseWeight]) -> SparseWeight:
+    """Take a layer's weight out of the file's tensors."""
+    shape = weight_shape(layer)
+    dense, weight = held.pop(name, None), nonzeros.pop(name, None)
+    if dense is not None and dense.dtype is torch.float32 and dense.shape == shape and dense.numel() <= LARGEST:
+        return SparseWeight.of(dense)
+    if weight is None or weight.shape != shape:
+        raise Damaged(f"{name[:80]!r} must have the shape {shape} in float32")
+    return weight
+
+
+def _runnable(choice: Choice, weight: SparseWeight, layer: LayerShape) -> Choice:
+    """Return a choice if its kernel offers this setting here; else the first offer of it, or of another kernel."""
+    try:
+        library()
+    except KernelsUnavailable:
+        return Choice(choice.examples, DENSE, {}, choice.dense_seconds, choice.dense_seconds)
+    names = [name for name, row in KERNELS.items() if layer.kind in row.kinds and name != DENSE]
+    for name in dict.fromkeys((choice.kernel, *names, DENSE)):
+        offered = [dict(each) for each in kernel_named(name).settings(weight, layer, choice.examples)]
+        if name == choice.kernel and choice.setting in offered:
+            return choice
+        if offered:
+            return Choice(choice.examples, name, offered[0], choice.seconds, choice.dense_seconds)
+    raise AssertionError("PyTorch's operation computes every layer")
+
+
+def _differs(one: Choice, other: Choice) -> bool:
+    return (one.kernel, one.setting) != (other.kernel, other.setting)
+
+
+def _warn(names: list[str]) -> None:
+    try:
+        library()
+        reason = "this machine or release does not offer the kernels that were chosen where the file was written"
+    except KernelsUnavailable as error:
+        reason = str(error).rstrip(".")
+    count = f"{len(names)} layers run" if len(names) > 1 else f"layer {names[0]} runs"
+    warnings.warn(f"{count} on other kernels, perhaps slower: {reason}.", stacklevel=4)
+
+
+def _place(network: nn.Module, name: str, each: Tensor | SparseLayer) -> None:
+    """Register a layer or tensor in a module under a name with dots."""
+    *path, leaf = name.split(".")
+    for step in path:
+        if step not in network._modules:
+            network.add_module(step, nn.Module())
+        network = network.get_submodule(step)
+        assert not isinstance(network, SparseLayer), "names agree with the network's code"
+    if isinstance(each, SparseLayer):
+        network.add_module(leaf, each)
+    else:
+        network.register_buffer(leaf, each)
