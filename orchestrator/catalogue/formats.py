@@ -72,6 +72,12 @@ FORMATS: Mapping[str, Format] = named(
             extra="export",
             tolerance=RUNTIME,
         ),
+        Format(
+            "sparse",
+            "orchestrator.deploy.formats.sparse:CODEC",
+            "PyTorch on the nonzero weights alone, by kernels of this package",
+            tolerance=RUNTIME,
+        ),
     )
 )
 """Name -> format."""

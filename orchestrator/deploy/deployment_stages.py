@@ -11,7 +11,7 @@ import copy
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -21,8 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch import nn
 
 from orchestrator.catalogue.formats import SHRINK
 from orchestrator.core.errors import StageMissing
@@ -31,8 +30,9 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact_tree
 from orchestrator.core.specs import DENSE, NETWORK, StageSpec
 from orchestrator.core.work_order import FileWriter, Result, WorkOrder
+from orchestrator.deploy.dense_runtimes import DenseRuntimes
 from orchestrator.deploy.deployed_metrics import calibration_inputs, metrics_of
-from orchestrator.deploy.formats.format import ExportError, Run, call, called_with
+from orchestrator.deploy.formats.format import ExportError, Run, call, called_with, resized
 from orchestrator.deploy.formats.format_table import FORMATS, TOLERANCES
 from orchestrator.deploy.latency_measuring import Measuring
 from orchestrator.deploy.shrunk_network import check_outputs, shrunk
@@ -95,17 +95,9 @@ def measure(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) ->
     network = _restored(spec, pruned.inputs[NETWORK], order)
     measuring = Measuring(what, order, _device(network))
     with TemporaryDirectory() as place:
-        if name == SHRINK:
-            networks = [_smaller(_restored(spec, dense.inputs[NETWORK], order)), _smaller(network)]
-        else:
-            folders = [_folder(each, spec, Path(place), order) for each in (dense, pruned)]
+        compared = _comparison(spec, dense, pruned, network, Path(place), order, measuring)
         for size in what.batch_sizes:
-            example = _example(network, size)
-            if name == SHRINK:
-                makes = [calling(each, example) for each in networks]
-            else:
-                makes = [_loading(name, folder, what.threads, example) for folder in folders]
-            figures |= measuring.figures(makes, size)
+            figures |= compared(_example(network, size), size)
     package = (FORMATS[name].needs if name in FORMATS else ())[-1:] or ("torch",)
     record = replace(
         _record(spec, pruned, order, begun),
@@ -115,9 +107,33 @@ def measure(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) ->
         warnings=measuring.warnings,
         environment=environment(order.device)
         | _processor(network, name)
+        | measuring.environment
         | {"threads": str(what.threads), "runtime": f"{package[0]} {version(package[0])}"},
     )
     return Result(_timed(record, figures | {"others": measuring.others}), {}, None)
+
+
+def _comparison(
+    spec: StageSpec,
+    dense: StageRecord,
+    pruned: StageRecord,
+    network: Network,
+    place: Path,
+    order: WorkOrder,
+    measuring: Measuring,
+) -> Callable[[Example, int], dict[str, float]]:
+    """Return a function that measures the pruned network against the dense one: (example, batch size) -> figures."""
+    name, threads = str(spec.typed.format), spec.typed.measure.threads
+    if name == SHRINK:
+        whole, smaller = _smaller(_restored(spec, dense.inputs[NETWORK], order)), _smaller(network)
+        return lambda example, size: measuring.figures(calling(whole, example), calling(smaller, example), size)
+    make, folder = partial(_loading, name, threads), _folder(pruned, spec, place, order)
+    if FORMATS[name].against_fastest:
+        whole = _smaller(_restored(spec, dense.inputs[NETWORK], order))
+        runtimes = DenseRuntimes(whole, _example(network, 2), place, threads)
+        return lambda example, size: measuring.figures_against_fastest(runtimes, make(folder, example), example, size)
+    other = _folder(dense, spec, place, order)
+    return lambda example, size: measuring.figures(make(other, example), make(folder, example), size)
 
 
 def _processor(network: Network, name: str) -> dict[str, str]:
@@ -190,16 +206,7 @@ def _smaller(network: Network) -> nn.Module:
 def _example(network: Network, size: int) -> Example:
     """Return the network's inputs for `size` examples of the validation split; examples repeat if it has fewer."""
     batch = next(iter(network.data.val.batches(size, device=_device(network))))
-    inputs = called_with(network.model, batch)
-    found = max((len(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim), default=size)
-
-    def filled(leaf: object) -> object:
-        if not isinstance(leaf, Tensor) or not leaf.ndim or len(leaf) != found or found >= size:
-            return leaf
-        return leaf[torch.arange(size, device=leaf.device) % found]
-
-    filled_up: Example = tree_map(filled, inputs)
-    return filled_up
+    return resized(called_with(network.model, batch), size)
 
 
 def _device(network: Network) -> torch.device:
@@ -225,7 +232,9 @@ def _folder(record: StageRecord, spec: StageSpec, place: Path, order: WorkOrder)
     folder.mkdir()
     if chosen.runs_code:
         network = _restored(spec, record.inputs[NETWORK], order)
-        chosen.write(_smaller(network), _example(network, 2), folder)
+        torch.set_num_threads(spec.typed.measure.threads)
+        sizes = spec.typed.measure.batch_sizes
+        chosen.write(_smaller(network), _example(network, 2), folder, batch_sizes=sizes)
         return folder
     for name in chosen.files:
         shutil.copyfile(order.store.stages.fetch(record.key, name), folder / name)
@@ -234,7 +243,7 @@ def _folder(record: StageRecord, spec: StageSpec, place: Path, order: WorkOrder)
     return folder
 
 
-def _loading(name: str, folder: Path, threads: int, example: Example) -> Make:
+def _loading(name: str, threads: int, folder: Path, example: Example) -> Make:
     """Return a function that loads the deployment again and binds it to its own copy of the inputs."""
 
     def make() -> Call:

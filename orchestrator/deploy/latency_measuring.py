@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,6 +13,8 @@ from orchestrator.core.errors import Cancelled
 from orchestrator.core.records import BUSY
 from orchestrator.core.stage_fields import MeasuringFields
 from orchestrator.core.work_order import WorkOrder
+from orchestrator.deploy.dense_runtimes import DenseRuntimes
+from pruning.graph.tracing import Example
 from pruning.measure.latency import Call, Make, compare_latency
 from pruning.measure.memory import peak_memory
 
@@ -24,15 +25,43 @@ class Measuring:
     def __init__(self, what: MeasuringFields, order: WorkOrder, device: torch.device) -> None:
         self._what = what
         self._order, self._device, self._others = order, device, list[float]()
+        self.dense_runtimes: dict[int, str] = {}
+        """Batch size -> the fastest dense runtime, for formats that are measured against it."""
+        self.left_out: dict[str, str] = {}
+        """Dense runtime that is installed and does not run the network -> why."""
 
-    def figures(self, makes: Sequence[Make], size: int) -> dict[str, float]:
+    def figures(self, dense: Make, pruned: Make, size: int) -> dict[str, float]:
         """Return the figures at a batch size: milliseconds of a call, the speed-up with its 95% interval, peak memory.
 
         Args:
-            makes: function that makes a call of the dense network, and one for the pruned network.
+            dense, pruned: functions that make a call of each network.
             size: batch size, for the names of the figures.
         """
-        dense, pruned = map(self._watched, makes)
+        return self.latency(dense, pruned, size) | self.memory(dense, pruned, size)
+
+    def figures_against_fastest(
+        self, runtimes: DenseRuntimes, pruned: Make, example: Example, size: int
+    ) -> dict[str, float]:
+        """Return `figures` against the dense network in the fastest runtime, and beside it against PyTorch.
+
+        Figures against PyTorch are `pytorch_ms`, `speedup_pytorch`, `speedup_pytorch_low` and `speedup_pytorch_high`;
+        `dense_memory` is the peak memory of the dense network in PyTorch.
+        """
+        pytorch = runtimes.pytorch(example)
+        name, fastest = runtimes.fastest(example)
+        found = self.latency(fastest or pytorch, pruned, size)
+        beside = self.latency(pytorch, pruned, size) if fastest else found
+        names = {"dense_ms": "pytorch_ms"} | {f"speedup{end}": f"speedup_pytorch{end}" for end in ("", "_low", "_high")}
+        self.dense_runtimes[size], self.left_out = name, runtimes.left_out
+        return (
+            found
+            | {f"{new}/{size}": beside[f"{old}/{size}"] for old, new in names.items()}
+            | self.memory(pytorch, pruned, size)
+        )
+
+    def latency(self, dense: Make, pruned: Make, size: int) -> dict[str, float]:
+        """Return the milliseconds of a call at a batch size, and the speed-up with its 95% interval."""
+        dense, pruned = map(self._watched, (dense, pruned))
         found = compare_latency(
             dense, pruned, blocks=self._what.blocks, seconds=self._what.seconds, threads=self._what.threads
         )
@@ -40,16 +69,19 @@ class Measuring:
         assert speedup is not None
         assert speedup.low is not None
         assert speedup.high is not None
-        peaks = {
-            name: peak_memory(make, self._device) for name, make in zip(("dense_memory", "memory"), makes, strict=True)
-        }
-        return {f"{name}/{size}": float(peak) for name, peak in peaks.items() if peak is not None} | {
+        return {
             f"latency_ms/{size}": 1e3 * found.b,
             f"dense_ms/{size}": 1e3 * found.a,
             f"speedup/{size}": speedup.mean,
             f"speedup_low/{size}": speedup.low,
             f"speedup_high/{size}": speedup.high,
         }
+
+    def memory(self, dense: Make, pruned: Make, size: int) -> dict[str, float]:
+        """Return the peak memory of each network at a batch size, if the system reports it."""
+        makes = {"dense_memory": dense, "memory": pruned}
+        peaks = {name: peak_memory(make, self._device) for name, make in makes.items()}
+        return {f"{name}/{size}": float(peak) for name, peak in peaks.items() if peak is not None}
 
     @property
     def others(self) -> float:
@@ -58,13 +90,19 @@ class Measuring:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """A warning if other processes kept the machine busy."""
-        if self.others < BUSY:
-            return ()
-        return (
-            f"{self.others:.1f} other processes ran on average while latency was measured, on {os.cpu_count()} CPUs: "
-            "the figures may be wrong",
-        )
+        """Dense runtimes that were left out, and a warning if other processes kept the machine busy."""
+        found = [f"the dense network was not measured in {name} ({why})" for name, why in self.left_out.items()]
+        if self.others >= BUSY:
+            found.append(
+                f"{self.others:.1f} other processes ran on average while latency was measured, on {os.cpu_count()} "
+                "CPUs: the figures may be wrong"
+            )
+        return tuple(found)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The fastest dense runtime at each batch size, as entries of a record's environment."""
+        return {f"dense_runtime/{size}": name for size, name in self.dense_runtimes.items()}
 
     def _watched(self, make: Make) -> Make:
         """Wrap `make` to raise Cancelled if the stage is cancelled, and to count other processes."""

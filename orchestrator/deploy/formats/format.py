@@ -13,6 +13,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from orchestrator.catalogue import formats
 from orchestrator.core.errors import OrchestratorError
@@ -35,7 +36,7 @@ class Codec:
     """Functions that write a network in a format and load it.
 
     Args:
-        writer: writes a network that returns a tensor into a folder.
+        writer: writes a network that returns a tensor into a folder: (network, example, folder).
         loader: (folder, threads) -> function that runs the network.
         files: names of the files that `writer` writes.
         arrays: library of the input arrays, torch or numpy.
@@ -44,15 +45,22 @@ class Codec:
         calibration: number of training examples that `writer` needs for calibration; 0: any batch of 2 or more will do.
         runs_code: whether a file of this format can hold code that `loader` runs; load only files that this process
             has written.
+        takes_batch_sizes: whether `writer` takes `batch_sizes`, for which it makes the network fast.
+        against_fastest: whether networks are measured against the dense network in the fastest runtime that is
+            installed, instead of the dense network in the same format.
+        needs_engine: whether `snippet` needs the package `pruning` of this project.
     """
 
-    writer: Callable[[nn.Module, Example, Path], None]
+    writer: Callable[..., None]
     loader: Callable[[Path, int], Run]
     files: tuple[str, ...]
     arrays: Literal["torch", "numpy"]
     snippet: str
     calibration: int = 0
     runs_code: bool = False
+    takes_batch_sizes: bool = False
+    against_fastest: bool = False
+    needs_engine: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,13 +90,14 @@ class Format(Codec):
         """Whether outputs in this format differ from PyTorch's on purpose, so that metrics must be measured again."""
         return math.isinf(self.tolerance)
 
-    def write(self, network: nn.Module, example: Example, folder: Path) -> None:
+    def write(self, network: nn.Module, example: Example, folder: Path, *, batch_sizes: Sequence[int] = ()) -> None:
         """Write a network's `files` into a folder, for batches of any size; masked entries are stored as zeros.
 
         Args:
             network: the network in evaluation mode; it is not changed. If it returns an object, its logits are kept.
             example: the network's inputs, see `called_with`: a batch of 2 or more, or of `calibration` examples.
             folder: created if it is missing.
+            batch_sizes: batch sizes that the network will run at most; none: 1 and the example's.
 
         Raises:
             ExportError: a package is missing or broken, or the network cannot be traced or written
@@ -100,7 +109,8 @@ class Format(Codec):
                 "an argument of its own in its `forward`."
             )
         folder.mkdir(parents=True, exist_ok=True)
-        self.writer(with_outputs_alone(plain_copy(network), example), example, folder)
+        sizes = {"batch_sizes": batch_sizes} if self.takes_batch_sizes else {}
+        self.writer(with_outputs_alone(plain_copy(network), example), example, folder, **sizes)
 
     def load(self, folder: Path, threads: int = 1) -> Run:
         """Return a function that runs the network in a folder on `threads` CPU threads; raise as `write` does."""
@@ -186,6 +196,20 @@ def cut(example: Example, size: int, start: int = 0) -> Example:
     if isinstance(example, tuple):
         return tuple(each[start : start + size] for each in example)
     return {name: each[start : start + size] for name, each in example.items()}
+
+
+def resized(example: Example, size: int) -> Example:
+    """Return an example with `size` examples, which repeat if it has fewer."""
+    tensors = [leaf for leaf in tree_leaves(example) if isinstance(leaf, Tensor) and leaf.ndim]
+    count = max(map(len, tensors), default=size)
+
+    def filled(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or not leaf.ndim or len(leaf) != count:
+            return leaf
+        return leaf[torch.arange(size, device=leaf.device) % count]
+
+    found: Example = tree_map(filled, example)
+    return found
 
 
 def difference(outputs: Tensor, expected: Tensor) -> float:

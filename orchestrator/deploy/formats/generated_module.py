@@ -94,7 +94,7 @@ def write(network: nn.Module, example: Example, folder: Path) -> None:
     fours = {name: two_of_four.compressed(tensor) for name, tensor in learned.items()}
     short = {name: parts for name, parts in fours.items() if parts is not None}
     inputs = [str(node.target) for node in trace.graph.graph.find_nodes(op="placeholder")]
-    forward, imports = _forward(trace.graph.graph, names)
+    forward, imports = forward_code(trace.graph.graph, names)
     text = TEMPLATE.format(
         title=type(network.network if hasattr(network, "network") else network).__name__,
         inputs=", ".join(inputs),
@@ -143,7 +143,7 @@ def _sizes(tensors: Mapping[str, Tensor]) -> str:
     return "".join(f"    {name!r}: ({tuple(tensor.shape)}, {tensor.dtype}),\n" for name, tensor in tensors.items())
 
 
-def _forward(graph: fx.Graph, names: Mapping[str, str]) -> tuple[str, str]:
+def forward_code(graph: fx.Graph, names: Mapping[str, str]) -> tuple[str, str]:
     """Return the code of a method with the operations of a graph, and the imports that it needs besides torch's."""
     for node in graph.find_nodes(op="get_attr"):
         node.target = names[node.target]

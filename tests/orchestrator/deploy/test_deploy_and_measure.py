@@ -105,7 +105,7 @@ def test_each_figure_is_that_of_its_network(monkeypatch: pytest.MonkeyPatch) -> 
         time.sleep(2e-3)
         return 300
 
-    found = measuring.figures([lambda: dense, lambda: lambda: 100], 8)
+    found = measuring.figures(lambda: dense, lambda: lambda: 100, 8)
 
     assert (found["dense_memory/8"], found["memory/8"]) == (300, 100)
     assert found["dense_ms/8"] >= 2 > found["latency_ms/8"]

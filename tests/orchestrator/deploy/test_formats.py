@@ -25,7 +25,7 @@ LINEAR = Prune(("Linear", "Conv2d"))
 WITHOUT_THE_PROJECT = """
 import sys
 sys.path.insert(0, "")
-sys.modules.update(orchestrator=None, pruning=None)
+sys.modules.update({hidden})
 import torch, safetensors.torch, safetensors.numpy
 """
 
@@ -104,14 +104,15 @@ def sentences() -> tuple[nn.Module, dict[str, Tensor]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_format_loads_in_a_process_without_this_project(form: str, tmp_path: Path) -> None:
+def test_a_format_loads_in_a_process_without_this_project_or_with_its_engine_alone(form: str, tmp_path: Path) -> None:
     chosen, (model, batch) = FORMATS[form], sentences()
     example = called_with(model, batch)
     assert set(example) == {"mask", "input"}
 
     chosen.write(model, example, tmp_path)
     save_file({name: each.contiguous() for name, each in example.items()}, tmp_path / "inputs")
-    code = f"{WITHOUT_THE_PROJECT}import {chosen.arrays}\n{chosen.zeros(model, example)}"
+    hidden = {"orchestrator": None} if chosen.needs_engine else {"orchestrator": None, "pruning": None}
+    code = f"{WITHOUT_THE_PROJECT.format(hidden=hidden)}import {chosen.arrays}\n{chosen.zeros(model, example)}"
     code += f"globals().update(safetensors.{chosen.arrays}.load_file('inputs'))\n{chosen.code(model, example)}"
     code += "safetensors.torch.save_file({'outputs': torch.as_tensor(outputs).detach().contiguous()}, 'outputs')"
     subprocess.run([sys.executable, "-I", "-c", code], cwd=tmp_path, check=True)

@@ -1,0 +1,93 @@
+"""Format `sparse`: nonzero weights and their positions, and a generated module that runs on them.
+
+The module needs the package `pruning`, whose kernels compute the layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import fx, nn
+
+import pruning
+from orchestrator.deploy.formats.format import Codec, ExportError, call_values, resized
+from orchestrator.deploy.formats.generated_module import MODULE, SNIPPET, forward_code, load
+from pruning.compact.sparse_files import LAYERS, TENSORS, layers_of, save_layers, tensors_of
+from pruning.graph.tracing import Example, traced
+
+TEMPLATE = '''\
+"""{title} with sparse layers, written by pruning-orchestrator. The layers are in files in the same folder.
+
+    module = load()
+    outputs = module({inputs})
+
+Loading needs torch, safetensors and pruning-orchestrator. The network is in evaluation mode, runs in float32 on the
+CPU, and computes no gradients.
+"""
+
+{imports}from math import inf, nan
+from pathlib import Path
+
+import torch
+from torch import device, nn
+
+from pruning.compact.sparse_files import load_layers
+
+NAMES = [
+{names}]
+
+
+class Network(nn.Module):
+{forward}
+
+def load(folder=None):
+    """Return the network with its layers and tensors, loaded from `folder` and checked."""
+    return load_layers(folder or Path(__file__).parent, Network(), NAMES)
+'''
+
+
+def write(network: nn.Module, example: Example, folder: Path, *, batch_sizes: Sequence[int] = ()) -> None:
+    """Choose the kernels of a network by measurement, and write its layers and the operations between them.
+
+    Args:
+        network: the shrunk network in evaluation mode.
+        example: its inputs, a batch of 2 or more.
+        folder: where the files are written.
+        batch_sizes: batch sizes for which kernels are chosen, by default 1 and the example's.
+
+    Raises:
+        ExportError: the network cannot be traced, or an operation cannot be written.
+    """
+    sizes = dict.fromkeys(batch_sizes or (1, len(call_values(example)[0])))
+    try:
+        sparse = pruning.to_sparse(network, example, examples=[resized(example, size) for size in sizes])
+        graph = sparse if isinstance(sparse, fx.GraphModule) else traced(sparse, example, any_batch=True).graph
+    except ValueError as error:
+        raise ExportError(str(error)) from error
+    tensors = tensors_of(graph)
+    names = [*layers_of(graph), *tensors]
+    inputs = [str(node.target) for node in graph.graph.find_nodes(op="placeholder")]
+    save_layers(graph, folder)
+    forward, imports = forward_code(graph.graph, {name: name for name in tensors})
+    text = TEMPLATE.format(
+        title=type(network.network if hasattr(network, "network") else network).__name__,
+        inputs=", ".join(inputs),
+        imports=imports,
+        names="".join(f"    {name!r},\n" for name in names),
+        forward=forward,
+    )
+    (folder / MODULE).write_text(text)
+
+
+CODEC = Codec(
+    write,
+    load,
+    (MODULE, TENSORS, LAYERS),
+    "torch",
+    SNIPPET,
+    runs_code=True,
+    takes_batch_sizes=True,
+    against_fastest=True,
+    needs_engine=True,
+)
