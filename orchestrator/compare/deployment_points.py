@@ -29,7 +29,10 @@ class Deployed:
     latency_ms: float
     dense_ms: float
     speedup: Estimate
-    """Dense latency / pruned latency in the same format; with one seed the interval is the measurement's own."""
+    """Dense latency / pruned latency; with one seed the interval is the measurement's own.
+
+    The dense network is in the same format, or in the fastest of `dense_runtimes`.
+    """
     bytes: float
     dense_bytes: float
     memory: float | None
@@ -39,6 +42,10 @@ class Deployed:
     """Primary metric of the deployed network on validation; None if the format does not change outputs."""
     test: Estimate | None = None
     """Primary metric of the deployed network on test; None if the format does not change outputs."""
+    speedup_pytorch: Estimate | None = None
+    """Speed-up over dense in PyTorch; None for a format whose dense network is in the same format."""
+    dense_runtimes: tuple[str, ...] = ()
+    """Fastest runtime of the dense network, for each seed that has another one; empty if the format is the same."""
     dense_test: float | None = None
     """Mean primary metric of the deployed dense networks on test; None if the format does not change outputs."""
 
@@ -92,13 +99,19 @@ def figures_of(trial: TrialSpec, records: Mapping[str, StageRecord]) -> list[tup
 
 
 def _ungated_figures(record: StageRecord) -> dict[str, float]:
-    """Return the figures that no gate checks: reported peak memory by batch size, and the format's other metrics.
+    """Return the figures that no gate checks: by batch size, and the format's other metrics.
 
-    Peak memory is too rough for a gate. Only a format that changes outputs has metrics.
+    Peak memory is too rough for a gate, and `speedup` is the stricter speed-up than the one over dense in PyTorch. Only
+    a format that changes outputs has metrics.
     """
     place, found = f"deploy/{_format(record)}", record.measurements
-    peaks = {f"{size}/memory": found[f"memory/{size}"] for size in _sizes(record) if f"memory/{size}" in found}
-    return {f"{place}/{name}": value for name, value in {**peaks, **record.after}.items()}
+    sized = {
+        f"{size}/{name}": found[f"{name}/{size}"]
+        for name in ("memory", "speedup_pytorch")
+        for size in _sizes(record)
+        if f"{name}/{size}" in found
+    }
+    return {f"{place}/{name}": value for name, value in {**sized, **record.after}.items()}
 
 
 def headline(trial: TrialSpec, records: Mapping[str, StageRecord]) -> list[tuple[str, float, float]]:
@@ -126,13 +139,21 @@ def _mean(found: Sequence[Mapping[str, float]], name: str) -> float | None:
     return fmean(each[name] for each in found) if all(name in each for each in found) else None
 
 
+def _speedup(found: Sequence[Mapping[str, float]], name: str, size: int) -> Estimate | None:
+    """Return the geometric mean of a speed-up; None if a measurement lacks it."""
+    if not all(f"{name}{end}/{size}" in each for each in found for end in ("", "_low", "_high")):
+        return None
+    mean = ratio([math.log(each[f"{name}/{size}"]) for each in found])
+    if mean is not None and len(found) == 1:
+        return Estimate(1, mean.mean, None, found[0][f"{name}_low/{size}"], found[0][f"{name}_high/{size}"])
+    return mean
+
+
 def _summary(name: str, size: int, hardware: str, records: Sequence[StageRecord]) -> Deployed:
     found = [record.measurements for record in records]
-    speedup = ratio([math.log(each[f"speedup/{size}"]) for each in found])
+    speedup = _speedup(found, "speedup", size)
     assert speedup is not None
-    if len(found) == 1:
-        ends = (found[0][f"speedup_low/{size}"], found[0][f"speedup_high/{size}"])
-        speedup = Estimate(1, speedup.mean, None, *ends)
+    runtimes = [record.environment.get(f"dense_runtime/{size}", "") for record in records]
     return Deployed(
         format=name,
         batch_size=size,
@@ -144,6 +165,8 @@ def _summary(name: str, size: int, hardware: str, records: Sequence[StageRecord]
         dense_bytes=fmean(each["dense_bytes"] for each in found),
         memory=_mean(found, f"memory/{size}"),
         dense_memory=_mean(found, f"dense_memory/{size}"),
+        speedup_pytorch=_speedup(found, "speedup_pytorch", size),
+        dense_runtimes=tuple(dict.fromkeys(filter(None, runtimes))),
         **_achieved(records),
     )
 

@@ -76,7 +76,9 @@ def _latency(sweep: SavedSweep, choice: Choice) -> Iterator[str]:
                 memory, beside = (byte_size(found[f"{name}/{batch}"]) for name in ("memory", "dense_memory"))
                 yield f"| peak memory at batch {batch} as {form} | {memory} | {beside} |"
             speedup = ratio_interval(*(found[f"{name}/{batch}"] for name in ("speedup", "speedup_low", "speedup_high")))
-            yield f"| speed-up at batch {batch} as {form} | {speedup} | {ratio(1.0)} |"
+            runtime = record.environment.get(f"dense_runtime/{batch}")
+            over = f" over dense in {markdown(runtime)}" if runtime else ""
+            yield f"| speed-up at batch {batch} as {form}{over} | {speedup} | {ratio(1.0)} |"
 
 
 def _place(record: StageRecord) -> str:

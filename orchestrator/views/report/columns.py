@@ -148,8 +148,14 @@ def measured_columns(points: Sequence[Point]) -> Iterator[Column]:
         machines = list(dict.fromkeys(hardware for each, _, hardware in found if each == name))
         for key in (key for key in found if key[0] == name):
             number = f" #{1 + machines.index(key[2])}" if len(machines) > 1 else ""
-            hint = f"measured speed-up over dense in the same format, 95% interval; {key[2]}"
-            yield Column(f"at batch {key[1]}{number}", _times(key), 21, hint)
+            each = [d for p in points for d in p.deployed if (d.format, d.batch_size, d.hardware) == key]
+            rivals = list(dict.fromkeys(name for d in each for name in d.dense_runtimes))
+            against = f"the fastest runtime here ({', '.join(rivals)})" if rivals else "the same format"
+            hint = f"measured speed-up over dense in {against}, 95% interval; {key[2]}"
+            yield Column(f"at batch {key[1]}{number}", _times(key, lambda d: d.speedup), 21, hint)
+            if any(d.speedup_pytorch for d in each):
+                hint = f"measured speed-up over dense in PyTorch, 95% interval; {key[2]}"
+                yield Column(f"of PyTorch{number}", _times(key, lambda d: d.speedup_pytorch), 21, hint)
 
 
 def _kilobytes(name: str) -> Callable[[Point], str]:
@@ -166,17 +172,17 @@ def _achieved(name: str) -> Callable[[Point], str]:
     return cell
 
 
-def _times(key: tuple[str, int, str]) -> Callable[[Point], str]:
+def _times(key: tuple[str, int, str], speedup: Callable[[Deployed], Estimate | None]) -> Callable[[Point], str]:
     def cell(point: Point) -> str:
         found = (each for each in point.deployed if (each.format, each.batch_size, each.hardware) == key)
-        return next((times(each) for each in found), "")
+        return next((times(speedup(each)) for each in found), "")
 
     return cell
 
 
-def times(measured: Deployed) -> str:
-    """1.82× [1.75, 1.90]."""
-    return ratio_interval(measured.speedup.mean, measured.speedup.low, measured.speedup.high)
+def times(speedup: Estimate | None) -> str:
+    """1.82× [1.75, 1.90]; empty for None."""
+    return "" if speedup is None else ratio_interval(speedup.mean, speedup.low, speedup.high)
 
 
 def asked(point: Point) -> str:

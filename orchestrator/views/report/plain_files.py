@@ -86,7 +86,12 @@ def measured(each: Deployed) -> dict[str, Any]:
     times = {f"{where}_latency_ms": each.latency_ms, f"{where}_dense_ms": each.dense_ms}
     sizes = {f"{each.format}_bytes": each.bytes, f"{each.format}_dense_bytes": each.dense_bytes}
     memory = {f"{where}_memory": each.memory, f"{where}_dense_memory": each.dense_memory}
-    return sizes | _achieved(each) | times | memory | estimate | {f"{where}_hardware": each.hardware}
+    found = sizes | _achieved(each) | times | memory | estimate | {f"{where}_hardware": each.hardware}
+    if each.speedup_pytorch is not None:
+        for part in ("mean", "low", "high"):
+            found[f"{where}_speedup_pytorch_{part}"] = getattr(each.speedup_pytorch, part)
+        found[f"{where}_dense_runtime"] = " or ".join(each.dense_runtimes)
+    return found
 
 
 def _achieved(each: Deployed) -> dict[str, Any]:

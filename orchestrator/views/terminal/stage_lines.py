@@ -35,20 +35,30 @@ def named(plan: Plan, key: str) -> str:
 def figures(record: StageRecord) -> str:
     """Return the figures of a finished stage in a few words."""
     if not KINDS[record.kind].trains:
-        text = measured(record.measurements)
+        text = measured(record.measurements, record.environment)
         return f"{text}, {validated(record)}" if record.after else text  # the format changes outputs
     text = validated(record)
     return text if not KINDS[record.kind].prunes else f"sparsity {percent(record.sparsity)}, {text}"
 
 
-def measured(figures: Mapping[str, float]) -> str:
+def measured(figures: Mapping[str, float], environment: Mapping[str, str]) -> str:
     """Return the size of a deployment, or its speed-up at each batch size."""
     ratios = {name.partition("/")[2]: value for name, value in figures.items() if name.startswith("speedup/")}
     if not ratios:
         return f"{whole_number(figures.get('parameters', 0))} parameters, {byte_size(figures.get('bytes', 0))}"
-    text = ", ".join(f"{ratio(value)} as fast at batch {size}" for size, value in ratios.items())
+    text = ", ".join(
+        f"{ratio(value)} as fast{_rivals(figures, environment, size)} at batch {size}" for size, value in ratios.items()
+    )
     others = figures.get("others", 0.0)
     return text if others < BUSY else f"{text}, while {others:.1f} other processes ran"
+
+
+def _rivals(figures: Mapping[str, float], environment: Mapping[str, str], size: str) -> str:
+    """Return the fastest dense runtime, and the speed-up over PyTorch; empty if dense is in the same format."""
+    runtime, pytorch = environment.get(f"dense_runtime/{size}"), figures.get(f"speedup_pytorch/{size}")
+    if runtime is None or pytorch is None:
+        return ""
+    return f" as dense in {runtime} ({ratio(pytorch)} as in PyTorch)"
 
 
 def validated(record: StageRecord) -> str:

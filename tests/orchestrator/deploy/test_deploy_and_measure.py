@@ -17,19 +17,24 @@ from hydra import compose, initialize_config_dir
 from small_workloads import classification_data
 from torch import Tensor, nn
 
+import pruning
 from orchestrator.__main__ import CONF
+from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.config import hydra_options
 from orchestrator.config.compose import plain
 from orchestrator.core.plain_data import digest
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Job
 from orchestrator.core.stage_fields import MeasuringFields
-from orchestrator.deploy import deployment_stages
+from orchestrator.deploy import dense_runtimes, deployment_stages
+from orchestrator.deploy.dense_runtimes import DenseRuntimes
 from orchestrator.deploy.formats.format import Format, Run
 from orchestrator.deploy.latency_measuring import Measuring
 from orchestrator.store.sealed_json import seal, unseal
 from orchestrator.sweep.conductor import run
 from orchestrator.sweep.outcome import Outcome
+from orchestrator.views.report.columns import columns
+from orchestrator.views.report.plain_files import measured as summary
 from orchestrator.workloads.splits import TensorSplit
 
 SETTINGS = (
@@ -110,6 +115,90 @@ def test_each_figure_is_that_of_its_network(monkeypatch: pytest.MonkeyPatch) -> 
     assert (found["dense_memory/8"], found["memory/8"]) == (300, 100)
     assert found["dense_ms/8"] >= 2 > found["latency_ms/8"]
     assert found["speedup_low/8"] > 1
+
+
+def test_a_sparse_network_is_measured_against_the_fastest_dense_runtime_and_pytorch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sizes, to_sparse = list[list[int]](), pruning.to_sparse
+
+    def spied(model: nn.Module, example: Any, *, examples: Any) -> nn.Module:
+        sizes.append([len(each[0]) for each in examples])
+        return to_sparse(model, example, examples=examples)
+
+    def others(_: DenseRuntimes, example: Any) -> dict[str, Any]:
+        return {"instant 1.0": lambda: lambda: None} if len(example[0]) == 3 else {}
+
+    monkeypatch.setattr(pruning, "to_sparse", spied)
+    monkeypatch.setattr(dense_runtimes, "GRAPHS", ())
+    monkeypatch.setattr(DenseRuntimes, "_others", others)
+    overrides = ("deploy.formats=[sparse]", "method=l1_unstructured", "deploy.batch_sizes=[1, 3]")
+    outcome = swept(monkeypatch, tmp_path / "sweep", *overrides)
+    (measured,) = of_kind(outcome, "measure")
+    found = measured.measurements
+
+    assert outcome.status == "finished"
+    assert sizes == [[1, 2], [1, 2], [1, 3]], "both deployments, then the measured network alone"
+    assert measured.environment["dense_runtime/3"] == "instant 1.0"
+    assert measured.environment["dense_runtime/1"].startswith("torch ")
+    assert found["speedup/3"] < found["speedup_low/3"] * 2 < found["speedup_pytorch/3"]
+    assert found["dense_ms/3"] < found["pytorch_ms/3"]
+    for end in ("", "_low", "_high"):
+        assert found[f"speedup{end}/1"] == found[f"speedup_pytorch{end}/1"]
+    assert {"network.py", "network.safetensors", "layers.json"} <= set(of_kind(outcome, "deploy")[0].files)
+    assert all(record.measurements["difference"] < 1e-4 for record in of_kind(outcome, "deploy"))
+    comparison = compare_trials(outcome.plan, outcome.records, {})
+    (point,) = comparison.operating_points
+    headings = [column.name for column in columns([point])]
+    assert headings.count("of PyTorch") == 2
+    assert {"sparse kB", "at batch 1", "at batch 3"} <= set(headings)
+    assert summary(point.deployed[1])["sparse_3_dense_runtime"] == "instant 1.0"
+
+
+class Small(nn.Sequential):
+    """A network whose calls take a few microseconds."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(6, 4), nn.ReLU())
+
+
+def test_a_runtime_that_is_wrong_or_fails_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def compiled(_: DenseRuntimes, __: Any) -> None:
+        raise RuntimeError("no C++ compiler\nand more")
+
+    monkeypatch.setattr(dense_runtimes, "GRAPHS", ("torch",))
+    monkeypatch.setattr(DenseRuntimes, "_compiled", compiled)
+    monkeypatch.setattr(DenseRuntimes, "_graph", lambda *_: lambda: lambda: torch.ones(3, 4))
+    wrong = Format(lambda *_: None, load_nothing, (), "torch", "", name="torch", needs=("numpy",))
+    monkeypatch.setattr(dense_runtimes, "FORMATS", {"torch": wrong})
+    runtimes = DenseRuntimes(Small().eval(), (torch.ones(2, 6),), tmp_path, 1)
+
+    name, make = runtimes.fastest((torch.ones(3, 6),))
+
+    assert (name, make) == (f"torch {torch.__version__}", None)
+    compiled_name, other = runtimes.left_out
+    assert compiled_name.startswith("torch.compile")
+    assert runtimes.left_out[compiled_name] == "RuntimeError: no C++ compiler"
+    assert other.startswith("numpy ")
+    assert runtimes.left_out[other].startswith("ValueError: its outputs differ by")
+
+
+def load_nothing(_: Path, __: int) -> Run:
+    raise AssertionError
+
+
+@pytest.mark.slow
+def test_the_dense_network_runs_in_every_runtime_that_is_installed(tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5)).eval()
+    runtimes = DenseRuntimes(network, (torch.randn(2, 3, 8, 8),), tmp_path, 1)
+    example = (torch.randn(4, 3, 8, 8),)
+    found = dict(runtimes._others(example))
+
+    assert [name.partition(" ")[0] for name in found] == ["torch.compile", "onnxruntime", "openvino"]
+    assert not runtimes.left_out
+    for make in found.values():
+        for _ in range(3):  # each block makes the call again
+            assert torch.allclose(make()(), network(*example), atol=1e-5)  # type: ignore[arg-type]
 
 
 class Planted:
