@@ -115,7 +115,7 @@ def _page(written: Sequence[Written], record: StageRecord, head: str) -> str:
         for each in written
     )
     blocks = "".join(
-        f"\n### {each.format.name}\n\n{each.format.title[0].upper()}{each.format.title[1:]}.\n\n"
+        f"\n### {each.format.name}\n\n{each.format.title[0].upper()}{each.format.title[1:]}.{_installing(each)}\n\n"
         f"```python {each.format.name}\n{each.code}```\n"
         for each in written
     )
@@ -126,6 +126,16 @@ def _page(written: Sequence[Written], record: StageRecord, head: str) -> str:
         f"{''.join(_achieved(written, record))}"
         "\n## Loading\n\nRun the code in this folder. It needs only the packages that it imports, and takes batches of "
         f"any size.\n{blocks}"
+    )
+
+
+def _installing(written: Written) -> str:
+    """Return what must be installed besides the packages that the code imports; empty if nothing."""
+    if not written.format.needs_engine:
+        return ""
+    return (
+        "\nThe code needs this project: `pip install pruning-orchestrator`. Kernels were chosen by measurement on the "
+        "machine\nthat wrote the files; for another kind of processor, export the network there."
     )
 
 

@@ -30,7 +30,10 @@ def layer_record(layer: SparseLayer) -> dict[str, Any]:
     shape = asdict(layer.plan.layer)
     for name in ("low", "high"):
         shape[name] = shape[name] if math.isfinite(shape[name]) else None
-    return {"shape": shape, "choices": [asdict(choice) for choice in layer.plan.choices]}
+    choices = [asdict(choice) for choice in layer.plan.choices]
+    for choice in choices:
+        choice |= {name: float(f"{choice[name]:.3g}") for name in ("seconds", "dense_seconds")}
+    return {"shape": shape, "choices": choices}
 
 
 def read_layer(name: str, held: Any) -> tuple[LayerShape, tuple[Choice, ...]]:

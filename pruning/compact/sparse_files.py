@@ -24,7 +24,7 @@ from pruning.kernels.library import library
 from pruning.kernels.sparse_layer import Choice, SparseLayer, kernel_named
 from pruning.kernels.sparse_weight import LARGEST, LayerShape, SparseWeight
 
-TENSORS, LAYERS = "network.safetensors", "layers.json"
+TENSORS, LAYERS = "sparse_network.safetensors", "sparse_network.json"
 PARTS = ("values", "columns", "starts")
 VERSION = 1
 NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
@@ -57,7 +57,7 @@ def save_layers(network: fx.GraphModule, folder: Path) -> None:
     Raises:
         ValueError: the network was itself loaded from files.
     """
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     layers = layers_of(network)
     held: dict[str, Tensor] = {}
@@ -72,10 +72,10 @@ def save_layers(network: fx.GraphModule, folder: Path) -> None:
     for name, layer in layers.items():
         _store(f"{name}.weight", layer.weight(), held, nonzeros)
         held[f"{name}.bias"] = layer.get_buffer("bias").clone()
-    save_file(held, folder / TENSORS)
+    (folder / TENSORS).write_bytes(save(held))
     records = {name: layer_record(layer) for name, layer in layers.items()}
     content = {"version": VERSION, "layers": records, "nonzeros": nonzeros, "tied": tied}
-    (folder / LAYERS).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+    (folder / LAYERS).write_text(json.dumps(content, allow_nan=False) + "\n")
 
 
 def _store(name: str, given: Tensor | SparseWeight, held: dict[str, Tensor], nonzeros: dict[str, list[int]]) -> None:

@@ -116,8 +116,13 @@ def write(network: nn.Module, example: Example, folder: Path) -> None:
 
 def load(folder: Path, threads: int) -> Run:
     """Return a function that runs the module. Loading executes the module's code, so only load your own files."""
+    return running(folder / MODULE, threads)
+
+
+def running(module: Path, threads: int) -> Run:
+    """Return a function that runs the network of a generated module, whose code is executed."""
     torch.set_num_threads(threads)
-    network: nn.Module = runpy.run_path(str(folder / MODULE))["load"]()
+    network: nn.Module = runpy.run_path(str(module))["load"]()
 
     def run(example: Example) -> Tensor:
         with torch.no_grad():

@@ -11,11 +11,13 @@ from pathlib import Path
 from torch import fx, nn
 
 import pruning
-from orchestrator.deploy.formats.format import Codec, ExportError, call_values, resized
-from orchestrator.deploy.formats.generated_module import MODULE, SNIPPET, forward_code, load
+from orchestrator.deploy.formats import generated_module
+from orchestrator.deploy.formats.format import Codec, ExportError, Run, call_values, resized
 from pruning.compact.sparse_files import LAYERS, TENSORS, layers_of, save_layers, tensors_of
 from pruning.graph.tracing import Example, traced
 
+MODULE = "sparse_network.py"
+SNIPPET = generated_module.SNIPPET.replace("network", "sparse_network")
 TEMPLATE = '''\
 """{title} with sparse layers, written by pruning-orchestrator. The layers are in files in the same folder.
 
@@ -69,7 +71,7 @@ def write(network: nn.Module, example: Example, folder: Path, *, batch_sizes: Se
     names = [*layers_of(graph), *tensors]
     inputs = [str(node.target) for node in graph.graph.find_nodes(op="placeholder")]
     save_layers(graph, folder)
-    forward, imports = forward_code(graph.graph, {name: name for name in tensors})
+    forward, imports = generated_module.forward_code(graph.graph, {name: name for name in tensors})
     text = TEMPLATE.format(
         title=type(network.network if hasattr(network, "network") else network).__name__,
         inputs=", ".join(inputs),
@@ -78,6 +80,11 @@ def write(network: nn.Module, example: Example, folder: Path, *, batch_sizes: Se
         forward=forward,
     )
     (folder / MODULE).write_text(text)
+
+
+def load(folder: Path, threads: int) -> Run:
+    """Return a function that runs the module. Loading executes the module's code, so only load your own files."""
+    return generated_module.running(folder / MODULE, threads)
 
 
 CODEC = Codec(

@@ -145,7 +145,9 @@ def test_a_sparse_network_is_measured_against_the_fastest_dense_runtime_and_pyto
     assert found["dense_ms/3"] < found["pytorch_ms/3"]
     for end in ("", "_low", "_high"):
         assert found[f"speedup{end}/1"] == found[f"speedup_pytorch{end}/1"]
-    assert {"network.py", "network.safetensors", "layers.json"} <= set(of_kind(outcome, "deploy")[0].files)
+    assert {f"sparse_network.{end}" for end in ("py", "safetensors", "json")} <= set(
+        of_kind(outcome, "deploy")[0].files
+    )
     assert all(record.measurements["difference"] < 1e-4 for record in of_kind(outcome, "deploy"))
     comparison = compare_trials(outcome.plan, outcome.records, {})
     (point,) = comparison.operating_points

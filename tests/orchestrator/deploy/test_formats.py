@@ -20,6 +20,7 @@ from orchestrator.deploy.formats import format
 from orchestrator.deploy.formats.format import ExportError, called_with, difference
 from orchestrator.deploy.formats.format_table import FORMATS
 from orchestrator.workloads import model_building
+from pruning.graph.tracing import plain_copy
 
 LINEAR = Prune(("Linear", "Conv2d"))
 WITHOUT_THE_PROJECT = """
@@ -121,6 +122,28 @@ def test_a_format_loads_in_a_process_without_this_project_or_with_its_engine_alo
         expected = model(**example)["logits"]
     assert difference(load_file(tmp_path / "outputs")["outputs"], expected) <= chosen.tolerance
     assert difference(chosen.load(tmp_path)(example), expected) <= chosen.tolerance
+
+
+def test_all_formats_can_be_written_into_one_folder() -> None:
+    files = [name for chosen in FORMATS.values() for name in chosen.files]
+
+    assert len(set(files)) == len(files)
+
+
+def test_a_network_that_is_not_faster_as_sparse_is_written_with_dense_operations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = built("cnn", (1, 8, 8), channels=[4])
+    monkeypatch.setattr(pruning, "to_sparse", lambda network, *_, **__: plain_copy(network))
+
+    FORMATS["sparse"].write(model, (drawn((1, 8, 8), 2),), tmp_path)
+
+    assert "sparse_layers" not in (tmp_path / "sparse_network.py").read_text()
+    held = load_file(tmp_path / "sparse_network.safetensors")
+    assert any(name.endswith(".weight.columns") for name in held), "half of the weights are zeros"
+    images = drawn((1, 8, 8), 5)
+    with torch.no_grad():
+        assert difference(FORMATS["sparse"].load(tmp_path)((images,)), model(images)) <= 1e-6
 
 
 def test_the_generated_module_can_be_trained_under_the_network_s_names(tmp_path: Path) -> None:
