@@ -13,6 +13,7 @@ from torch import fx, nn
 import pruning
 from orchestrator.deploy.formats import generated_module
 from orchestrator.deploy.formats.format import Codec, ExportError, Run, call_values, resized
+from pruning.compact.rewriting import call_functions
 from pruning.compact.sparse_files import LAYERS, TENSORS, layers_of, save_layers, tensors_of
 from pruning.graph.tracing import Example, traced
 
@@ -64,7 +65,7 @@ def write(network: nn.Module, example: Example, folder: Path, *, batch_sizes: Se
     sizes = dict.fromkeys(batch_sizes or (1, len(call_values(example)[0])))
     try:
         sparse = pruning.to_sparse(network, example, examples=[resized(example, size) for size in sizes])
-        graph = sparse if isinstance(sparse, fx.GraphModule) else traced(sparse, example, any_batch=True).graph
+        graph = sparse if isinstance(sparse, fx.GraphModule) else _traced(sparse, example)
     except ValueError as error:
         raise ExportError(str(error)) from error
     tensors = tensors_of(graph)
@@ -80,6 +81,13 @@ def write(network: nn.Module, example: Example, folder: Path, *, batch_sizes: Se
         forward=forward,
     )
     (folder / MODULE).write_text(text)
+
+
+def _traced(network: nn.Module, example: Example) -> fx.GraphModule:
+    """Return the operations of a network that is not faster as a sparse one."""
+    graph = traced(network, example, any_batch=True).graph
+    call_functions(graph.graph)
+    return graph
 
 
 def load(folder: Path, threads: int) -> Run:
