@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -100,6 +101,29 @@ def test_the_stream_that_is_shown_is_read_in_full(tmp_path: Path, monkeypatch: p
 
     assert sorted(int(inputs[0]) // 10 for inputs in train) == list(range(8))
     assert [int(value) for inputs in test for value in inputs] == [90, 91, 92]
+
+
+def test_a_network_is_pruned_and_runs_on_its_nonzeros_as_it_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (code,), (measured,) = (snippets("how-to/sparse.md", name) for name in ("sparse", "measure"))
+    threads, names = torch.get_num_threads(), dict[str, Any]()
+    monkeypatch.setattr(
+        "pruning.measure.latency.compare_latency", lambda *makes, **_: SimpleNamespace(ratio=len(makes))
+    )
+
+    try:
+        exec(code, names)
+        printed = capsys.readouterr().out
+        exec(measured, names)
+    finally:
+        torch.set_num_threads(threads)
+
+    with torch.no_grad():
+        torch.testing.assert_close(names["outputs"], names["model"](names["images"]), rtol=1e-4, atol=1e-5)
+    assert [layer.name for layer in names["faster"].sparse.layers] == ["0", "2", "4"]
+    shown, found = ((ROOT / "docs/how-to/sparse.md").read_text(), printed)
+    assert re.findall(r"^ *(layer +sparsity.*)$", shown, re.M)[0].split() == found.splitlines()[0].split()
 
 
 def test_what_the_page_on_torch_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
