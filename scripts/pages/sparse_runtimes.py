@@ -15,7 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pruning
+from pruning.kernels.compiling import KernelsUnavailable
+from pruning.kernels.library import library
+from scripts.pages.pay_cells import COMPILED, ONNX, OPENVINO, PYTORCH, SPARSE
 
+BF16 = "OpenVINO bf16"
 Weights = tuple[Tensor, Tensor]
 """Weight and bias."""
 Answer = Callable[[], Tensor]
@@ -59,6 +63,15 @@ class Layer:
             return F.conv2d(example, weight, bias, padding=self.kernel // 2)
         return F.linear(example, weight, bias)
 
+    def module(self, weights: Weights) -> nn.Module:
+        """Return the layer as PyTorch's module, with a copy of the weights."""
+        outputs, kernel = len(weights[0]), self.kernel
+        layer = (
+            nn.Conv2d(self.inputs, outputs, kernel, padding=kernel // 2) if kernel else nn.Linear(self.inputs, outputs)
+        )
+        layer.weight, layer.bias = (nn.Parameter(each.clone(), requires_grad=False) for each in weights)
+        return layer.eval()
+
 
 def pruned(layer: Layer, pattern: str, sparsity: float) -> Weights:
     """Return the layer's weights with the smallest fraction set to zero, or removed for the pattern `channels`."""
@@ -86,6 +99,8 @@ class Runtime:
     """Builds the runner from layer, weights, inputs, and the fraction of weights that are zero."""
     reads_zeros: bool = False
     """Whether the runtime claims to skip zeros."""
+    runs_dense: bool = True
+    """Whether the runtime is one for dense layers, too; else pruned layers are compared with PyTorch's dense layer."""
     shrinks: bool = True
     """Whether layers with removed channels are measured; not for CSR, which gains nothing there over eager."""
     tolerance: float = 1e-4
@@ -93,11 +108,16 @@ class Runtime:
 
 
 def _eager(layer: Layer, weights: Weights, example: Tensor, _: float) -> Answer:
-    return partial(layer.apply, example.clone(), *(each.clone() for each in weights))
+    return partial(layer.module(weights), example.clone())
 
 
 def _compiled(layer: Layer, weights: Weights, example: Tensor, _: float) -> Answer:
-    return partial(torch.compile(layer.apply, dynamic=False), example.clone(), *(each.clone() for each in weights))
+    return partial(torch.compile(layer.module(weights), dynamic=False), example.clone())
+
+
+def _sparse(layer: Layer, weights: Weights, example: Tensor, _: float) -> Answer:
+    """Choose the kernel here, before the layer is timed."""
+    return partial(pruning.to_sparse(layer.module(weights), example), example.clone())
 
 
 def _csr(layer: Layer, weights: Weights, example: Tensor, _: float) -> Answer:
@@ -169,14 +189,13 @@ def _openvino(layer: Layer, weights: Weights, example: Tensor, zeros: float, *, 
 
 
 RUNTIMES = (
-    Runtime("PyTorch", ("torch",), _eager),
-    Runtime("torch.compile", ("torch",), _compiled),
-    Runtime("CSR (torch.sparse)", ("torch",), _csr, reads_zeros=True, shrinks=False),
-    Runtime("ONNX Runtime", ("onnxruntime", "onnx"), _onnxruntime),
-    Runtime("OpenVINO fp32", ("openvino", "onnx"), partial(_openvino, precision="f32"), reads_zeros=True),
-    Runtime(
-        "OpenVINO bf16", ("openvino", "onnx"), partial(_openvino, precision="bf16"), reads_zeros=True, tolerance=3e-2
-    ),
+    Runtime(PYTORCH, ("torch",), _eager),
+    Runtime(COMPILED, ("torch",), _compiled),
+    Runtime("CSR (torch.sparse)", ("torch",), _csr, reads_zeros=True, runs_dense=False, shrinks=False),
+    Runtime(ONNX, ("onnxruntime", "onnx"), _onnxruntime),
+    Runtime(OPENVINO, ("openvino", "onnx"), partial(_openvino, precision="f32"), reads_zeros=True),
+    Runtime(BF16, ("openvino", "onnx"), partial(_openvino, precision="bf16"), reads_zeros=True, tolerance=3e-2),
+    Runtime(SPARSE, ("torch",), _sparse, reads_zeros=True, runs_dense=False),
 )
 
 
@@ -190,10 +209,14 @@ def absent() -> Mapping[str, str]:
                 f"{' and '.join(missing)} not installed; scripts/install export installs what it needs"
             )
     if not any(map(shutil.which, ("g++", "clang++", "c++"))):
-        found["torch.compile"] = "its inductor needs a C++ compiler, and this machine has none"
-    if "OpenVINO bf16" not in found:
+        found[COMPILED] = "its inductor needs a C++ compiler, and this machine has none"
+    if BF16 not in found:
         import openvino
 
         if "BF16" not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-            found["OpenVINO bf16"] = f"the processor ({platform.machine()}) has no bfloat16"
+            found[BF16] = f"the processor ({platform.machine()}) has no bfloat16"
+    try:
+        library()
+    except KernelsUnavailable as error:
+        found[SPARSE] = str(error).rstrip(".")
     return found
