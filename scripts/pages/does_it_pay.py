@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure on this machine which layers and networks gain from zeros, and write docs/does-it-pay.md.
 
-    scripts/does_it_pay                 # 20 to 25 minutes on two quiet cores; continues after an interruption
+    scripts/does_it_pay                 # about 20 minutes on two quiet cores; continues after an interruption
     scripts/does_it_pay --anew          # start from the beginning
     scripts/does_it_pay --quick         # one small layer, briefly, to see whether it works; writes nothing
     scripts/does_it_pay --kernels       # the sparse kernels against PyTorch on nine layers, a minute; writes nothing
