@@ -46,7 +46,6 @@ def sparse_graph(graph: fx.GraphModule, layers: Sequence[FusedLayer], choosing: 
     graph.graph.eliminate_dead_code()
     call_functions(graph.graph)
     _drop_unread(graph)
-    graph._tracer_cls = None  # the tracer class of torch.export cannot be pickled
     graph.recompile()
     return graph
 

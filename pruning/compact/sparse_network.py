@@ -6,12 +6,12 @@ import functools
 import statistics
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from pruning.compact.fused_layers import fused_layers
@@ -22,6 +22,7 @@ from pruning.compact.sparse_lstm import lstm_calls
 from pruning.graph.tracing import Example, arguments_of, plain_copy, quiet, traced
 from pruning.kernels.compiling import KernelsUnavailable
 from pruning.kernels.library import library
+from pruning.kernels.sparse_layer import SparseLayer
 
 TOLERANCE = 1e-4
 """Largest allowed difference of outputs, relative to the largest output."""
@@ -66,6 +67,48 @@ class Sparse:
     def report(self) -> str:
         """Return the table."""
         return str(self)
+
+
+class SparseNetwork(fx.GraphModule):
+    """A traced network with sparse layers; copies keep the report, and no conversion is done by halves.
+
+    Args:
+        graph: network whose modules are taken, with its graph.
+    """
+
+    sparse: Sparse
+
+    def __init__(self, root: Any, graph: fx.Graph, class_name: str = "SparseNetwork") -> None:
+        super().__init__(root, graph, class_name)
+
+    def report(self) -> str:
+        """Return the table of layers."""
+        return str(self.sparse)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SparseNetwork:
+        for layer in self.modules():
+            if isinstance(layer, SparseLayer):
+                layer.check_conversion(fn)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SparseNetwork:
+        with quiet():
+            copied = super().__deepcopy__(memo)
+        assert isinstance(copied, SparseNetwork)
+        copied.sparse = self.sparse
+        return copied
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        graph = fx.GraphModule(self, self.graph)
+        graph._tracer_cls = None  # the tracer class of torch.export cannot be pickled
+        return _network_of, (graph, self.sparse)
+
+
+def _network_of(graph: fx.GraphModule, sparse: Sparse) -> SparseNetwork:
+    network = SparseNetwork(graph, graph.graph)
+    network.sparse = sparse
+    return network
 
 
 def to_sparse(model: nn.Module, example: Example, *, examples: Sequence[Example] = ()) -> nn.Module:
@@ -113,11 +156,12 @@ def to_sparse(model: nn.Module, example: Example, *, examples: Sequence[Example]
     elif slow := [size for size, ratio in speedups.items() if ratio < NOISE]:
         reason = f"unchanged copy: at batch {slow[0]} the sparse network is {speedups[slow[0]]:.2f} times as fast"
     unchanged = reason.startswith("unchanged")
-    found = plain if unchanged else network
     sparse = Sparse(reports, speedups, torch.get_num_threads(), error, reason)
-    found.sparse = sparse  # type: ignore[assignment]
-    found.report = sparse.report  # type: ignore[assignment]
-    return found.eval()
+    if not unchanged:
+        return _network_of(network, sparse).eval().requires_grad_(False)
+    plain.sparse = sparse  # type: ignore[assignment]
+    plain.report = sparse.report  # type: ignore[assignment]
+    return plain.eval()
 
 
 def _unavailable() -> str:
