@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from operator import getitem
 from typing import Any
 
 import torch
@@ -156,6 +157,9 @@ def _with_norm(trace: Traced, layer: FusedLayer) -> FusedLayer:
         return layer
     if layer.shape.kind == "linear" and _dimensions(layer.nodes[-1]) != 2:
         return layer  # the channels of the normalisation are not the outputs
+    nodes = _with_first(node)
+    if nodes is None:
+        return layer
     outputs = layer.shape.outputs
     mean, variance = (_constant(trace, given[name]) for name in ("running_mean", "running_var"))
     scale = torch.ones(outputs) if given["weight"] is None else _constant(trace, given["weight"])
@@ -165,7 +169,15 @@ def _with_norm(trace: Traced, layer: FusedLayer) -> FusedLayer:
     factor = scale.double() / (variance.double() + given["eps"]).sqrt()
     weight = layer.weight.double() * factor.view(-1, *[1] * (layer.weight.ndim - 1))
     bias = (layer.bias.double() - mean.double()) * factor + shift.double()
-    return replace(layer, nodes=(*layer.nodes, node), weight=weight.float(), bias=bias.float())
+    return replace(layer, nodes=(*layer.nodes, *nodes), weight=weight.float(), bias=bias.float())
+
+
+def _with_first(norm: fx.Node) -> tuple[fx.Node, ...] | None:
+    """Return a normalisation, and the node that takes its output if it returns a tuple; None if more is taken."""
+    if name_of(norm) == "batch_norm":
+        return (norm,)
+    users = list(norm.users)
+    return (norm, users[0]) if [(user.target, user.args[1:]) for user in users] == [(getitem, (0,))] else None
 
 
 def _with_addition(layer: FusedLayer, order: dict[fx.Node, int], taken: set[fx.Node]) -> FusedLayer:

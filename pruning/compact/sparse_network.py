@@ -142,7 +142,8 @@ def to_sparse(model: nn.Module, example: Example, *, examples: Sequence[Example]
     inputs = [arguments_of(each) for each in (examples or (example,))]
     given = _of_two(example)
     smaller = shrink(model, given)
-    trace = traced(smaller, given, any_batch=True)
+    with quiet():  # copying a shrunk network with nested inputs makes torch warn of itself
+        trace = traced(smaller, given, any_batch=True)
     reason = _unavailable()
     layers, lstms = list(fused_layers(trace)), [] if reason else list(lstm_calls(trace))
     choosing = KernelChoices(trace.graph, layers, lstms, all_dense=bool(reason))
