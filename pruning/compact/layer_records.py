@@ -11,12 +11,13 @@ from dataclasses import asdict
 from typing import Any
 
 from pruning.catalogue.kernels import KERNELS
+from pruning.compact.sparse_lstm import SparseLstm
 from pruning.kernels.sparse_layer import Choice, SparseLayer
 from pruning.kernels.sparse_weight import LARGEST, LayerShape
 
 MOST_STEPS = 2**15
 """Largest kernel size, stride, padding and dilation."""
-MOST_CHOICES = 64
+MOST_CHOICES, MOST_PRODUCTS = 64, 1024
 SHAPE_FIELDS = frozenset(LayerShape.__dataclass_fields__)
 CHOICE_FIELDS = frozenset(Choice.__dataclass_fields__)
 
@@ -49,6 +50,34 @@ def read_layer(name: str, held: Any) -> tuple[LayerShape, tuple[Choice, ...]]:
     if not isinstance(choices, list) or not 1 <= len(choices) <= MOST_CHOICES:
         raise Damaged(f"`choices` of {where} must hold 1 to {MOST_CHOICES} choices")
     return shape, tuple(_choice(fields(each, CHOICE_FIELDS, where), shape.kind, where) for each in choices)
+
+
+def lstm_record(lstm: SparseLstm) -> dict[str, Any]:
+    """Return an LSTM's numbers as plain JSON; its products are layers, `NAME.products.0` and so on."""
+    return {"products": len(lstm.products), "directions": lstm.directions, "batch_first": lstm.batch_first}
+
+
+def read_lstm(name: str, held: Any, found: Mapping[str, Any]) -> SparseLstm:
+    """Return an LSTM from plain JSON and the layers in a file.
+
+    Raises:
+        Damaged: a field is missing, unknown, or its products do not fit together.
+    """
+    where = f"LSTM {name[:80]!r}"
+    held = fields(held, {"products", "directions", "batch_first"}, where)
+    count = whole(held["products"], 2, MOST_PRODUCTS, f"`products` of {where}")
+    directions = whole(held["directions"], 1, 2, f"`directions` of {where}")
+    products = [found.get(f"{name}.products.{place}") for place in range(count)]
+    layers = [each for each in products if isinstance(each, SparseLayer) and each.plan.layer.kind == "linear"]
+    if len(layers) != count or count % (2 * directions) or not isinstance(held["batch_first"], bool):
+        raise Damaged(f"{where} must have two linear layers for each cell")
+    shapes = [each.plan.layer for each in layers]
+    hidden = shapes[1].inputs
+    for place, (inputs, states) in enumerate(zip(shapes[::2], shapes[1::2], strict=True)):
+        before = shapes[0].inputs if place < directions else directions * hidden
+        if (inputs.inputs, inputs.outputs, states.inputs, states.outputs) != (before, 4 * hidden, hidden, 4 * hidden):
+            raise Damaged(f"the layers of {where} do not fit together")
+    return SparseLstm(layers, directions, held["batch_first"])
 
 
 def weight_shape(layer: LayerShape) -> tuple[int, ...]:

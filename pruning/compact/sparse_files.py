@@ -18,7 +18,17 @@ import torch
 from torch import Tensor, fx, nn
 
 from pruning.catalogue.kernels import DENSE, KERNELS
-from pruning.compact.layer_records import Damaged, fields, layer_record, read_layer, weight_shape, wholes
+from pruning.compact.layer_records import (
+    Damaged,
+    fields,
+    layer_record,
+    lstm_record,
+    read_layer,
+    read_lstm,
+    weight_shape,
+    wholes,
+)
+from pruning.compact.sparse_lstm import SparseLstm
 from pruning.kernels.compiling import KernelsUnavailable
 from pruning.kernels.library import library
 from pruning.kernels.sparse_layer import Choice, SparseLayer, kernel_named
@@ -26,6 +36,7 @@ from pruning.kernels.sparse_weight import LARGEST, LayerShape, SparseWeight
 
 TENSORS, LAYERS = "sparse_network.safetensors", "sparse_network.json"
 PARTS = ("values", "columns", "starts")
+PARTS_OF_A_NETWORK = ("layers", "lstms", "nonzeros", "tied")
 VERSION = 1
 NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 EXPANDED, SPARSEST = 2**28, 1000
@@ -74,7 +85,8 @@ def save_layers(network: fx.GraphModule, folder: Path) -> None:
         held[f"{name}.bias"] = layer.get_buffer("bias").clone()
     (folder / TENSORS).write_bytes(save(held))
     records = {name: layer_record(layer) for name, layer in layers.items()}
-    content = {"version": VERSION, "layers": records, "nonzeros": nonzeros, "tied": tied}
+    lstms = {name: lstm_record(each) for name, each in network.named_modules() if isinstance(each, SparseLstm)}
+    content = {"version": VERSION, "layers": records, "lstms": lstms, "nonzeros": nonzeros, "tied": tied}
     (folder / LAYERS).write_text(json.dumps(content, allow_nan=False) + "\n")
 
 
@@ -113,10 +125,12 @@ def load_layers(folder: Path | str, network: nn.Module, names: Collection[str]) 
         ValueError: a file is damaged, or does not belong to the network.
         OSError: a file cannot be read.
     """
-    held, content = _tensors(Path(folder) / TENSORS)
+    held, size = _tensors(Path(folder) / TENSORS)
     text = (Path(folder) / LAYERS).read_bytes()
     try:
-        found = dict(_loaded(text, held, max(EXPANDED, SPARSEST * content)))
+        content = _content(text)
+        found = dict(_loaded(content, held, max(EXPANDED, SPARSEST * size)))
+        lstms = {_name(name): read_lstm(name, record, found) for name, record in content["lstms"].items()}
         if set(found) != set(names):
             odd = sorted(set(found) ^ set(names))
             raise Damaged(f"layers and tensors do not agree with the network's code, such as {odd[0][:80]!r}")
@@ -126,6 +140,9 @@ def load_layers(folder: Path | str, network: nn.Module, names: Collection[str]) 
         ) from error
     for name, each in found.items():
         _place(network, name, each)
+    for name, lstm in lstms.items():
+        parent, _, leaf = name.rpartition(".")
+        network.get_submodule(parent).add_module(leaf, lstm)
     return network.eval()
 
 
@@ -141,9 +158,10 @@ def _tensors(file: Path) -> tuple[dict[str, Tensor], int]:
         raise ValueError(f"{file} is damaged ({said}); export the network again.") from error
 
 
-def _loaded(text: bytes, held: dict[str, Tensor], most: int) -> Iterator[tuple[str, Tensor | SparseLayer]]:
+def _loaded(
+    content: Mapping[str, Any], held: dict[str, Tensor], most: int
+) -> Iterator[tuple[str, Tensor | SparseLayer]]:
     """Yield the name of each layer and tensor, with the layer or tensor; `most`: bytes of weights as dense ones."""
-    content = _content(text)
     nonzeros = _nonzeros(content["nonzeros"], held, most)
     replaced: list[str] = []
     for name, record in content["layers"].items():
@@ -175,9 +193,9 @@ def _content(text: bytes) -> Mapping[str, Any]:
         raise Damaged(f"{LAYERS} is no JSON ({str(error)[:80]})") from error
     if not isinstance(held, dict) or held.get("version") != VERSION or type(held["version"]) is not int:
         raise Damaged(f"{LAYERS} must have the version {VERSION}")
-    content = fields(held, {"version", "layers", "nonzeros", "tied"}, LAYERS)
-    if not all(isinstance(content[each], dict) for each in ("layers", "nonzeros", "tied")):
-        raise Damaged(f"layers, nonzeros and tied of {LAYERS} must be objects")
+    content = fields(held, {"version", *PARTS_OF_A_NETWORK}, LAYERS)
+    if not all(isinstance(content[each], dict) for each in PARTS_OF_A_NETWORK):
+        raise Damaged(f"{', '.join(PARTS_OF_A_NETWORK)} of {LAYERS} must be objects")
     return content
 
 

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import pruning
 from pruning.catalogue.kernels import DENSE
-from pruning.compact import sparse_network
+from pruning.compact import kernel_choices, sparse_network
 from pruning.compact.sparse_network import Sparse
 from pruning.kernels.choosing import _candidates
 from pruning.kernels.sparse_layer import Choice, SparseLayer
@@ -42,8 +42,8 @@ def _drawn_kernels(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReque
         name, setting = draw.choice(found) if found else (DENSE, {})
         return Choice(layer.examples(x.shape), name, dict(setting), 1.0, 1.0)
 
-    monkeypatch.setattr(sparse_network, "chosen", drawn)
-    monkeypatch.setattr(sparse_network, "LEAST_SPARSITY", 0.0)
+    monkeypatch.setattr(kernel_choices, "chosen", drawn)
+    monkeypatch.setattr(kernel_choices, "LEAST_SPARSITY", 0.0)
     monkeypatch.setattr(sparse_network, "NOISE", 0.0)
     monkeypatch.setattr(sparse_network, "TURNS", 1)
     monkeypatch.setattr(sparse_network, "TURN", 0.0)
@@ -184,7 +184,7 @@ def test_measured_kernels_keep_the_outputs_and_the_report_is_a_table() -> None:
         agree(sparse, model, x)
     report, lines = sparse.sparse, sparse.report().splitlines()  # type: ignore[operator]
     assert isinstance(report, Sparse)
-    assert lines[0].split() == ["layer", "sparsity", "batch", "kernel", "speed-up"]
+    assert lines[0].split() == ["layer", "sparsity", "rows", "kernel", "speed-up"]
     assert [(layer.name, [each.examples for each in layer.choices]) for layer in report.layers] == [
         ("0", [1, 4]),
         ("2", [1, 4]),

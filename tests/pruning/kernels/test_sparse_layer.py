@@ -211,7 +211,7 @@ def test_threads_and_copies_compute_the_same_bits(kind: str) -> None:
 
 
 def test_a_forked_process_computes_the_same_bits_on_one_thread() -> None:
-    """As PyTorch's layers, with more threads it waits for those of its parent: DataLoader sets one thread, too."""
+    """On more threads it would wait for those of its parent, like PyTorch's layers: DataLoader sets one thread, too."""
     for _, layer, _ in layers("linear"):
         target = layer(ROWS)
         child = os.fork()
