@@ -144,7 +144,7 @@ def test_nan_and_inf_reach_the_outputs_that_keep_a_weight_for_them(kind: Any, ba
     for name, setting in settings(layer, SparseWeight.of(weight), x):
         if name == DENSE:
             continue
-        arrays = kernel_named(name).pack(SparseWeight.of(weight), layer, setting)
-        found = kernel_named(name).bind(layer, setting, arrays, torch.zeros(40), x.shape)(x, None)
+        arrays, bias = kernel_named(name).pack(SparseWeight.of(weight), layer, setting), torch.zeros(40)
+        found = kernel_named(name).bind(layer, setting, arrays, bias, x.shape)(x, None)
         assert torch.equal(~found.isfinite(), clean != 0), name
         assert torch.equal(found.isnan(), (clean != 0) & (bad != bad)), name
