@@ -25,7 +25,7 @@ from pruning.kernels.choosing import _candidates
 from pruning.kernels.sparse_layer import Choice, SparseLayer
 from pruning.kernels.sparse_weight import LayerShape, SparseWeight
 
-NETWORKS, FEW = 100, 15
+NETWORKS, FEW = 100, 6
 """Random networks in the slow suite, and by default."""
 BATCHES = (1, 2, 7, 33, 70)
 
