@@ -19,7 +19,7 @@ ISAS = {"native": "", "AVX2": "-mavx2 -mfma -mno-avx512f", "SSE": "-march=x86-64
 TESTS = ("tests/pruning/kernels/test_kernels.py", "tests/pruning/kernels/test_sparse_layer.py")
 LESS = "not recorded and not forked"
 """Tests of torch.compile and of fork, which a sanitizer makes slow, are left out."""
-WRONG = "sum[s] += values[i + s] * from[places[i + s]]", "sum[s] += values[i + s + 1] * from[places[i + s]]"
+WRONG = "sum += *(const eight *)(values + i) * read", "sum += *(const eight *)(values + i + 1) * read"
 """A line of rows.c, and one that reads a weight too far."""
 
 
@@ -115,7 +115,7 @@ def test_a_sanitizer_catches_a_kernel_that_reads_too_far(tmp_path: Path) -> None
         (sources / "rows.c").write_text(text.replace(WRONG[0], line))
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
-        assert ("heap-buffer-overflow" in done.stderr and "rows.c" in done.stderr) == caught, done.stderr[-2000:]
+        assert ("AddressSanitizer" in done.stderr and "rows.c" in done.stderr) == caught, done.stderr[-2000:]
         assert (done.stdout.strip() == "[[8.0, 8.0]]") != caught
 
 
