@@ -44,6 +44,7 @@ class KernelChoices(fx.Interpreter):
         super().__init__(graph, garbage_collect_values=False)
         self.lstms = {call.node: call for call in lstms if call.sparsity >= LEAST_SPARSITY}
         self.of_lstms: dict[fx.Node, list[tuple[list[Choice], float]]] = {node: [] for node in self.lstms}
+        self.slow_lstms: dict[fx.Node, LstmCall] = {}
         self.layers = {layer.nodes[-1]: layer for layer in layers}
         self.weights = {
             node: SparseWeight.of(layer.weight)
@@ -74,11 +75,12 @@ class KernelChoices(fx.Interpreter):
         with torch.inference_mode():
             for leaves in inputs:
                 self.run(*leaves, enable_io_processing=False)
-        self.lstms = {
+        self.slow_lstms = {
             node: call
             for node, call in self.lstms.items()
-            if is_worthwhile([ratio for _, ratio in self.of_lstms[node]])
+            if not is_worthwhile([ratio for _, ratio in self.of_lstms[node]])
         }
+        self.lstms = {node: call for node, call in self.lstms.items() if node not in self.slow_lstms}
 
     def lstm_choices(self, node: fx.Node) -> list[tuple[Choice, ...]]:
         """Return the choices of each product of an LSTM."""
@@ -94,6 +96,10 @@ class KernelChoices(fx.Interpreter):
                 found.append(
                     LayerReport(layer.name, float((layer.weight == 0).double().mean()), tuple(self.found[node]))
                 )
+            if node in self.slow_lstms:
+                call = self.slow_lstms[node]
+                rows = [max(choice.examples for choice in choices) for choices, _ in self.of_lstms[node]]
+                found.append(LayerReport(call.name, call.sparsity, tuple(map(dense_choice, rows))))
             if node in self.lstms:
                 call = self.lstms[node]
                 each = zip(call.names(), call.nonzeros(), self.lstm_choices(node), strict=True)

@@ -192,7 +192,11 @@ def call_functions(graph: fx.Graph) -> None:
                 node.target = operator.getitem
                 node.args, node.kwargs = (given["self"], (*[slice(None)] * given["dim"], cut)), {}
         elif name and name != "to" and "layout" not in node.kwargs:  # tensor methods take no `layout`
-            node.target = _function(node.target) or node.target
+            found = _function(node.target)
+            if isinstance(found, MethodDescriptorType):  # called by name, because it cannot be imported by a copy
+                node.op, node.target = "call_method", found.__name__
+            else:
+                node.target = found or node.target
 
 
 def _function(target: Any) -> Callable[..., Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from torch import Tensor, fx, nn
@@ -18,7 +19,7 @@ from pruning.kernels.sparse_weight import SparseWeight
 
 def sparse_graph(graph: fx.GraphModule, layers: Sequence[FusedLayer], choosing: KernelChoices) -> fx.GraphModule:
     """Replace the operations of each layer and each LSTM by a module."""
-    names: set[str] = set()
+    names = {name for module in graph.modules() for name in (*module._modules, *module._parameters, *module._buffers)}
     _skip_identities(graph.graph, {layer.nodes[-1] for layer in layers})
     for layer in layers:
         last = layer.nodes[-1]
@@ -38,6 +39,7 @@ def sparse_graph(graph: fx.GraphModule, layers: Sequence[FusedLayer], choosing: 
             graph.graph.erase_node(node)
     for node, lstm in choosing.lstms.items():
         name = _free_name(lstm.name, names)
+        names.add(name)
         graph.add_submodule(name, sparse_lstm(lstm, choosing.lstm_choices(node)))
         with graph.graph.inserting_before(node):
             call = graph.graph.call_module(name, lstm.given)
@@ -66,11 +68,11 @@ def _skip_identities(graph: fx.Graph, kept: set[fx.Node]) -> None:
 
 
 def _free_name(name: str, taken: set[str]) -> str:
-    """Return a name for a layer's module: `sparse_` and its path, numbered if a module is called several times.
+    """Return a name for a layer's module: `sparse_` and its path, numbered if another has this name.
 
     All layers are children of the network itself, because each step of a path costs half a microsecond in a call.
     """
-    base = f"sparse_{name.replace('.', '_')}"
+    base = f"sparse_{re.sub('[^A-Za-z0-9_]', '_', name)}"
     found, number = base, 1
     while found in taken:
         number += 1

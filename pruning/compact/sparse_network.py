@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import statistics
 import time
@@ -15,11 +16,13 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from pruning.compact.fused_layers import fused_layers
+from pruning.compact.input_guard import InputGuard
 from pruning.compact.kernel_choices import KernelChoices, LayerReport
 from pruning.compact.shrinking import shrink
 from pruning.compact.sparse_graph import sparse_graph
 from pruning.compact.sparse_lstm import lstm_calls
 from pruning.graph.tracing import Example, arguments_of, plain_copy, quiet, traced
+from pruning.holding.copies import values_with_history
 from pruning.kernels.compiling import KernelsUnavailable
 from pruning.kernels.library import library
 from pruning.kernels.sparse_layer import SparseLayer
@@ -72,11 +75,14 @@ class Sparse:
 class SparseNetwork(fx.GraphModule):
     """A traced network with sparse layers; copies keep the report, and no conversion is done by halves.
 
+    A call with sizes or values for which the trace is wrong raises ValueError.
+
     Args:
         graph: network whose modules are taken, with its graph.
     """
 
     sparse: Sparse
+    guard: InputGuard
 
     def __init__(self, root: Any, graph: fx.Graph, class_name: str = "SparseNetwork") -> None:
         super().__init__(root, graph, class_name)
@@ -96,19 +102,23 @@ class SparseNetwork(fx.GraphModule):
         with quiet():
             copied = super().__deepcopy__(memo)
         assert isinstance(copied, SparseNetwork)
-        copied.sparse = self.sparse
-        return copied
+        return copied._with(self.sparse, self.guard)
+
+    def _with(self, sparse: Sparse, guard: InputGuard) -> SparseNetwork:
+        self.sparse, self.guard = sparse, guard
+        self._forward_pre_hooks.clear()
+        self.register_forward_pre_hook(guard, with_kwargs=True)
+        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         graph = fx.GraphModule(self, self.graph)
         graph._tracer_cls = None  # the tracer class of torch.export cannot be pickled
-        return _network_of, (graph, self.sparse)
+        return _network_of, (graph, self.sparse, self.guard)
 
 
-def _network_of(graph: fx.GraphModule, sparse: Sparse) -> SparseNetwork:
-    network = SparseNetwork(graph, graph.graph)
-    network.sparse = sparse
-    return network
+def _network_of(graph: fx.GraphModule, sparse: Sparse, guard: InputGuard) -> SparseNetwork:
+    with quiet():
+        return SparseNetwork(graph, graph.graph)._with(sparse, guard)
 
 
 def to_sparse(model: nn.Module, example: Example, *, examples: Sequence[Example] = ()) -> nn.Module:
@@ -135,31 +145,54 @@ def to_sparse(model: nn.Module, example: Example, *, examples: Sequence[Example]
         a network in evaluation mode, with the attribute `sparse` (a `Sparse`) and the method `report()`.
 
     Raises:
-        ValueError: `torch.export` cannot trace the model, or it runs neither in float32 nor in float64.
-        TypeError: `example` is no tensor, tuple or mapping.
+        ValueError: `torch.export` cannot trace the model, it does not run on an example, or it runs neither in float32
+            nor in float64.
+        TypeError: `example` is no tensor, tuple or mapping; `examples` is no list; the model is sparse already.
     """
+    if isinstance(examples, Tensor | Mapping):
+        raise TypeError(
+            f"`examples` (a {type(examples).__name__}) must be a list of inputs; pass [images[:1], images]."
+        )
+    if isinstance(model, SparseNetwork):
+        raise TypeError("`model` is sparse already; pass the network that `to_sparse` was given.")
+    with torch.autocast("cpu", enabled=False):
+        return _to_sparse(model, example, examples)
+
+
+def _to_sparse(model: nn.Module, example: Example, examples: Sequence[Example]) -> nn.Module:
     plain = plain_copy(model)
     inputs = [arguments_of(each) for each in (examples or (example,))]
+    _check_inputs(
+        copy.deepcopy(plain, values_with_history(plain)),
+        [("example", arguments_of(example)), *(("examples", each) for each in inputs)],
+    )
     given = _of_two(example)
     smaller = shrink(model, given)
     with quiet():  # copying a shrunk network with nested inputs makes torch warn of itself
         trace = traced(smaller, given, any_batch=True)
+    guard, before = InputGuard.of(trace.graph.graph, trace.kwargs), _values(trace.graph)
     reason = _unavailable()
     layers, lstms = list(fused_layers(trace)), [] if reason else list(lstm_calls(trace))
     choosing = KernelChoices(trace.graph, layers, lstms, all_dense=bool(reason))
-    choosing.measure([tree_leaves((args, {name: kwargs[name] for name in trace.kwargs})) for args, kwargs in inputs])
+    copies = [_copied(each) for each in inputs]
+    choosing.measure([tree_leaves((args, {name: kwargs[name] for name in trace.kwargs})) for args, kwargs in copies])
     reports = choosing.reports()
     network = sparse_graph(trace.graph, layers, choosing)
-    error = max(_difference(plain, network, each) for each in inputs)
-    speedups = {_size(each): _speedup(plain, network, each) for each in inputs}
+    _restore(network, before)
+    dense = copy.deepcopy(plain, values_with_history(plain))
+    error = max(_difference(dense, network, each) for each in inputs)
+    speedups = {_size(each): _speedup(dense, network, each) for each in inputs}
+    _restore(network, before)
     if error > TOLERANCE:
         reason = f"unchanged copy: outputs of the sparse network differ by {error:.2g} of the largest"
     elif slow := [size for size, ratio in speedups.items() if ratio < NOISE]:
         reason = f"unchanged copy: at batch {slow[0]} the sparse network is {speedups[slow[0]]:.2f} times as fast"
+    elif not reports and not reason:
+        reason = "no layer runs on its nonzeros: to_sparse takes linear layers, 1d and 2d convolutions, LSTMs; float32"
     unchanged = reason.startswith("unchanged")
     sparse = Sparse(reports, speedups, torch.get_num_threads(), error, reason)
     if not unchanged:
-        return _network_of(network, sparse).eval().requires_grad_(False)
+        return _network_of(network, sparse, guard).eval().requires_grad_(False)
     plain.sparse = sparse  # type: ignore[assignment]
     plain.report = sparse.report  # type: ignore[assignment]
     return plain.eval()
@@ -176,6 +209,37 @@ def _unavailable() -> str:
     return ""
 
 
+def _values(network: nn.Module) -> dict[str, Tensor]:
+    """Return copies of a network's parameters and buffers, which its forward may change."""
+    return {name: tensor.detach().clone() for name, tensor in (*network.named_parameters(), *network.named_buffers())}
+
+
+def _restore(network: nn.Module, values: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, tensor in (*network.named_parameters(), *network.named_buffers()):
+            if name in values:
+                tensor.copy_(values[name])
+
+
+def _check_inputs(plain: nn.Module, inputs: Sequence[tuple[str, tuple[tuple[Any, ...], dict[str, Any]]]]) -> None:
+    """Raise ValueError if the network does not run on inputs, or if they are empty."""
+    for name, given in inputs:
+        said = ""
+        if not _size(given):
+            said = "it has no rows"
+        else:
+            try:
+                _outputs(plain, given)
+            except Exception as error:  # a forward may raise anything
+                said = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
+        if said:
+            shapes = ", ".join(str(tuple(leaf.shape)) for leaf in tree_leaves(given) if isinstance(leaf, Tensor))
+            raise ValueError(
+                f"`{name}` (shape {shapes}) must be an input of {type(plain).__name__} ({said}); pass one that the "
+                "network runs on."
+            )
+
+
 def _of_two(example: Example) -> Example:
     """Repeat an example of batch size 1, which a trace would take for a constant."""
     tensors = [leaf for leaf in tree_leaves(example) if isinstance(leaf, Tensor)]
@@ -185,13 +249,20 @@ def _of_two(example: Example) -> Example:
     return doubled
 
 
+def _copied(given: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    copied: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(
+        lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, given
+    )
+    return copied
+
+
 def _size(given: tuple[tuple[Any, ...], dict[str, Any]]) -> int:
     """Return the batch size of inputs."""
     return next((len(leaf) for leaf in tree_leaves(given) if isinstance(leaf, Tensor) and leaf.ndim), 1)
 
 
 def _outputs(model: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Tensor]:
-    args, kwargs = given
+    args, kwargs = _copied(given)  # a forward may write to its inputs
     with torch.no_grad(), quiet():
         return [leaf for leaf in tree_leaves(model(*args, **kwargs)) if isinstance(leaf, Tensor)]
 
@@ -213,7 +284,7 @@ def _difference(one: nn.Module, other: nn.Module, given: tuple[tuple[Any, ...], 
 
 def _speedup(one: nn.Module, other: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]) -> float:
     """Return the median ratio of the times of two networks, timed in turns."""
-    args, kwargs = given
+    args, kwargs = _copied(given)
     ratios = []
     with torch.inference_mode(), quiet():
         calls = [functools.partial(each, *args, **kwargs) for each in (one, other)]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pruning.catalogue.kernels import DENSE, KERNELS
 from pruning.kernels.kernel import Run, Setting
-from pruning.kernels.sparse_layer import Choice, kernel_named
+from pruning.kernels.sparse_layer import Choice, checked, kernel_named, widened
 from pruning.kernels.sparse_weight import LayerShape, SparseWeight
 
 TURNS = 7
@@ -34,8 +34,13 @@ def chosen(weight: SparseWeight, layer: LayerShape, bias: Tensor, x: Tensor, add
         bias: shape (outputs,).
         x: inputs.
         added: tensor to add before the clamp, or None.
+
+    Raises:
+        ValueError: the layer does not take these inputs.
     """
-    x, added = x.contiguous(), None if added is None else added.contiguous()
+    layer.check(x.shape)
+    x = checked(x)
+    added = None if added is None else widened(checked(added), torch.Size(layer.output(x.shape)))
     examples, runs = layer.examples(x.shape), dict[tuple[str, int], tuple[Setting, Run]]()
     for name, setting, run in _candidates(weight, layer, bias, x):
         runs[name, len(runs)] = setting, run

@@ -69,7 +69,7 @@ class LayerPlan:
             run = kernel_named(choice.kernel).bind(self.layer, choice.setting, own, bias, shape)
 
         def call(x: Tensor, added: Tensor | None, _held: Any = (own, bias)) -> Tensor:
-            return run(x, added if added is None else _widened(checked(added), outputs))
+            return run(x, added if added is None else widened(checked(added), outputs))
 
         return call
 
@@ -94,7 +94,7 @@ def layer_shape(held: Mapping[str, Any]) -> LayerShape:
     return LayerShape(**fields)
 
 
-def _widened(added: Tensor, outputs: torch.Size) -> Tensor:
+def widened(added: Tensor, outputs: torch.Size) -> Tensor:
     """Return a tensor to add in the shape of the outputs, contiguous.
 
     Raises:
@@ -128,11 +128,12 @@ def _plan_of(text: str) -> LayerPlan:
 
 
 def _is_recorded() -> bool:
-    """Return whether calls are recorded (torch.compile, torch.jit.trace, make_fx): a C function is seen by none."""
+    """Return whether calls are recorded or transformed (torch.compile, jit.trace, torch.func): none sees C code."""
     return (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
         or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
     )
 
 
@@ -153,7 +154,7 @@ def checked(x: Tensor) -> Tensor:
             "a sparse layer computes no gradients; run it under torch.no_grad(), and train the network that "
             "`to_sparse` was given."
         )
-    return x.contiguous()
+    return (x.resolve_neg() if x.is_neg() else x).contiguous()
 
 
 @torch.library.custom_op("pruning::sparse_layer", mutates_args=(), device_types="cpu")

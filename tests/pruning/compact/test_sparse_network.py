@@ -256,7 +256,7 @@ def test_unfit_inputs_are_refused_and_an_empty_batch_is_not() -> None:
     model, sparse, x = small()
     agree(sparse, model, x[:0])
     for bad in (x[:, :2], torch.ones(3, 4, 9, 7), x[0], x[None], x[..., 0], x[:, :, :0]):
-        with pytest.raises((ValueError, RuntimeError), match="of a sparse layer must"):
+        with pytest.raises((ValueError, RuntimeError), match="must have the shape"):
             outputs(sparse, bad)
     with pytest.raises(ValueError, match="must be float32 on the CPU"):
         outputs(sparse, x.double())
@@ -376,3 +376,84 @@ def test_inputs_and_outputs_may_be_nested_and_named_in_any_order() -> None:
     found = sparse(**made(3))
     assert list(found) == ["sum", "parts"]
     assert isinstance(found["parts"], tuple)
+
+
+class Told(nn.Module):
+    """A network whose outputs depend on a value, on the batch size, and on sizes of the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor, factor: int = 1) -> Tensor:
+        self.calls.add_(1)
+        x.mul_(1.0)
+        found: Tensor = self.linear(x) * factor / x.shape[1]
+        return found * 2 if x.shape[0] <= 3 else found
+
+
+@pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")  # torch's own, on unpickling a traced graph
+def test_a_call_that_the_trace_does_not_cover_is_refused() -> None:
+    model, x = Told().eval(), torch.randn(2, 5, 16)
+    sparse = pruning.to_sparse(model, (x, 2))
+
+    assert float(sparse.calls) == 0.0  # type: ignore[arg-type]
+    assert float(model.calls) == 0.0  # type: ignore[arg-type]
+    with torch.no_grad():
+        assert torch.allclose(sparse(x, 2), model(x, 2), atol=1e-5)
+        for copied in (sparse, copy.deepcopy(sparse), pickle.loads(pickle.dumps(sparse))):
+            with pytest.raises(ValueError, match=r"an input \(=3\) must be 2 as in the example"):
+                copied(x, 3)
+            with pytest.raises(ValueError, match=r"shape \(2, 4, 16\) must have the shape \(.*, 5, 16\)"):
+                copied(x[:, :4], 2)
+            with pytest.raises(ValueError, match=r"shape \(4, 5, 16\) must have the shape \(0 to 3, 5, 16\)"):
+                copied(torch.randn(4, 5, 16), 2)
+
+
+def test_an_example_stays_and_wrong_ones_are_refused_in_a_sentence() -> None:
+    model, x = Told().eval(), torch.randn(2, 5, 16)
+    before = x.clone()
+    pruning.to_sparse(model, x)
+
+    assert torch.equal(x, before)
+    for example, said in (
+        (torch.zeros(0, 5, 16), "no rows"),
+        (torch.zeros(2, 5), "RuntimeError"),
+        (x.double(), "Double"),
+    ):
+        with pytest.raises(ValueError, match=f"`example` .* must be an input of Told .*{said}"):
+            pruning.to_sparse(model, example)
+        with pytest.raises(ValueError, match=r"`examples` "):
+            pruning.to_sparse(model, x, examples=[x, example])
+    with pytest.raises(TypeError, match="must be a list of inputs"):
+        pruning.to_sparse(model, x, examples=x)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="is sparse already"):
+        pruning.to_sparse(pruning.to_sparse(model, x), x)
+
+
+def test_autocast_does_not_reach_the_choice_of_kernels_and_functorch_takes_the_operator() -> None:
+    model, sparse, x = small()
+    with torch.no_grad():
+        assert torch.equal(torch.func.functionalize(sparse)(x), sparse(x))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        again = pruning.to_sparse(model, x)
+    agree(again, model, x)
+
+
+def test_names_that_are_taken_or_no_identifiers_are_replaced() -> None:
+    model = nn.ModuleDict({"a-b": nn.Linear(8, 8), "sparse_a_b": nn.LayerNorm(8), "a_b": nn.Linear(8, 8)})
+    model.register_parameter("sparse_a_b_2", nn.Parameter(torch.ones(8)))
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = model
+            self.register_parameter("sparse_parts_a_b", nn.Parameter(torch.ones(8)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.parts["a_b"](self.parts["sparse_a_b"](self.parts["a-b"](x))) * self.sparse_parts_a_b
+            return found
+
+    network = Named().eval()
+    agree(pruning.to_sparse(network, torch.randn(3, 8)), network, torch.randn(5, 8))
