@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.export import Dim, ExportedProgram
-from torch.utils._pytree import tree_map
+from torch.export import Dim, ExportedProgram, ShapesCollection
+from torch.utils._pytree import tree_leaves, tree_map
 
 from pruning.holding.copies import values_with_history
 from pruning.holding.parameter import check_all_have_values, unwrapped
@@ -139,15 +139,23 @@ def exported(
     """
     for parameter in model.parameters():
         parameter.requires_grad_(parameter.is_floating_point())  # else attention takes a fused fast path
-    shapes = tree_map(_batches, args or kwargs) if any_batch and not (args and kwargs) else None
+    args, kwargs = tree_map(_copied, (args, kwargs))  # one tensor given twice would be traced as one input
+    sizes: Any = ShapesCollection()  # type: ignore[no-untyped-call]
+    for leaf in tree_leaves((args, kwargs)):
+        if any_batch and isinstance(leaf, Tensor) and leaf.ndim and len(leaf) > 1:
+            sizes[leaf] = {0: Dim.AUTO}
     try:
-        return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
+        return torch.export.export(model, args, kwargs, dynamic_shapes=sizes if any_batch else None, strict=False)
     except Exception as error:  # torch.export passes on any error of the network's own code
         first = str(error).strip().splitlines()[:1] or [type(error).__name__]
         raise ValueError(
             f"{type(model).__name__} cannot be traced by torch.export ({type(error).__name__}: {first[0][:200]}); "
             "check that `example` is a valid input, and remove control flow that depends on data from the forward."
         ) from error
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 _CONTEXTS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
@@ -188,10 +196,6 @@ def _plain_calls(graph: fx.Graph, args: tuple[Any, ...], kwargs: dict[str, Any])
     else:
         return
     graph.set_codegen(fx.graph.CodeGen())
-
-
-def _batches(leaf: Any) -> dict[int, Any] | None:
-    return {0: Dim.AUTO} if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) > 1 else None
 
 
 def _writes_to_views(graph: fx.Graph) -> bool:

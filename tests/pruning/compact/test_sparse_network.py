@@ -457,3 +457,22 @@ def test_names_that_are_taken_or_no_identifiers_are_replaced() -> None:
 
     network = Named().eval()
     agree(pruning.to_sparse(network, torch.randn(3, 8)), network, torch.randn(5, 8))
+
+
+class Several(nn.Module):
+    """A network that takes any number of inputs, and one by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, *inputs: Tensor, other: Tensor | None = None) -> Tensor:
+        found: Tensor = self.linear(inputs[0]) + inputs[1]
+        return found if other is None else found + other
+
+
+def test_any_number_of_inputs_keeps_the_batch_free() -> None:
+    model, x, y = Several().eval(), torch.randn(2, 16), torch.randn(7, 16)
+    sparse = pruning.to_sparse(model, (x, x))
+    with torch.no_grad():
+        assert torch.allclose(sparse(y, -y), model(y, -y), atol=1e-5)
