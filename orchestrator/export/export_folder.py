@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from torch import nn
@@ -57,7 +58,9 @@ def chosen_formats(names: Sequence[str]) -> list[Format]:
     """Return the formats with these names, each once; raise ExportError if one is unknown."""
     for name in names:
         if name not in FORMATS:
-            raise ExportError(f"`--to` (={name!r}) must be one of {', '.join(FORMATS)}.")
+            close = get_close_matches(name, FORMATS, n=1)
+            hint = f"; did you mean {close[0]}?" if close else "."
+            raise ExportError(f"`--to` (={name!r}) must be one of {', '.join(FORMATS)}{hint}")
     return [FORMATS[name] for name in dict.fromkeys(names)]
 
 
@@ -96,7 +99,7 @@ def _written(kept: StoredNetwork, smaller: nn.Module, chosen: Format, folder: Pa
     example = (
         calibration_inputs(kept.model, kept.data, kept.spec, chosen.calibration) if chosen.calibration else inputs[0]
     )
-    chosen.write(smaller, example, folder)
+    chosen.write(smaller, example, folder, batch_sizes=kept.batch_sizes)
     run, remedy = chosen.load(folder, 1), "take another format"
     worst = check_outputs(run, kept.model, inputs, chosen.tolerance, name=chosen.name, remedy=remedy)
     held = sum((folder / name).stat().st_size for name in chosen.files)

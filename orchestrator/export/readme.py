@@ -10,7 +10,7 @@ from orchestrator.compare.panels import positions
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import markdown
 from orchestrator.export.export_folder import size
-from orchestrator.export.stored_network import StoredNetwork
+from orchestrator.export.stored_network import StoredNetwork, latencies
 from orchestrator.export.trial_choice import Choice, metric_named
 from orchestrator.planning.number_formats import byte_size, milliseconds, percent, ratio, ratio_interval, whole_number
 from orchestrator.store.saved_sweep import SavedSweep
@@ -61,11 +61,9 @@ def _figures(record: StageRecord, dense: StageRecord | None) -> Iterator[str]:
 
 def _latency(sweep: SavedSweep, choice: Choice) -> Iterator[str]:
     """Yield the measured latency and memory of the deployed network and of the dense one."""
-    for key, record in sweep.records.items():
-        if record.kind != "measure" or choice.stage not in {spec.key for spec in sweep.plan.lineage(key)}:
-            continue
+    for spec, record in latencies(sweep, choice):
         found: Mapping[str, float] = record.measurements
-        measured = sweep.plan.stages[key].typed
+        measured = spec.typed
         form, place = markdown(measured.format), markdown(_place(record))
         for batch in sorted(measured.measure.batch_sizes):
             yield (

@@ -37,13 +37,18 @@ BATCH, BATCHES = 16, 4
 
 @dataclass(frozen=True)
 class StoredNetwork:
-    """A trial's masked network in evaluation mode, its masks, its data, and the record and spec of its stage."""
+    """A trial's masked network in evaluation mode, its masks, its data, and the record and spec of its stage.
+
+    Args:
+        batch_sizes: batch sizes at which the sweep measured the latency of deployed networks.
+    """
 
     model: nn.Module
     masks: pruning.MaskSet
     data: Data
     record: StageRecord
     spec: StageSpec
+    batch_sizes: tuple[int, ...] = ()
 
     def inputs(self) -> list[Example]:
         """Return the network's inputs for some batches of the test split, and for a single example.
@@ -102,7 +107,15 @@ def kept(
     masks = network.masks
     if KINDS[record.kind].prunes:
         masks = stored_masks(record, network.model, store)
-    return StoredNetwork(network.model.eval(), masks, network.data, record, spec)
+    sizes = {size for measured, _ in latencies(sweep, choice) for size in measured.typed.measure.batch_sizes}
+    return StoredNetwork(network.model.eval(), masks, network.data, record, spec, tuple(sorted(sizes)))
+
+
+def latencies(sweep: SavedSweep, choice: Choice) -> Iterator[tuple[StageSpec, StageRecord]]:
+    """Yield the finished latency measurements of a trial's network."""
+    for key, record in sweep.records.items():
+        if record.kind == "measure" and choice.stage in {spec.key for spec in sweep.plan.lineage(key)}:
+            yield sweep.plan.stages[key], record
 
 
 def _refuse_incomplete(config: Mapping[str, Any], dense: StageSpec, measured: StageSpec | None) -> None:

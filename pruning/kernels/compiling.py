@@ -41,14 +41,14 @@ def library_file() -> tuple[Path, bool]:
     Raises:
         KernelsUnavailable: there is no C compiler, or it fails.
     """
-    compiler = _compiler()
-    digest, folder = _digest(compiler), _cache()
+    command = installed_compiler()
+    digest, folder = _digest(command), _cache()
     if folder is not None:
         for file in sorted(folder.glob(f"{digest}-*.so")):
             if _is_trusted(file):
                 return file, False
     try:
-        content = _compiled(compiler)
+        content = _compiled(command)
         if folder is not None and (kept := _kept(folder, digest, content)) is not None:
             return kept, False
         handle, name = tempfile.mkstemp(suffix=".so")
@@ -59,7 +59,12 @@ def library_file() -> tuple[Path, bool]:
     return Path(name), True
 
 
-def _compiler() -> list[str]:
+def installed_compiler() -> list[str]:
+    """Return the command of the C compiler: that of the environment variable `CC`, or the first that is installed.
+
+    Raises:
+        KernelsUnavailable: there is none.
+    """
     named = _words("CC")
     for command in (named,) if named else (["cc"], ["gcc"], ["clang"]):
         if found := shutil.which(command[0]):

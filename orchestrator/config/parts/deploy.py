@@ -9,6 +9,7 @@ from typing import Any
 from orchestrator.catalogue.formats import FORMATS
 from orchestrator.config.key_rules import key
 from pruning.catalogue.value_rules import Rule, at_least, is_int, whole
+from pruning.kernels.compiling import KernelsUnavailable, installed_compiler
 
 MEASURED = tuple(name for name, row in FORMATS.items() if row.measured)
 """Formats in which a network can be deployed and measured."""
@@ -41,7 +42,7 @@ class Deploy:
 
     @staticmethod
     def across(where: str, values: Mapping[str, Any]) -> Iterator[str]:
-        """Yield the packages of the formats that are not installed."""
+        """Yield the packages and the compiler of the formats that are not installed."""
         formats = values.get("formats", ())
         missing = {name: FORMATS[name].missing_packages() for name in formats if name in FORMATS}
         if lacking := [f"{name} lacks {', '.join(found)}" for name, found in missing.items() if found]:
@@ -49,3 +50,8 @@ class Deploy:
                 f"`{where}.formats` (={formats}) needs packages that are not installed: {'; '.join(lacking)}; run "
                 "pip install 'pruning-orchestrator[export]'."
             )
+        if any(name in FORMATS and FORMATS[name].compiled for name in formats):
+            try:
+                installed_compiler()
+            except KernelsUnavailable as error:
+                yield f"`{where}.formats` (={formats}) needs a C compiler: {error}"

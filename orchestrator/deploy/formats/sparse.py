@@ -16,6 +16,8 @@ from orchestrator.deploy.formats.format import Codec, ExportError, Run, call_val
 from pruning.compact.rewriting import call_functions
 from pruning.compact.sparse_files import LAYERS, TENSORS, layers_of, save_layers, tensors_of
 from pruning.graph.tracing import Example, traced
+from pruning.kernels.compiling import KernelsUnavailable
+from pruning.kernels.library import library
 
 MODULE = "sparse_network.py"
 SNIPPET = generated_module.SNIPPET.replace("network", "sparse_network")
@@ -60,8 +62,12 @@ def write(network: nn.Module, example: Example, folder: Path, *, batch_sizes: Se
         batch_sizes: batch sizes for which kernels are chosen, by default 1 and the example's.
 
     Raises:
-        ExportError: the network cannot be traced, or an operation cannot be written.
+        ExportError: no kernel can be compiled here, the network cannot be traced, or an operation cannot be written.
     """
+    try:
+        library()
+    except KernelsUnavailable as error:
+        raise ExportError(f"sparse layers cannot be measured here: {error}") from error
     sizes = dict.fromkeys(batch_sizes or (1, len(call_values(example)[0])))
     try:
         sparse = pruning.to_sparse(network, example, examples=[resized(example, size) for size in sizes])

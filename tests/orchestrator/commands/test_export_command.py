@@ -113,7 +113,9 @@ def test_what_cannot_be_done_is_told_in_a_sentence(here: Path, capsys: pytest.Ca
         "`--to` must be given, once or several times; type one of safetensors, torch, onnx, onnx_int8, op"
         in refusal(capsys, "--output", "out")
     )
-    assert "`--to` (='onx') must be one of safetensors" in refusal(capsys, "--to", "onx", "--output", "out")
+    said = refusal(capsys, "--to", "onx", "--output", "out")
+    assert "`--to` (='onx') must be one of safetensors" in said
+    assert said.rstrip().endswith("; did you mean onnx?")
     assert "`SWEEP` (='x') does not exist" in refusal(capsys, "x", *out)
     assert "`--trial` (='y') is not in the sweep" in refusal(capsys, "--trial", "y", *out)
     assert "`--best` (='z') must be conditions" in refusal(capsys, "--best", "z", *out)

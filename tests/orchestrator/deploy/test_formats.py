@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 import pruning
 from orchestrator.core.stage_fields import Prune
-from orchestrator.deploy.formats import format
+from orchestrator.deploy.formats import format, sparse
 from orchestrator.deploy.formats.format import ExportError, called_with, difference
 from orchestrator.deploy.formats.format_table import FORMATS
 from orchestrator.workloads import model_building
 from pruning.graph.tracing import plain_copy
+from pruning.kernels.compiling import KernelsUnavailable
 
 LINEAR = Prune(("Linear", "Conv2d"))
 WITHOUT_THE_PROJECT = """
@@ -128,6 +129,15 @@ def test_all_formats_can_be_written_into_one_folder() -> None:
     files = [name for chosen in FORMATS.values() for name in chosen.files]
 
     assert len(set(files)) == len(files)
+
+
+def test_sparse_is_refused_where_no_kernel_can_be_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def library() -> None:
+        raise KernelsUnavailable("no C compiler is installed.")
+
+    monkeypatch.setattr(sparse, "library", library)
+    with pytest.raises(ExportError, match=r"^sparse layers cannot be measured here: no C compiler is installed\.$"):
+        FORMATS["sparse"].write(built("cnn", (1, 8, 8)), (drawn((1, 8, 8), 2),), tmp_path)
 
 
 def test_a_network_that_is_not_faster_as_sparse_is_written_with_dense_operations(

@@ -100,6 +100,15 @@ def test_a_format_whose_packages_are_missing_is_refused_before_anything_trains(m
     assert planned(("deploy.formats=[shrink, torch]",)).stages
 
 
+def test_sparse_is_refused_without_a_compiler_before_anything_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-compiler")
+    with pytest.raises(schema.ConfigError) as refused:
+        planned(("deploy=sparse",))
+    assert "`deploy` (=sparse) needs a C compiler: the C compiler of the environment variable CC (='no-c" in str(
+        refused.value
+    )
+
+
 def test_an_objective_must_be_measured() -> None:
     assert planned(("deploy=shrink", "objective=deploy/shrink/64/latency_ms")).trials
     with pytest.raises(
