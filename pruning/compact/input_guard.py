@@ -42,15 +42,13 @@ class InputGuard:
         """Return the guard of a traced graph whose keyword arguments have these names."""
         return cls(tuple(_of_node(node) for node in graph.find_nodes(op="placeholder")), tuple(names))
 
-    def __call__(self, _network: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Check the inputs of a call, as a forward pre-hook.
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Check the inputs of a call.
 
         Raises:
             ValueError: the graph was traced for other sizes or values.
         """
         alone = args[0] if len(args) == 1 and not kwargs and isinstance(args[0], Tensor) else None
-        if alone is not None and alone.shape in self.seen:
-            return
         if set(kwargs) != set(self.names):
             return  # the graph refuses them itself
         leaves = tree_leaves((args, {name: kwargs[name] for name in self.names}))

@@ -106,9 +106,21 @@ class SparseNetwork(fx.GraphModule):
 
     def _with(self, sparse: Sparse, guard: InputGuard) -> SparseNetwork:
         self.sparse, self.guard = sparse, guard
-        self._forward_pre_hooks.clear()
-        self.register_forward_pre_hook(guard, with_kwargs=True)
         return self
+
+    def recompile(self) -> Any:
+        """Generate the code of the graph anew, and guard its inputs; a hook would take a microsecond longer."""
+        code, kind = super().recompile(), type(self)
+        run = kind.forward
+
+        @functools.wraps(run)
+        def forward(self: SparseNetwork, *args: Any, **kwargs: Any) -> Any:
+            if kwargs or len(args) != 1 or getattr(args[0], "shape", None) not in self.guard.seen:
+                self.guard.check(args, kwargs)
+            return run(self, *args, **kwargs)
+
+        kind.forward = forward  # each graph module has a class of its own
+        return code
 
     def __reduce__(self) -> tuple[Any, ...]:
         graph = fx.GraphModule(self, self.graph)
