@@ -120,6 +120,7 @@ class SparseNetwork(fx.GraphModule):
             return run(self, *args, **kwargs)
 
         kind.forward = forward  # each graph module has a class of its own
+        kind.__call__ = nn.Module.__call__  # type: ignore[method-assign]  # torch.fx adds half a microsecond
         return code
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -189,7 +190,10 @@ def _to_sparse(model: nn.Module, example: Example, examples: Sequence[Example]) 
     copies = [_copied(each) for each in inputs]
     choosing.measure([tree_leaves((args, {name: kwargs[name] for name in trace.kwargs})) for args, kwargs in copies])
     reports = choosing.reports()
-    network = sparse_graph(trace.graph, layers, choosing)
+    with quiet():
+        graph = sparse_graph(trace.graph, layers, choosing)
+        network = SparseNetwork(graph, graph.graph).eval().requires_grad_(False)
+    network.guard = guard
     _restore(network, before)
     dense = copy.deepcopy(plain, values_with_history(plain))
     error = max(_difference(dense, network, each) for each in inputs)
@@ -202,9 +206,9 @@ def _to_sparse(model: nn.Module, example: Example, examples: Sequence[Example]) 
     elif not reports and not reason:
         reason = "no layer runs on its nonzeros: to_sparse takes linear layers, 1d and 2d convolutions, LSTMs; float32"
     unchanged = reason.startswith("unchanged")
-    sparse = Sparse(reports, speedups, torch.get_num_threads(), error, reason)
+    sparse = network.sparse = Sparse(reports, speedups, torch.get_num_threads(), error, reason)
     if not unchanged:
-        return _network_of(network, sparse, guard).eval().requires_grad_(False)
+        return network
     plain.sparse = sparse  # type: ignore[assignment]
     plain.report = sparse.report  # type: ignore[assignment]
     return plain.eval()
