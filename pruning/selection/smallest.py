@@ -33,6 +33,8 @@ SIGMAS = 5.0
 """Half the width of a bracket in standard deviations; a bracket that misses costs another pass, not exactness."""
 FEW = 1 / 64
 """Fraction of survivors among all entries up to which they are ranked without a sample."""
+NARROW = 8
+"""Largest pool whose entries are compared in pairs, which takes a tenth of the time of two sorts."""
 PASSES = 8
 """Number of brackets to try before all scores within the last one are collected, whatever memory that takes."""
 ROOM = 1 / 20
@@ -234,9 +236,23 @@ def best_of_pools(scores: Tensor, alive: Tensor, count: int) -> Tensor:
         alive: (pools, entries), bool.
         count: number of entries that each pool keeps; a pool with fewer survivors keeps them all.
     """
+    if alive.shape[1] <= NARROW and bool(alive.all()):
+        return _best_of_narrow_pools(scores, count)
     # Sort by score, then put dead entries first; both sorts are stable in the indices. On CUDA, deterministic
     # algorithms refuse `kthvalue` but not a sort.
     order = scores.sort(dim=1, stable=True).indices
     order = order.gather(1, alive.gather(1, order).to(torch.uint8).sort(dim=1, stable=True).indices)
     best = torch.zeros_like(alive).scatter_(1, order[:, alive.shape[1] - count :], True)
     return best & alive
+
+
+def _best_of_narrow_pools(scores: Tensor, count: int) -> Tensor:
+    """Return the result of `best_of_pools` for pools whose entries are all alive, by comparing each pair."""
+    columns = scores.unbind(1)
+    rank = [torch.zeros_like(columns[0], dtype=torch.uint8) for _ in columns]
+    for later in range(len(columns)):
+        for earlier in range(later):
+            is_higher = columns[later] >= columns[earlier]
+            rank[later] += is_higher
+            rank[earlier] += ~is_higher
+    return torch.stack([each >= len(columns) - count for each in rank], dim=1)

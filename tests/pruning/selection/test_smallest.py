@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pruning.selection import chunks, smallest
 from pruning.selection.random_subset import prune_random_, prune_random_across_
-from pruning.selection.smallest import prune_smallest_, prune_smallest_across_
+from pruning.selection.smallest import best_of_pools, prune_smallest_, prune_smallest_across_
 
 DEVICES = [
     "cpu",
@@ -224,3 +224,16 @@ def test_working_memory_whatever_the_scores(make, count, monkeypatch):
     assert peak < 0.5 * scores.numel()
     assert torch.count_nonzero(mask) == scores.numel() - count
     assert scores[mask == 0].max() <= scores[mask == 1].min()
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 7, 8])
+def test_narrow_pools_are_ranked_as_wide_ones_are(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(width)
+    scores = torch.randint(-2, 3, (500, width), generator=generator).float()
+    alive = torch.ones_like(scores, dtype=torch.bool)
+    for count in range(width + 1):
+        found = best_of_pools(scores, alive, count)
+        with monkeypatch.context() as patched:
+            patched.setattr(smallest, "NARROW", 0)
+            assert torch.equal(best_of_pools(scores, alive, count), found)
+        assert (found.sum(1) == count).all()
