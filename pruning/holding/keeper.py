@@ -57,8 +57,8 @@ class MaskKeeper:
 
     def attach(self, optimizer: Optimizer) -> None:
         """Enforce the masks after each step of `optimizer`: momentum can move entries without a gradient."""
-        self._follow()
-        self._handles.append(optimizer.register_step_pre_hook(lambda *_: self._follow()))
+        self.follow()
+        self._handles.append(optimizer.register_step_pre_hook(lambda *_: self.follow()))
         self._handles.append(optimizer.register_step_post_hook(lambda *_: self.enforce()))
 
     def enforce(self) -> None:
@@ -67,13 +67,17 @@ class MaskKeeper:
         Raises:
             ValueError: a parameter is missing or has another shape.
         """
-        self._follow()
+        self.follow()
         for parameter, mask in self._masks.items():
             mask_(parameter, mask.entries)
 
     def release(self) -> None:
         """Set pruned entries to 0 and stop enforcing the masks."""
         self.enforce()
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop enforcing the masks, and leave the parameters as they are."""
         for handle in self._handles:
             handle.remove()
         for mask in self._masks.values():
@@ -82,7 +86,7 @@ class MaskKeeper:
         self._places.clear()
         self._masks.clear()
 
-    def _follow(self) -> None:
+    def follow(self) -> None:
         """Find the current parameters: `load_state_dict(assign=True)` and conversions may replace them."""
         if any(place.module._parameters.get(place.leaf) is not place.parameter for place in self._places):
             before, self._masks = self._masks, {}
