@@ -21,6 +21,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pruning import dynamics as dynamics
     from pruning import scores as scores
     from pruning.amount import Amount as Amount
     from pruning.amount import count_to_prune as count_to_prune
@@ -119,7 +120,7 @@ _TORCH_NAMES = {
 }
 """Private names of `torch.nn.utils.prune` that PyTorch's own tests use."""
 
-_ROOMS = ("scores",)
+_ROOMS = ("dynamics", "scores")
 """Subpackages that are used by their own names, as in `pruning.scores.snip`."""
 
 __all__ = sorted([*_HOMES, *_ROOMS])

@@ -126,6 +126,32 @@ def test_a_network_is_pruned_and_runs_on_its_nonzeros_as_it_is_shown(
     assert re.findall(r"^ *(layer +sparsity.*)$", shown, re.M)[0].split() == found.splitlines()[0].split()
 
 
+def test_masks_change_in_a_training_as_it_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    (trained,), (resumed,), (own,) = (
+        snippets("how-to/sparse-training.md", name) for name in ("sparse_training", "resume", "own")
+    )
+    names = dict[str, Any]()
+
+    exec(trained, names)
+    begun, moved = names["masks"], names["dynamics"].masks
+    assert moved.kept() == begun.kept() != moved.sizes()
+    assert moved != begun
+    assert "sparsity 0.9" in capsys.readouterr().out
+    exec(resumed, names)
+    assert names["again"].masks == moved
+    names["again"].release()
+
+    exec(own, names)
+    rotating, model = names["Rotating"](every=2), names["model"]
+    rotating.attach(model, moved, names["optimizer"], length=5, generator=torch.Generator().manual_seed(0))
+    for _ in range(5):
+        torch.autograd.backward(model(torch.randn(4, 64)).square().mean())
+        names["optimizer"].step()
+    assert rotating.masks.kept() == begun.kept()
+    assert [update.step for update in rotating.updates] == [2, 4]
+    assert all(update.grown == update.dropped > 0 for update in rotating.updates)
+
+
 def test_what_the_page_on_torch_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shown = snippets("reference/torch.md", "")

@@ -1,0 +1,162 @@
+"""The catalogue of dynamics, which change masks within a training. The code is in `pruning/dynamics`.
+
+A dynamics is a function (**options) -> `pruning.dynamics.Dynamics`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pruning.catalogue.rows import REQUIRED, Option, Row, named
+from pruning.catalogue.value_rules import Rule, above, at_least, is_number, one_of, whole, within
+
+
+@dataclass(frozen=True)
+class DynamicsRow(Row):
+    """A dynamics.
+
+    Args:
+        keeps_counts: the number of kept entries of each tensor never changes.
+        nested: pruned entries stay pruned.
+        grows_to: value at which a regrown entry begins: "zero", "drawn", "own" (its last value), or "" if none returns.
+        starts_sparse: the masks of the beginning have the final sparsity, and are random.
+    """
+
+    FAMILY: ClassVar[str] = "dynamics"
+
+    keeps_counts: bool = False
+    nested: bool = False
+    grows_to: str = ""
+    starts_sparse: bool = False
+
+
+_EVERY = Option("every", int, 100, "Steps between two updates.", (whole(1),))
+_PLACE = Rule(lambda value: is_number(value) and value >= 0, "be at least 0: a fraction up to 1, else a step")
+_FIRST = Option(
+    "begin", float, 0.0, "Place of the first update: a fraction of the training up to 1, else a step.", (_PLACE,)
+)
+
+
+def _until(default: float, meaning: str) -> Option:
+    text = f"{meaning}: a fraction of the training up to 1, else a step."
+    return Option("until", float, default, text, (_PLACE,))
+
+
+_LAST = _until(0.75, "Place of the last update")
+_STAYS = _until(0.75, "Place from which masks stay")
+_FRACTION = (within(": the fraction of kept entries that is dropped"),)
+_DENSITY = Rule(lambda value: is_number(value) and 0 <= value < 1, "lie in [0, 1): the fraction that is pruned")
+_N = Option("n", int, 2, "Number of entries that a window keeps.", (whole(0),))
+_M = Option("m", int, 4, "Number of entries of a window; must divide the input dimension.", (whole(1),))
+
+DYNAMICS: Mapping[str, DynamicsRow] = named(
+    (
+        DynamicsRow(
+            "static",
+            "pruning.dynamics.static_masks:Static",
+            "masks stay: the baseline",
+            paper="Evci et al. 2020, arXiv 1911.11134",
+            keeps_counts=True,
+            nested=True,
+            starts_sparse=True,
+        ),
+        DynamicsRow(
+            "gradual",
+            "pruning.dynamics.gradual_pruning:Gradual",
+            "more and more is pruned, along a cubic",
+            (
+                Option(
+                    "sparsity", float | None, None, "Fraction of all units pruned in the end.", (_DENSITY.or_null(),)
+                ),
+                _EVERY,
+                _FIRST,
+                _LAST,
+            ),
+            "Zhu & Gupta 2017, arXiv 1710.01878",
+            unlisted=("method", "batches", "loss", "size", "example"),
+            nested=True,
+        ),
+        DynamicsRow(
+            "set",
+            "pruning.dynamics.regrowth:Set",
+            "the weights nearest to 0 move to random places",
+            (
+                Option("every", int, REQUIRED, "Steps between two updates; in the paper an epoch.", (whole(1),)),
+                Option("fraction", float, 0.3, "Fraction of the weights that is dropped.", _FRACTION),
+                Option("scale", float, 0.1, "Standard deviation of regrown weights.", (at_least(0),)),
+                _until(1.0, "Place from which masks stay"),
+            ),
+            "Mocanu et al. 2018, arXiv 1707.04780",
+            keeps_counts=True,
+            grows_to="drawn",
+            starts_sparse=True,
+        ),
+        DynamicsRow(
+            "rigl",
+            "pruning.dynamics.regrowth:RigL",
+            "the smallest weights move to the places of the largest gradients",
+            (
+                _EVERY,
+                _STAYS,
+                Option("fraction", float, 0.3, "Fraction of the kept entries that the first update drops.", _FRACTION),
+                _FIRST,
+            ),
+            "Evci et al. 2020, arXiv 1911.11134",
+            keeps_counts=True,
+            grows_to="zero",
+            starts_sparse=True,
+        ),
+        DynamicsRow(
+            "sr_ste",
+            "pruning.dynamics.straight_through:StraightThrough",
+            "the largest weights of each window, chosen in each step; the others train on, and decay",
+            (_N, _M, Option("decay", float, 2e-4, "Pulls weights that are not kept to 0.", (at_least(0),))),
+            "Zhou et al. 2021, arXiv 2102.04010",
+            grows_to="own",
+        ),
+        DynamicsRow(
+            "ste",
+            "pruning.dynamics.straight_through:ste",
+            "the largest weights of each window, chosen in each step; the others train on",
+            (_N, _M),
+            "Bengio et al. 2013, arXiv 1308.3432",
+            grows_to="own",
+        ),
+        DynamicsRow(
+            "movement",
+            "pruning.dynamics.trained_scores:Movement",
+            "entries whose weights move to 0 are pruned, along a cubic",
+            (
+                Option("sparsity", float, REQUIRED, "Fraction of all entries pruned in the end.", (_DENSITY,)),
+                _EVERY,
+                _FIRST,
+                _LAST,
+                Option(
+                    "scope",
+                    str,
+                    "layer",
+                    "Ranks each tensor separately, or all together.",
+                    (one_of("layer", "global"),),
+                ),
+            ),
+            "Sanh, Wolf & Rush 2020, arXiv 2005.07683",
+            grows_to="own",
+        ),
+        DynamicsRow(
+            "soft_movement",
+            "pruning.dynamics.trained_scores:SoftMovement",
+            "entries whose scores fall below a threshold are pruned, in each step",
+            (
+                Option("threshold", float, 0.1, "Sigmoid of the score above which an entry is kept.", (within(""),)),
+                Option("penalty", float, 1.0, "Factor of the sum of sigmoid(score) in the loss.", (at_least(0),)),
+                Option("rate", float, 1e-2, "Learning rate of the scores.", (above(0),)),
+                _STAYS,
+            ),
+            "Sanh, Wolf & Rush 2020, arXiv 2005.07683",
+            grows_to="own",
+        ),
+    )
+)
+"""Name -> dynamics."""

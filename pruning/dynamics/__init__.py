@@ -1,0 +1,43 @@
+"""Masks that change within a training, in any loop: `pruning.dynamics.rigl(every=100).attach(...)`.
+
+    masks = pruning.dynamics.random_masks(model, 0.9, generator=generator)
+    dynamics = pruning.dynamics.rigl(every=100, until=0.75)
+    dynamics.attach(model, masks, optimizer, length=2000, generator=generator)
+
+`DYNAMICS` lists the methods with their options. Each is called with options and returns a `Dynamics`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from pruning.catalogue.dynamics import DYNAMICS
+from pruning.dynamics.changing_masks import Dynamics
+from pruning.dynamics.mask_history import MaskUpdate
+from pruning.dynamics.static_masks import random_masks
+
+__all__ = ["DYNAMICS", "Dynamics", "MaskUpdate", "random_masks"]
+__all__ += list(DYNAMICS)
+
+
+def __getattr__(name: str) -> Callable[..., Dynamics]:
+    if name not in DYNAMICS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    row = DYNAMICS[name]
+    make = row.load()
+
+    @functools.wraps(make)
+    def made(*args: Any, **options: Any) -> Dynamics:
+        names = [option.name for option in row.options]
+        row.refuse_broken(dict(zip(names, args, strict=False)) | options)
+        found: Dynamics = make(*args, **options)
+        return found
+
+    globals()[name] = made
+    return made
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

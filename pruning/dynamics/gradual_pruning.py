@@ -1,0 +1,99 @@
+"""Gradual pruning: more and more of the network is pruned while it trains, by any score."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from pruning.choices.axes import Schedule, Scope
+from pruning.choices.combining import Choices
+from pruning.dynamics.changing_masks import Dynamics
+from pruning.engine.one_call import chosen
+from pruning.engine.plans import plan
+from pruning.masks.mask_set import MaskSet
+from pruning.schedule import cubic
+from pruning.scores.readings.scoring_data import Batches, Loss, Size
+
+
+class Gradual(Dynamics):
+    """Prune further after every `every` steps between two places of the training, along a cubic.
+
+    With s0 the sparsity of the first masks, after t finished steps, t = begin, begin + every, ..., until,
+
+        sparsity = s - (s - s0) (1 - (t - begin) / (until - begin))^3
+
+    Entries that are pruned stay pruned. At `until` the sparsity is exactly s; then the masks stay. Windows (N:M) keep
+    fewer and fewer entries, by the same cubic: `n` of `m` at the end.
+
+    Args:
+        sparsity: fraction of all units that is pruned in the end; None for windows, which set it.
+        every: steps between two updates.
+        begin: place of the first update: a fraction of the training up to 1, else a step.
+        until: place of the last update, like `begin`.
+        method: score, unit and scope, as for `pruning.prune`: a name, `Choices`, a class or a function.
+        batches, loss, size, example: see `pruning.plan`; read at each update.
+        options: changes of the method, as for `pruning.prune`.
+
+    Source: Zhu & Gupta 2017, arXiv 1710.01878.
+    """
+
+    def __init__(
+        self,
+        sparsity: float | None = None,
+        every: int = 100,
+        begin: float = 0.0,
+        until: float = 0.75,
+        method: str | Choices | type | Callable[..., Any] = "magnitude",
+        *,
+        batches: Batches = None,
+        loss: Loss = None,
+        size: Size = None,
+        example: Any = None,
+        **options: Any,
+    ) -> None:
+        self.sparsity, self.every, self.first, self.until = sparsity, every, begin, until
+        self.choices = chosen(method, options)
+        if (sparsity is None) != (self.choices.scope.kind == "window"):
+            raise ValueError(
+                f"`sparsity` (={sparsity}) must be given, except for scope.kind='window' (it is "
+                f"{self.choices.scope.kind!r}), where n of m decide it."
+            )
+        self._data: dict[str, Any] = {"batches": batches, "loss": loss, "size": size, "example": example}
+
+    def begin(self) -> None:
+        """Read the sparsity of the first masks; dependency groups mask biases and normalisations, too."""
+        self._start = self.masks.sparsity()
+        if self.choices.unit.kind == "group":
+            for name in self._planned(replace(self.choices, schedule=Schedule(self._start))):
+                self.add(name)
+
+    def after_step(self) -> None:
+        """Prune further if it is time."""
+        begin, until = self.place_of(self.first), self.place_of(self.until)
+        if not begin <= self.step <= until or ((self.step - begin) % self.every and self.step != until):
+            return
+        found = self._planned(self._choices_at((self.step - begin) / max(1, until - begin)))
+        self.change({name: found[name].to(kept.device) & kept for name, kept in self.kept.items() if name in found})
+
+    def _planned(self, choices: Choices) -> MaskSet:
+        """Return the masks of a pruning on top of the masks so far."""
+        names = None if choices.unit.kind == "group" else list(self.kept)
+        data = {**self._data, "generator": self.generator}
+        return plan(self.model, choices, parameters=names, masks=self.masks, **data).masks
+
+    def _choices_at(self, progress: float) -> Choices:
+        """Return the choices of the update at a fraction of the way."""
+        if self.sparsity is not None:
+            return replace(self.choices, schedule=Schedule(cubic(self.sparsity, progress, self._start)))
+        scope = self.choices.scope
+        kept = scope.m - round(cubic(float(scope.m - scope.n), progress, 0.0))
+        return replace(self.choices, scope=Scope("window", n=kept, m=scope.m))
+
+    def own_state(self) -> dict[str, Any]:
+        """Return the sparsity of the first masks."""
+        return {"start": self._start}
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the sparsity of the first masks."""
+        self._start = state["start"]

@@ -1,0 +1,172 @@
+"""Masks of trained scores: movement pruning (the largest scores) and soft movement pruning (scores above a threshold).
+
+    W' = M w,  S <- S - dL/dW' w                (for all entries; a score rises while its weight moves away from 0)
+
+Source: Sanh, Wolf & Rush 2020, arXiv 2005.07683.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pruning.choices.axes import Dynamics as Returning
+from pruning.choices.axes import Schedule, Scope, Score
+from pruning.choices.combining import Choices
+from pruning.dynamics.changing_masks import Dynamics, forget
+from pruning.engine.plans import plan
+from pruning.holding.masking import mask_
+from pruning.schedule import cubic
+
+
+class _TrainedScores(Dynamics):
+    """Dynamics with a score for each entry; weights that are not kept stay as they were, and may return."""
+
+    enforces_itself = True
+    rate = 1.0
+    scores: dict[str, Tensor]
+    aside: dict[str, Tensor]
+    """Weights that are not kept, and 0 elsewhere."""
+
+    def begin(self) -> None:
+        """Begin with scores of 0."""
+        self.scores, self.aside = {}, {}
+        for name, kept in self.kept.items():
+            weight = self.parameter(name).detach()
+            self.scores[name] = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+            self.aside[name] = weight.masked_fill(kept, 0)
+            mask_(weight, kept)
+
+    def wants_dense(self) -> bool:
+        """Return True: scores of all entries move in each step."""
+        return True
+
+    def before_step(self) -> bool:
+        """Move the scores, and mask the gradients for the optimizer."""
+        for name, kept in self.kept.items():
+            parameter = self.parameter(name)
+            if parameter.grad is not None:
+                scores = self.scores[name]
+                moved = parameter.grad.to(scores.dtype) * (parameter.detach() + self.aside[name]).to(scores.dtype)
+                scores.sub_(self.regularised(moved, scores), alpha=self.rate)
+                mask_(parameter.grad, kept)
+        return False
+
+    def regularised(self, moved: Tensor, scores: Tensor) -> Tensor:  # noqa: ARG002 - one signature for both
+        """Return the gradient of the scores, with a penalty of the method."""
+        return moved
+
+    def swap(self, masks: Mapping[str, Tensor]) -> None:
+        """Put the weights of dropped entries aside, and those of returning entries back."""
+        for name, after in masks.items():
+            parameter, aside, before = self.parameter(name), self.aside[name], self.kept[name]
+            weight = parameter.detach()
+            aside.copy_(torch.where(before & ~after, weight, aside))
+            weight.copy_(torch.where(after, torch.where(before, weight, aside), torch.zeros_like(weight)))
+            aside.masked_fill_(after, 0)
+            forget(self.optimizer, parameter, after & before)
+            self.kept[name] = after
+        self.history.record(self.step, self.kept)
+
+    def hold(self) -> None:
+        """Set entries that are not kept to 0: momentum and weight decay may have moved them."""
+        for name, kept in self.kept.items():
+            mask_(self.parameter(name), kept)
+
+    def own_state(self) -> dict[str, Any]:
+        """Return the scores, and the weights that are not in the network."""
+        parts = (("scores", self.scores), ("aside", self.aside))
+        return {part: {name: each.clone() for name, each in held.items()} for part, held in parts}
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the scores and the weights."""
+        devices = {name: kept.device for name, kept in self.kept.items()}
+        self.scores = {name: state["scores"][name].to(device, copy=True) for name, device in devices.items()}
+        self.aside = {name: state["aside"][name].to(device, copy=True) for name, device in devices.items()}
+
+
+class Movement(_TrainedScores):
+    """Keep the entries whose scores are largest; more and more are pruned along a cubic.
+
+    After t finished steps, t = begin, begin + every, ..., until, the sparsity is s - (s - s0) (1 - x)^3 with x the
+    fraction of the way from begin to until; see `Gradual`. Between updates the masks stay, and the scores move. After
+    `until` the masks stay.
+
+    Args:
+        sparsity: fraction of all entries that is pruned in the end.
+        every: steps between two updates.
+        begin: place of the first update: a fraction of the training up to 1, else a step.
+        until: place of the last update, like `begin`.
+        scope: "layer" ranks each tensor separately, "global" all together.
+    """
+
+    enforces_itself = True
+
+    def __init__(
+        self,
+        sparsity: float,
+        every: int = 100,
+        begin: float = 0.0,
+        until: float = 0.75,
+        scope: Literal["layer", "global"] = "layer",
+    ) -> None:
+        self.sparsity, self.every, self.first, self.until, self.scope = sparsity, every, begin, until, scope
+
+    def begin(self) -> None:
+        """Begin with scores of 0, and the sparsity of the first masks."""
+        super().begin()
+        self._start = self.masks.sparsity()
+
+    def after_step(self) -> None:
+        """Hold the masks, and prune further if it is time."""
+        self.hold()
+        begin, until = self.place_of(self.first), self.place_of(self.until)
+        if not begin <= self.step <= until or ((self.step - begin) % self.every and self.step != until):
+            return
+        sparsity = cubic(self.sparsity, (self.step - begin) / max(1, until - begin), self._start)
+        choices = Choices(Score(lambda *_, **__: self.scores), scope=Scope(self.scope), dynamics=Returning("free"))
+        choices = replace(choices, schedule=Schedule(sparsity))
+        found = plan(self.model, choices, parameters=list(self.kept), masks=self.masks).masks
+        self.swap({name: found[name].to(kept.device) for name, kept in self.kept.items()})
+
+    def own_state(self) -> dict[str, Any]:
+        """Return the scores, the weights that are not in the network, and the sparsity of the first masks."""
+        return {**super().own_state(), "start": self._start}
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the scores, the weights and the sparsity of the first masks."""
+        super().load_own_state(state)
+        self._start = state["start"]
+
+
+class SoftMovement(_TrainedScores):
+    """Keep the entries whose scores lie above a threshold, anew in each step; the sparsity follows from the penalty.
+
+        M = sigmoid(S) > threshold,  S <- S - rate (dL/dW' w + penalty sigmoid'(S))
+
+    Args:
+        threshold: in (0, 1); at the beginning sigmoid(S) is 0.5.
+        penalty: factor of the sum of sigmoid(S) in the loss.
+        rate: learning rate of the scores.
+        until: place from which masks and scores stay: a fraction of the training up to 1, else a step.
+    """
+
+    def __init__(self, threshold: float = 0.1, penalty: float = 1.0, rate: float = 1e-2, until: float = 0.75) -> None:
+        self.threshold, self.penalty, self.rate, self.until = threshold, penalty, rate, until
+
+    def regularised(self, moved: Tensor, scores: Tensor) -> Tensor:
+        """Return the gradient of the scores with that of the penalty."""
+        if self.step >= self.place_of(self.until):
+            return torch.zeros_like(moved)
+        soft = scores.sigmoid()
+        return moved + self.penalty * soft * (1 - soft)
+
+    def after_step(self) -> None:
+        """Choose the masks anew."""
+        self.hold()
+        if self.step <= self.place_of(self.until):
+            self.swap({name: scores.sigmoid() > self.threshold for name, scores in self.scores.items()})
