@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pruning.dynamics.changing_masks import Dynamics
 from pruning.holding.keeper import MaskKeeper
 from pruning.integrations.masked_training import Kept
 
@@ -39,3 +41,35 @@ def keep_masks(
     kept = Kept(model, masks)
     accelerator.register_for_checkpointing(kept)
     return kept.begin([optimizer])
+
+
+def change_masks(
+    accelerator: Accelerator,
+    model: nn.Module,
+    optimizer: Optimizer,
+    masks: Mapping[str, Tensor],
+    dynamics: Dynamics,
+    *,
+    length: int,
+    generator: torch.Generator | None = None,
+) -> Dynamics:
+    """Attach a dynamics to a prepared optimizer; it changes the masks until `release`.
+
+    `accelerator.save_state` saves its state too, and after `load_state` the training goes on from it.
+
+    Args:
+        accelerator, model, optimizer, masks: see `keep_masks`.
+        dynamics: for example `pruning.dynamics.rigl()`.
+        length: number of steps of the optimizer in the whole training.
+        generator: source of random draws; None: torch's default generator.
+
+    Returns:
+        the dynamics.
+
+    Raises:
+        ValueError: there are no masks, or one fits no parameter; the message names it, and nothing is changed.
+    """
+    kept = Kept(model, masks, dynamics, generator)
+    accelerator.register_for_checkpointing(kept)
+    kept.begin([optimizer], length)
+    return dynamics

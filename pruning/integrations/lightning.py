@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from pruning.dynamics.changing_masks import Dynamics
 from pruning.integrations.masked_training import Kept
+from pruning.masks.mask_set import MaskSet
 
 try:
     from lightning.pytorch import Callback
@@ -19,7 +22,8 @@ class KeepMasks(Callback):  # type: ignore[misc]
     """Callback that enforces masks on a model while a Lightning `Trainer` fits it; the model is plain afterwards.
 
     Pruned entries are exactly 0 after each step of each of its optimizers, also with clipping, accumulation and mixed
-    precision. A checkpoint contains the masks; resuming from it with other masks raises an error.
+    precision. A checkpoint contains the masks; resuming from it with other masks raises an error. With `dynamics`, it
+    contains their state, and a resumed training goes on from it.
 
         masks = MaskSet.load("masks.npz")
         trainer = Trainer(callbacks=[KeepMasks(module.network, masks)])
@@ -28,16 +32,29 @@ class KeepMasks(Callback):  # type: ignore[misc]
     Args:
         model: module whose parameters `masks` name: the LightningModule, or a network in it.
         masks: name of a parameter -> tensor of its shape, nonzero where the entry is kept; for example a `MaskSet`.
+        dynamics: changes the masks during the training, such as `pruning.dynamics.rigl()`; None: they stay.
+        generator: source of the dynamics' random draws.
 
     Raises:
         ValueError: there are no masks, or one fits no parameter; the message names it, and nothing is changed.
     """
 
-    def __init__(self, model: nn.Module, masks: Mapping[str, Tensor]) -> None:
-        self._kept = Kept(model, masks)
+    def __init__(
+        self,
+        model: nn.Module,
+        masks: Mapping[str, Tensor],
+        dynamics: Dynamics | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self._kept = Kept(model, masks, dynamics, generator)
+
+    @property
+    def masks(self) -> MaskSet:
+        """The masks as they are now."""
+        return self._kept.masks
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        self._kept.begin(trainer.optimizers)
+        self._kept.begin(trainer.optimizers, int(trainer.estimated_stepping_batches))
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         self._kept.end()

@@ -1,60 +1,107 @@
-"""Shared part of the adaptors: enforce masks while optimizers step, and compare them with a checkpoint's masks."""
+"""Shared part of the adaptors: enforce or change masks while optimizers step, and compare them with a checkpoint's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pruning.dynamics.changing_masks import Dynamics
 from pruning.holding.keeper import MaskKeeper
 from pruning.masks.mask_set import MaskSet
 
 
 class Kept:
-    """Model and masks that are enforced while another library trains the model.
+    """Model and masks that are enforced while another library trains the model; a dynamics changes them.
 
     Args:
         model: has every parameter that `masks` name; the masks are applied at once.
         masks: name of a parameter -> tensor of its shape, nonzero where the entry is kept; for example a `MaskSet`.
+        dynamics: changes the masks during the training; None: they stay.
+        generator: source of the dynamics' random draws.
 
     Raises:
         ValueError: there are no masks, or one fits no parameter; the message names it, and nothing is changed.
     """
 
-    def __init__(self, model: nn.Module, masks: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        masks: Mapping[str, Tensor],
+        dynamics: Dynamics | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
         if not masks:
             raise ValueError(
                 "`masks` (={}) must contain at least one mask; prune first and pass MaskSet.collect(model), or pass "
                 "MaskSet.load(path)."
             )
-        self.masks = MaskSet(masks)
-        self._model = model
-        self._keeper = MaskKeeper(model, self.masks)
+        self._masks = MaskSet(masks)
+        self._model, self._dynamics, self._generator = model, dynamics, generator
+        self._state: Mapping[str, Any] | None = None
+        self._keeper = MaskKeeper(model, self._masks if dynamics is None else {})
 
-    def begin(self, optimizers: Iterable[Optimizer]) -> MaskKeeper:
-        """Enforce the masks after each step of `optimizers`, including optimizers wrapped by another library."""
+    @property
+    def masks(self) -> MaskSet:
+        """The masks as they are now."""
+        return self._dynamics.masks if self._dynamics is not None and self._dynamics.is_attached else self._masks
+
+    @property
+    def moves(self) -> bool:
+        """Whether a dynamics changes the masks."""
+        return self._dynamics is not None
+
+    def begin(self, optimizers: Iterable[Optimizer], length: int = 0) -> MaskKeeper:
+        """Enforce or change the masks with each step of `optimizers`, including optimizers wrapped by another library.
+
+        Args:
+            optimizers: a dynamics takes one.
+            length: number of steps of the training, for a dynamics.
+
+        Raises:
+            ValueError: a dynamics was given several optimizers, or an unknown number of steps.
+        """
         self.end()
-        self._keeper = MaskKeeper(self._model, self.masks)
-        for optimizer in optimizers:
-            self._keeper.attach(getattr(optimizer, "optimizer", optimizer))
+        bare = [getattr(optimizer, "optimizer", optimizer) for optimizer in optimizers]
+        if self._dynamics is not None:
+            if len(bare) != 1:
+                raise ValueError(f"{self._dynamics} takes one optimizer, but the training has {len(bare)}.")
+            own = {"length": length, "generator": self._generator, "state": self._state}
+            self._dynamics.attach(self._model, self._masks, bare[0], **own)  # type: ignore[arg-type]
+            return self._keeper
+        self._keeper = MaskKeeper(self._model, self._masks)
+        for optimizer in bare:
+            self._keeper.attach(optimizer)
         return self._keeper
 
     def end(self) -> None:
         """Stop enforcing the masks; the model stays plain, with zeros for pruned entries."""
+        if self._dynamics is not None and self._dynamics.is_attached:
+            self._state, self._masks = self._dynamics.state(), self._dynamics.masks
+            self._dynamics.release()
         self._keeper.release()
 
-    def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """Return the masks as saved in a checkpoint."""
-        return {"masks": dict(self.masks)}
+    def state_dict(self) -> dict[str, Any]:
+        """Return the masks, or the state of the dynamics, as saved in a checkpoint."""
+        if self._dynamics is None:
+            return {"masks": dict(self._masks)}
+        return {"dynamics": self._dynamics.state() if self._dynamics.is_attached else self._state}
 
-    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Check that training resumes with the masks of its checkpoint.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Check that training resumes with the masks of its checkpoint, or continue its dynamics.
 
         Raises:
             ValueError: the masks of `state` differ.
         """
-        self.require_same(MaskSet(state["masks"]))
+        if self._dynamics is None:
+            self.require_same(MaskSet(state["masks"]))
+        elif self._dynamics.is_attached:
+            self._dynamics.load_state(state["dynamics"])
+        else:
+            self._state = state["dynamics"]
 
     def require_same(self, saved: MaskSet) -> None:
         """Raise `ValueError` if `saved`, the masks of a checkpoint, differ from these masks."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytorch_lightning as lightning
 import reference
 import torch
+from pytorch_lightning import Callback as Callback
 from torch.utils.data import DataLoader
 
 from pruning.integrations.lightning import KeepMasks as KeepMasks

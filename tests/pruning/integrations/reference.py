@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+import pruning
 from pruning import MaskKeeper, MaskSet
+from pruning.dynamics import Dynamics
 
 BATCH, ACCUMULATE, EPOCHS, CLIP = 2, 2, 2, 0.05
 
@@ -84,6 +86,41 @@ def trained_by_hand(make_optimizer: Callable[..., torch.optim.Optimizer], epochs
                 optimizer.zero_grad()
     keeper.release()
     return model.state_dict()
+
+
+LENGTH = EPOCHS * 3
+"""Steps of the whole training."""
+DYNAMICS: dict[str, Callable[[], Dynamics]] = {
+    "rigl": partial(pruning.dynamics.rigl, every=2, until=1.0),
+    "set": partial(pruning.dynamics.set, every=2, fraction=0.5),
+    "gradual": partial(pruning.dynamics.gradual, 0.8, every=1, until=1.0),
+    "movement": partial(pruning.dynamics.movement, 0.8, every=1, until=1.0),
+    "soft_movement": partial(pruning.dynamics.soft_movement, threshold=0.499, rate=1.0),
+}
+
+
+def drawn() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+def changed_by_hand(
+    make_optimizer: Callable[..., torch.optim.Optimizer], dynamics: Dynamics
+) -> tuple[dict[str, Tensor], MaskSet]:
+    """Return weights and masks after training as `trained_by_hand` does, with masks that change."""
+    model, examples = Network(), Examples()
+    optimizer = make_optimizer(model.parameters())
+    dynamics.attach(model, masks(), optimizer, length=LENGTH, generator=drawn())
+    for _ in range(EPOCHS):
+        for index, first in enumerate(range(0, len(examples), BATCH)):
+            batch = slice(first, first + BATCH)
+            (model(examples.inputs[batch], examples.labels[batch])["loss"] / ACCUMULATE).backward()
+            if (index + 1) % ACCUMULATE == 0:
+                nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+                optimizer.step()
+                optimizer.zero_grad()
+    dynamics.release()
+    assert dynamics.masks != masks()
+    return model.state_dict(), dynamics.masks
 
 
 def is_pruned(model: nn.Module) -> bool:

@@ -12,21 +12,29 @@ import torch
 from torch.utils.data import DataLoader
 
 from pruning import MaskKeeper, MaskSet
+from pruning.dynamics import Dynamics
 
 
 class Run:
     """Train with the loop of Accelerate's documentation."""
 
-    def __init__(self, make: Callable[..., torch.optim.Optimizer], masks: MaskSet) -> None:
+    def __init__(
+        self, make: Callable[..., torch.optim.Optimizer], masks: MaskSet, dynamics: Dynamics | None = None
+    ) -> None:
         accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
-        from pruning.integrations.accelerate import keep_masks
+        from pruning.integrations.accelerate import change_masks, keep_masks
 
         self.accelerator: Any = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=reference.ACCUMULATE)
         network = reference.Network()
         self.model, self.optimizer, self.batches = self.accelerator.prepare(
             network, make(network.parameters()), DataLoader(reference.Examples(), batch_size=reference.BATCH)
         )
-        self.keeper: MaskKeeper = keep_masks(self.accelerator, self.model, self.optimizer, masks)
+        given = (self.accelerator, self.model, self.optimizer, masks)
+        self.keeper: MaskKeeper | Dynamics
+        if dynamics is None:
+            self.keeper = keep_masks(*given)
+        else:
+            self.keeper = change_masks(*given, dynamics, length=reference.LENGTH, generator=reference.drawn())
 
     def steps(self, epochs: int) -> Iterator[None]:
         for _ in range(epochs):
@@ -72,3 +80,20 @@ def test_a_resumed_loop_keeps_the_masks_of_its_checkpoint(tmp_path: Path) -> Non
 def test_a_model_without_masks_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^`masks` \(=\{\}\) must contain at least one mask"):
         Run(reference.OPTIMIZERS["SGD"], MaskSet({}))
+
+
+@pytest.mark.parametrize("name", reference.DYNAMICS)
+def test_masks_change_as_in_a_plain_loop_also_after_a_checkpoint(name: str, tmp_path: Path) -> None:
+    make = reference.OPTIMIZERS["AdamW"]
+    weights, masks = reference.changed_by_hand(make, reference.DYNAMICS[name]())
+    first, second = (Run(make, reference.masks(), reference.DYNAMICS[name]()) for _ in range(2))
+
+    [*first.steps(1)]
+    first.accelerator.save_state(str(tmp_path))
+    second.accelerator.load_state(str(tmp_path))
+    for run in (first, second):
+        [*run.steps(1)]
+        run.keeper.release()
+        assert isinstance(run.keeper, Dynamics)
+        assert run.keeper.masks == masks
+        assert reference.same(run.model.state_dict(), weights)

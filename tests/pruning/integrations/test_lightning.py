@@ -74,3 +74,26 @@ def test_masks_that_are_missing_or_fit_nothing_are_refused(cases: Any) -> None:
         cases.KeepMasks(network, {})
     with pytest.raises(ValueError, match=r"^`other` is in the masks, but Network has no such parameter"):
         cases.KeepMasks(network, {"other": torch.ones(1)})
+
+
+@pytest.mark.parametrize("name", reference.DYNAMICS)
+def test_masks_change_as_in_a_loop_by_hand_also_after_a_checkpoint(cases: Any, name: str, tmp_path: Path) -> None:
+    make, file = reference.OPTIMIZERS["AdamW"], tmp_path / "half.ckpt"
+    weights, masks = reference.changed_by_hand(make, reference.DYNAMICS[name]())
+
+    def callback(module: Any) -> Any:
+        return cases.KeepMasks(
+            module.network, reference.masks(), reference.DYNAMICS[name](), generator=reference.drawn()
+        )
+
+    class Half(cases.Callback):  # type: ignore[misc,name-defined]
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.current_epoch == 0:
+                trainer.save_checkpoint(file)
+
+    first, second = cases.Module(make), cases.Module(make)
+    for module, path in ((first, None), (second, file)):
+        keeping = callback(module)
+        cases.trainer(tmp_path, keeping, Half()).fit(module, cases.batches(), ckpt_path=path)
+        assert keeping.masks == masks
+        assert reference.same(module.network.state_dict(), weights)

@@ -53,3 +53,16 @@ def test_a_resumed_training_keeps_the_masks_of_its_checkpoint(cases: Any, tmp_pa
 def test_a_model_without_masks_is_refused(cases: Any) -> None:
     with pytest.raises(ValueError, match=r"^`masks` \(=\{\}\) must contain at least one mask"):
         cases.KeepMasks(reference.Network(), {})
+
+
+@pytest.mark.parametrize("name", reference.DYNAMICS)
+def test_masks_change_as_in_a_loop_by_hand_also_after_a_checkpoint(cases: Any, name: str, tmp_path: Path) -> None:
+    make = reference.OPTIMIZERS["AdamW"]
+    weights, masks = reference.changed_by_hand(make, reference.DYNAMICS[name]())
+    for resumed in (False, "checkpoint-3"):
+        model = reference.Network()
+        keeping = cases.KeepMasks(model, reference.masks(), reference.DYNAMICS[name](), generator=reference.drawn())
+        path = str(tmp_path / resumed) if resumed else None
+        cases.trainer(tmp_path, make, keeping, model=model).train(resume_from_checkpoint=path)
+        assert keeping.masks == masks
+        assert reference.same(model.state_dict(), weights)
