@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch import nn
 
+import pruning
 from orchestrator.workloads import data_loading, model_building
+from scripts.benchmarks import bench_dynamics
 from scripts.peers import digits, race
 from scripts.peers.peer_trial import Lengths, run_trial
 
@@ -98,3 +100,13 @@ def test_our_way_runs_the_eight_trials() -> None:
 
     assert seconds > 0
     assert 0.1 < accuracy <= 1
+
+
+@pytest.mark.slow
+def test_dynamics_are_raced_against_the_keeper_and_a_pruning(tmp_path: Path) -> None:
+    bench_dynamics.main(["--quick", "--json", str(tmp_path / "found.json")])
+
+    found = json.loads((tmp_path / "found.json").read_text())
+    names = {row["what"].split()[2] for row in found["rows"]}
+    assert names == set(pruning.dynamics.DYNAMICS)
+    assert all(row["ours"] > 0 for row in found["rows"])
