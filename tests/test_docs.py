@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 
+import pruning
 from orchestrator.compare.against.baseline import false_alarms, read_baseline
 from orchestrator.workloads import data_loading
 
@@ -150,6 +151,13 @@ def test_masks_change_in_a_training_as_it_is_shown(capsys: pytest.CaptureFixture
     assert rotating.masks.kept() == begun.kept()
     assert [update.step for update in rotating.updates] == [2, 4]
     assert all(update.grown == update.dropped > 0 for update in rotating.updates)
+
+
+def test_the_reference_lists_all_dynamics() -> None:
+    section = (ROOT / "docs/reference/methods.md").read_text().split("## Masks that change within a training")[1]
+    listed = {name for row in re.findall(r"^\| (`.*?`) \|", section, re.M) for name in re.findall(r"`(\w+)`", row)}
+
+    assert listed == set(pruning.dynamics.DYNAMICS)
 
 
 def test_what_the_page_on_torch_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from pruning.dynamics.mask_history import MaskHistory, MaskUpdate
 from pruning.holding.keeper import MaskKeeper
 from pruning.holding.masking import mask_
-from pruning.holding.parameter import place
+from pruning.holding.parameter import place, pruned_names, unwrapped
 from pruning.masks.mask_set import MaskSet
 
 RECORDS = 100
@@ -38,8 +39,13 @@ class Dynamics:
     """
 
     enforces_itself: ClassVar[bool] = False
-    """Whether the method reads all gradients in every step and enforces the masks itself; the history then compares at
-    most about `RECORDS` masks."""
+    """Whether the method reads all gradients in every step and enforces the masks itself."""
+    changes_each_step: ClassVar[bool] = False
+    """Whether masks may change in every step; the history then compares at most about `RECORDS` of them."""
+    first: float = 0.0
+    """Place of the first update."""
+    until: float = 1.0
+    """Place of the last update, or from which masks stay."""
 
     model: nn.Module
     optimizer: Optimizer
@@ -54,6 +60,8 @@ class Dynamics:
     is_attached: bool = False
     """Whether a training is going on: after `attach` and before `release`."""
     _keeper: MaskKeeper | None = None
+    _is_skipped: bool = False
+    """Whether the optimizer leaves out the step that is going on, because a fused one found an overflow."""
     _handles: tuple[RemovableHandle, ...] = ()
 
     # --- overridden by the methods ---
@@ -105,8 +113,9 @@ class Dynamics:
                 replace `masks`.
 
         Raises:
-            ValueError: a parameter is missing, has another shape, or is tied to one with another mask; `length` is not
-                positive; or masks are attached already.
+            ValueError: a parameter is missing, has another shape, is pruned by hooks, is tied to one with another mask,
+                or is trained by another optimizer; `length` is not positive; a place lies outside of the training; or
+                masks are attached already.
         """
         if self.is_attached:
             raise ValueError(f"{self} is attached already; call release() first, or make another one.")
@@ -114,19 +123,22 @@ class Dynamics:
             raise ValueError("`masks` (={}) must contain at least one mask; make them by pruning.plan, for example.")
         if length < 1:
             raise ValueError(f"`length` (={length}) must be at least 1, the number of steps of the training.")
+        aliases = _aliases(model, masks)
+        _check_trained(optimizer, model, masks)
         self.model, self.optimizer, self.length, self.generator = model, optimizer, length, generator
-        self.step, self._aliases = 0, _aliases(model, masks)
+        self._check_places()
+        self.step, self._aliases = 0, aliases
         self._shapes = {name: mask.shape for name, mask in masks.items() if name not in self._aliases}
         self.kept = {name: _on(self.parameter(name), masks[name]) for name in self._shapes}
-        every = max(1, length // RECORDS) if self.enforces_itself else 1
-        self.history = MaskHistory.of(self.kept, every)
-        if state is None:
-            self._enforce()
-            self.begin()
-            self.history = MaskHistory.of(self.kept, every)
-            self._enforce()
-        else:
-            self.load_state(state)
+        self.history = self._new_history()
+        try:
+            if state is None:
+                self._begin()
+            else:
+                self.load_state(state)
+        except BaseException:
+            self._stop()
+            raise
         self.is_attached = True
         if hooks:
             self._handles = (
@@ -139,7 +151,13 @@ class Dynamics:
         self._require_attached()
         if self._keeper is not None:
             self._keeper.follow()
+        overflow = getattr(self.optimizer, "found_inf", None)  # a GradScaler leaves the step to a fused optimizer
+        self._is_skipped = overflow is not None and bool(overflow)
+        if self._is_skipped:
+            return False
         with torch.no_grad():
+            if self.wants_dense():
+                self._prepare_gradients()
             replaced = self.before_step()
             if replaced:
                 for group in self.optimizer.param_groups:
@@ -157,6 +175,8 @@ class Dynamics:
         self._require_attached()
         if self._keeper is not None:
             self._keeper.enforce()
+        if self._is_skipped:
+            return
         self.step += 1
         with torch.no_grad():
             self.after_step()
@@ -170,16 +190,9 @@ class Dynamics:
         return MaskSet(named)
 
     def release(self) -> None:
-        """Set pruned entries to 0, and stop changing and enforcing the masks."""
+        """Stop changing and enforcing the masks; pruned entries are 0, as after each step."""
         self._require_attached()
-        for name, kept in self.kept.items():
-            mask_(self.parameter(name), kept)
-        if self._keeper is not None:
-            self._keeper.stop()
-        self._keeper, self.is_attached = None, False
-        for handle in self._handles:
-            handle.remove()
-        self._handles = ()
+        self._stop()
 
     def state(self) -> dict[str, Any]:
         """Return the state between two steps: tensors and plain values, from which `load_state` continues.
@@ -187,6 +200,7 @@ class Dynamics:
         The weights and the optimizer's state are not part of it.
         """
         return {
+            "method": type(self).__name__,
             "step": self.step,
             "kept": {name: kept.clone() for name, kept in self.kept.items()},
             "history": self.history.state(),
@@ -198,8 +212,13 @@ class Dynamics:
         """Continue from a state, after the network and the optimizer were restored to the same step.
 
         Raises:
-            ValueError: the state has masks of other names or shapes.
+            ValueError: the state belongs to another method or network, or has a generator that this training lacks.
         """
+        if state["method"] != type(self).__name__:
+            raise ValueError(f"`state` belongs to {state['method']}, not to {self}; pass the state of this method.")
+        if (state["generator"] is None) != (self.generator is None):
+            was = "without" if state["generator"] is None else "with"
+            raise ValueError(f"`state` belongs to a training {was} a generator; attach {was} one.")
         for name in state["kept"]:
             self.add(name)
         shapes = {name: kept.shape for name, kept in self.kept.items()}
@@ -207,9 +226,10 @@ class Dynamics:
             raise ValueError("`state` belongs to another network: its masks have other names or shapes.")
         self.step = state["step"]
         self.kept = {name: _on(self.parameter(name), kept) for name, kept in state["kept"].items()}
+        self.history = self._new_history()
         self.history.load_state(state["history"])
         if self.generator is not None:
-            self.generator.set_state(state["generator"])
+            self.generator.set_state(state["generator"].cpu())
         self.load_own_state(state["own"])
         self._enforce()
 
@@ -219,11 +239,20 @@ class Dynamics:
         return tuple(self.history.updates)
 
     def mask(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set the pruned entries of tensors beside the network, such as averages of its weights, to 0 in place."""
-        for name, tensor in tensors.items():
-            kept = self.kept.get(self._aliases.get(name, name))
-            if kept is not None:
-                mask_(tensor, kept.to(tensor.device))
+        """Set the pruned entries of tensors beside the network, such as averages of its weights, to 0 in place.
+
+        Raises:
+            ValueError: no tensor has the name of a mask; wrappers' parts of the names do not count.
+        """
+        plain = {re.sub(r"(^|\.)(module|_orig_mod)(?=\.)", "", name).lstrip("."): name for name in tensors}
+        names = [name for name in (*self.kept, *self._aliases) if name in plain]
+        if not names:
+            raise ValueError(
+                f"`tensors` (of {len(tensors)} names) must have a masked parameter, such as {next(iter(self.kept))}."
+            )
+        for name in names:
+            tensor = tensors[plain[name]]
+            mask_(tensor, self.kept[self._aliases.get(name, name)].to(tensor.device))
 
     # --- used by the methods ---
 
@@ -235,7 +264,7 @@ class Dynamics:
     def add(self, name: str) -> None:
         """Mask another parameter, which keeps all entries for now, unless it has a mask already."""
         if name not in self.kept and name not in self._aliases:
-            parameter = self.model.get_parameter(name)
+            parameter = unwrapped(self.model).get_parameter(name)
             self._shapes[name] = parameter.shape
             self.kept[name] = torch.ones_like(parameter, dtype=torch.bool)
 
@@ -256,7 +285,17 @@ class Dynamics:
             mask_(parameter, after)
             forget(self.optimizer, parameter, after & ~new)
             self.kept[name] = after
-        self.history.record(self.step, self.kept)
+        self.record()
+
+    def record(self) -> None:
+        """Record the masks of now in the history."""
+        last = min(self.length, self.place_of(self.until))
+        self.history.record(self.step, self.kept, always=self.step == last)
+
+    def direction(self, parameter: nn.Parameter) -> float:
+        """Return 1 if the optimizer minimises along a parameter's gradient, and -1 if it maximises."""
+        groups = [group for group in self.optimizer.param_groups if any(each is parameter for each in group["params"])]
+        return -1.0 if groups and groups[0].get("maximize") else 1.0
 
     def place_of(self, given: float) -> int:
         """Return the step of a place: up to 1 it is a fraction of the training, above 1 a step."""
@@ -270,6 +309,50 @@ class Dynamics:
         masks = {} if self.enforces_itself else self.kept
         self._keeper = MaskKeeper(self.model, masks, "dense" if self._dense else "masked")
         self._keeper.follow()
+
+    def _begin(self) -> None:
+        """Apply the first masks, and forget what the optimizer remembers of pruned entries."""
+        if not self.enforces_itself:
+            self._enforce()
+            for name, kept in self.kept.items():
+                forget(self.optimizer, self.parameter(name), kept)
+        with torch.no_grad():
+            self.begin()
+        self.history = self._new_history()
+        self._enforce()
+
+    def _stop(self) -> None:
+        if self._keeper is not None:
+            self._keeper.stop()
+        self._keeper, self.is_attached = None, False
+        for handle in self._handles:
+            handle.remove()
+        self._handles = ()
+
+    def _new_history(self) -> MaskHistory:
+        return MaskHistory.of(self.kept, max(1, self.length // RECORDS) if self.changes_each_step else 1)
+
+    def _check_places(self) -> None:
+        begin, until = self.place_of(self.first), self.place_of(self.until)
+        if not begin < until <= self.length:
+            raise ValueError(
+                f"`until` (={self.until}, step {until}) must lie after `begin` (={self.first}, step {begin}), and at "
+                f"most at step {self.length}, the end of the training; up to 1 a place is a fraction of it."
+            )
+
+    def _prepare_gradients(self) -> None:
+        """Make the gradients of masked parameters dense, and undo the scaling that a fused optimizer would undo."""
+        scale = getattr(self.optimizer, "grad_scale", None)
+        if scale is not None:
+            for group in self.optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        parameter.grad.div_(scale)
+            self.optimizer.grad_scale = None  # type: ignore[attr-defined]
+        for name in self.kept:
+            parameter = self.parameter(name)
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.to_dense()
 
     def _require_attached(self) -> None:
         if not self.is_attached:
@@ -299,12 +382,14 @@ def forget(optimizer: Optimizer, parameter: nn.Parameter, kept: Tensor) -> None:
     """Set what an optimizer remembers of entries (momentum, both moments of Adam) to 0, except for some.
 
     Args:
-        optimizer: optimizer of the parameter; only tensors of the parameter's shape are changed.
+        optimizer: optimizer of the parameter; only tensors of the parameter's shape are changed. LBFGS forgets all.
         parameter: the parameter.
         kept: bool of the parameter's shape, True for entries that the optimizer remembers.
     """
-    for value in optimizer.state.get(parameter, {}).values():
-        if isinstance(value, Tensor) and value.shape == parameter.shape:
+    if isinstance(optimizer, torch.optim.LBFGS):
+        optimizer.state.clear()  # its directions couple all entries
+    for key, value in optimizer.state.get(parameter, {}).items():
+        if isinstance(value, Tensor) and value.shape == parameter.shape and key != "step_size":
             mask_(value, kept)
 
 
@@ -317,15 +402,32 @@ def _aliases(model: nn.Module, masks: Mapping[str, Tensor]) -> dict[str, str]:
     """Return further name of a tied parameter -> its first name; check that masks fit.
 
     Raises:
-        ValueError: a parameter is missing, has another shape, or is tied to one with another mask.
+        ValueError: a parameter is missing, has another shape, is pruned by hooks, or is tied to one with another mask.
     """
     first: dict[int, str] = {}
     found: dict[str, str] = {}
     for name, mask in masks.items():
         module, leaf = place(model, name, mask.shape)
+        pruned = pruned_names(module)
+        if {leaf, leaf.removesuffix("_orig")} & set(pruned):
+            raise ValueError(
+                f"`{name}` is pruned by hooks; take its masks by MaskSet.collect, and call remove_all first."
+            )
         other = first.setdefault(id(module.get_parameter(leaf)), name)
         if other != name:
             if not torch.equal(mask != 0, masks[other] != 0):
                 raise ValueError(f"`masks` of {other} and {name} must be equal, because the two share one parameter.")
             found[name] = other
     return found
+
+
+def _check_trained(optimizer: Optimizer, model: nn.Module, masks: Mapping[str, Tensor]) -> None:
+    """Raise ValueError if the optimizer lacks a masked parameter that is trained: another one would move it."""
+    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for name, mask in masks.items():
+        module, leaf = place(model, name, mask.shape)
+        parameter = module.get_parameter(leaf)
+        if parameter.requires_grad and id(parameter) not in own:
+            raise ValueError(
+                f"`{name}` is masked, but is no parameter of `optimizer`; use one optimizer for all masks."
+            )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -59,6 +59,8 @@ class Gradual(Dynamics):
                 f"`sparsity` (={sparsity}) must be given, except for scope.kind='window' (it is "
                 f"{self.choices.scope.kind!r}), where n of m decide it."
             )
+        if isinstance(batches, Iterator):
+            raise TypeError("`batches` (an iterator) must be readable at each update; pass a list of batches.")
         self._data: dict[str, Any] = {"batches": batches, "loss": loss, "size": size, "example": example}
 
     def begin(self) -> None:
@@ -67,6 +69,20 @@ class Gradual(Dynamics):
         if self.choices.unit.kind == "group":
             for name in self._planned(replace(self.choices, schedule=Schedule(self._start))):
                 self.add(name)
+        if self._start:
+            self._check_start()
+
+    def _check_start(self) -> None:
+        """Raise ValueError if the first masks prune more than an update may."""
+        length = max(1, self.place_of(self.until) - self.place_of(self.first))
+        for progress in (min(1.0, self.every / length), 1.0):
+            try:
+                self._planned(self._choices_at(progress))
+            except ValueError as error:
+                raise ValueError(
+                    f"the first masks (of sparsity {self._start:.4f}) do not fit the method: {str(error).rstrip('.')}; "
+                    "pass scope='global', other masks, or another sparsity."
+                ) from error
 
     def after_step(self) -> None:
         """Prune further if it is time."""

@@ -56,9 +56,9 @@ class MaskHistory:
         """Return the empty history of a training that begins with these masks."""
         return cls(dict(kept), dict(kept), {name: each.clone() for name, each in kept.items()}, every)
 
-    def record(self, step: int, kept: Mapping[str, Tensor]) -> None:
-        """Record a change: the masks after `step` finished steps."""
-        if self.updates and step - self.updates[-1].step < self.every:
+    def record(self, step: int, kept: Mapping[str, Tensor], *, always: bool = False) -> None:
+        """Record a change: the masks after `step` finished steps; `always`: also soon after the last record."""
+        if not always and self.updates and step - self.updates[-1].step < self.every:
             return
         count = dropped = grown = first = explored = entries = 0
         for name, now in kept.items():

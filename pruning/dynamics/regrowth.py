@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -20,7 +22,8 @@ class Set(Dynamics):
         drop floor(fraction n+) of the positive and floor(fraction n-) of the negative ones, those nearest to 0
         regrow as many of all entries that are not kept, with values of N(0, scale^2)
 
-    A weight of exactly 0 counts as positive, and is dropped first. Just dropped entries may regrow, as new ones.
+    A weight of exactly 0 counts as positive, and is dropped first. Just dropped entries may regrow, as new ones. Dense
+    tensors stay dense.
 
     Args:
         every: steps between two updates; in the paper an epoch.
@@ -40,8 +43,11 @@ class Set(Dynamics):
             return
         masks, grown, values = {}, {}, {}
         for name, kept in self.kept.items():
+            if kept.all():
+                continue  # a dense layer has no place for regrowth
             weight = self.parameter(name).detach()
-            masks[name], grown[name] = self._moved(weight, kept)
+            with named(name):
+                masks[name], grown[name] = self._moved(weight, kept)
             count = int(torch.count_nonzero(grown[name]))
             values[name] = (torch.randn(count, generator=self.generator) * self.scale).to(weight)
         self.change(masks, grown=grown)
@@ -107,10 +113,19 @@ class RigL(Dynamics):
         for name, kept in self.kept.items():
             parameter = self.parameter(name)
             if parameter.grad is not None:
-                gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
-                masks[name] = regrown(parameter.detach(), gradient.detach(), kept, fraction)
+                with named(name):
+                    masks[name] = regrown(parameter.detach(), parameter.grad.detach(), kept, fraction)
         self.change(masks)
         return True
+
+
+@contextlib.contextmanager
+def named(name: str) -> Iterator[None]:
+    """Add the parameter's name to an error, for example about NaN."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"Changing the mask of {name}: {error}") from error
 
 
 def regrown(weight: Tensor, gradient: Tensor, kept: Tensor, fraction: float) -> Tensor:

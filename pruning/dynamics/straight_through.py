@@ -35,6 +35,7 @@ class StraightThrough(Dynamics):
     """
 
     enforces_itself = True
+    changes_each_step = True
 
     def __init__(self, n: int = 2, m: int = 4, decay: float = 2e-4) -> None:
         self.n, self.m, self.decay = n, m, decay
@@ -52,9 +53,10 @@ class StraightThrough(Dynamics):
         """Put all weights back, and add the decay of those that are not kept to their gradients."""
         for name, aside in self.aside.items():
             parameter = self.parameter(name)
+            mask_(parameter, self.kept[name])  # a step that failed may have put them back already
             parameter.detach().add_(aside)
             if parameter.grad is not None and self.decay:
-                parameter.grad.add_(aside, alpha=self.decay)
+                parameter.grad.add_(aside, alpha=self.decay * self.direction(parameter))
         return False
 
     def after_step(self) -> None:
@@ -73,7 +75,7 @@ class StraightThrough(Dynamics):
         self.kept |= masks
         for name, kept in masks.items():
             mask_(self.parameter(name), kept)
-        self.history.record(self.step, self.kept)
+        self.record()
 
     def own_state(self) -> dict[str, Any]:
         """Return the weights that are not in the network."""

@@ -7,6 +7,7 @@ Source: Sanh, Wolf & Rush 2020, arXiv 2005.07683.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
@@ -52,6 +53,7 @@ class _TrainedScores(Dynamics):
             if parameter.grad is not None:
                 scores = self.scores[name]
                 moved = parameter.grad.to(scores.dtype) * (parameter.detach() + self.aside[name]).to(scores.dtype)
+                moved *= self.direction(parameter)
                 scores.sub_(self.regularised(moved, scores), alpha=self.rate)
                 mask_(parameter.grad, kept)
         return False
@@ -70,7 +72,7 @@ class _TrainedScores(Dynamics):
             aside.masked_fill_(after, 0)
             forget(self.optimizer, parameter, after & before)
             self.kept[name] = after
-        self.history.record(self.step, self.kept)
+        self.record()
 
     def hold(self) -> None:
         """Set entries that are not kept to 0: momentum and weight decay may have moved them."""
@@ -103,8 +105,6 @@ class Movement(_TrainedScores):
         until: place of the last update, like `begin`.
         scope: "layer" ranks each tensor separately, "global" all together.
     """
-
-    enforces_itself = True
 
     def __init__(
         self,
@@ -155,8 +155,17 @@ class SoftMovement(_TrainedScores):
         until: place from which masks and scores stay: a fraction of the training up to 1, else a step.
     """
 
+    changes_each_step = True
+
     def __init__(self, threshold: float = 0.1, penalty: float = 1.0, rate: float = 1e-2, until: float = 0.75) -> None:
         self.threshold, self.penalty, self.rate, self.until = threshold, penalty, rate, until
+
+    def begin(self) -> None:
+        """Begin with scores of 0, and scores just below the threshold where the first masks prune."""
+        super().begin()
+        below = math.log(self.threshold / (1 - self.threshold)) - 1
+        for name, kept in self.kept.items():
+            self.scores[name].masked_fill_(~kept, below)
 
     def regularised(self, moved: Tensor, scores: Tensor) -> Tensor:
         """Return the gradient of the scores with that of the penalty."""

@@ -54,7 +54,12 @@ class KeepMasks(Callback):  # type: ignore[misc]
         return self._kept.masks
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        self._kept.begin(trainer.optimizers, int(trainer.estimated_stepping_batches))
+        length = trainer.estimated_stepping_batches if self._kept.moves else 0
+        if length == float("inf"):
+            raise ValueError(
+                "`max_epochs` (=-1) must be a number, or `max_steps`, so that masks change at their places."
+            )
+        self._kept.begin(trainer.optimizers, int(length))
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         self._kept.end()

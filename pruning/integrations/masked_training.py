@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from pruning.dynamics.changing_masks import Dynamics
 from pruning.holding.keeper import MaskKeeper
+from pruning.holding.parameter import place
 from pruning.masks.mask_set import MaskSet
 
 
@@ -20,6 +21,7 @@ class Kept:
     Args:
         model: has every parameter that `masks` name; the masks are applied at once.
         masks: name of a parameter -> tensor of its shape, nonzero where the entry is kept; for example a `MaskSet`.
+            A dynamics applies them when the training begins.
         dynamics: changes the masks during the training; None: they stay.
         generator: source of the dynamics' random draws.
 
@@ -41,13 +43,19 @@ class Kept:
             )
         self._masks = MaskSet(masks)
         self._model, self._dynamics, self._generator = model, dynamics, generator
-        self._state: Mapping[str, Any] | None = None
+        self._final: MaskSet | None = None
+        self._loaded: Mapping[str, Any] | None = None
+        self._last: Mapping[str, Any] | None = None
+        for name, mask in self._masks.items():
+            place(model, name, mask.shape)
         self._keeper = MaskKeeper(model, self._masks if dynamics is None else {})
 
     @property
     def masks(self) -> MaskSet:
         """The masks as they are now."""
-        return self._dynamics.masks if self._dynamics is not None and self._dynamics.is_attached else self._masks
+        if self._dynamics is not None and self._dynamics.is_attached:
+            return self._dynamics.masks
+        return self._final or self._masks
 
     @property
     def moves(self) -> bool:
@@ -69,7 +77,8 @@ class Kept:
         if self._dynamics is not None:
             if len(bare) != 1:
                 raise ValueError(f"{self._dynamics} takes one optimizer, but the training has {len(bare)}.")
-            own = {"length": length, "generator": self._generator, "state": self._state}
+            own = {"length": length, "generator": self._generator, "state": self._loaded}
+            self._loaded = None
             self._dynamics.attach(self._model, self._masks, bare[0], **own)  # type: ignore[arg-type]
             return self._keeper
         self._keeper = MaskKeeper(self._model, self._masks)
@@ -77,10 +86,14 @@ class Kept:
             self._keeper.attach(optimizer)
         return self._keeper
 
-    def end(self) -> None:
-        """Stop enforcing the masks; the model stays plain, with zeros for pruned entries."""
+    def end(self, masks: MaskSet | None = None) -> None:
+        """Stop enforcing the masks; the model stays plain, with zeros for pruned entries.
+
+        Args:
+            masks: masks of the weights that the model has now, if the training has put others back.
+        """
         if self._dynamics is not None and self._dynamics.is_attached:
-            self._state, self._masks = self._dynamics.state(), self._dynamics.masks
+            self._last, self._final = self._dynamics.state(), masks or self._dynamics.masks
             self._dynamics.release()
         self._keeper.release()
 
@@ -88,7 +101,7 @@ class Kept:
         """Return the masks, or the state of the dynamics, as saved in a checkpoint."""
         if self._dynamics is None:
             return {"masks": dict(self._masks)}
-        return {"dynamics": self._dynamics.state() if self._dynamics.is_attached else self._state}
+        return {"dynamics": self._dynamics.state() if self._dynamics.is_attached else self._last}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Check that training resumes with the masks of its checkpoint, or continue its dynamics.
@@ -101,7 +114,7 @@ class Kept:
         elif self._dynamics.is_attached:
             self._dynamics.load_state(state["dynamics"])
         else:
-            self._state = state["dynamics"]
+            self._loaded = state["dynamics"]
 
     def require_same(self, saved: MaskSet) -> None:
         """Raise `ValueError` if `saved`, the masks of a checkpoint, differ from these masks."""

@@ -57,6 +57,8 @@ class KeepMasks(TrainerCallback):  # type: ignore[misc]
         file, moving = _masks_file(args, state), _masks_file(args, state).with_name(DYNAMICS_FILE)
         if state.global_step and moving.exists():
             self._kept.load_state_dict(torch.load(moving, weights_only=True))
+        elif state.global_step and self._kept.moves:
+            raise ValueError(f"{moving} is missing; resume from a checkpoint in `output_dir` that has it.")
         elif state.global_step and file.exists():
             self._kept.require_same(MaskSet.load(file))
         self._kept.begin([others["optimizer"]], state.max_steps)
@@ -69,7 +71,8 @@ class KeepMasks(TrainerCallback):  # type: ignore[misc]
                 torch.save(self._kept.state_dict(), file.with_name(DYNAMICS_FILE))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        self._kept.end()
+        best = args.load_best_model_at_end and state.best_model_checkpoint  # its weights are in the model now
+        self._kept.end(MaskSet.load(Path(best) / "masks.npz") if best and self._kept.moves else None)
 
 
 def _masks_file(args: Any, state: Any) -> Path:

@@ -32,12 +32,12 @@ NEVER = 10**9
 """Steps between two updates, so that no step updates."""
 STEPS: dict[str, tuple[Callable[[], pruning.dynamics.Dynamics], float]] = {
     "static": (pruning.dynamics.static, 1.1),
-    "gradual": (partial(pruning.dynamics.gradual, 0.9, every=NEVER, begin=NEVER), 1.1),
+    "gradual": (partial(pruning.dynamics.gradual, 0.9, every=NEVER, begin=0.5), 1.1),
     "set": (partial(pruning.dynamics.set, every=NEVER), 1.1),
-    "rigl": (partial(pruning.dynamics.rigl, every=NEVER, begin=NEVER), 1.1),
+    "rigl": (partial(pruning.dynamics.rigl, every=NEVER, begin=0.5), 1.1),
     "sr_ste": (pruning.dynamics.sr_ste, 1.3),
     "ste": (pruning.dynamics.ste, 1.3),
-    "movement": (partial(pruning.dynamics.movement, 0.9, every=NEVER, begin=NEVER), 1.3),
+    "movement": (partial(pruning.dynamics.movement, 0.9, every=NEVER, begin=0.5), 1.3),
     "soft_movement": (pruning.dynamics.soft_movement, 1.3),
 }
 UPDATES: dict[str, Callable[[], pruning.dynamics.Dynamics]] = {

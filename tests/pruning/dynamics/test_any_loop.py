@@ -308,3 +308,25 @@ def test_gradual_pruning_takes_scores_windows_blocks_channels_and_groups(
         assert not dynamics.masks["norm.weight"].all()
         smaller = pruning.shrink(model, given)
         assert sum(each.numel() for each in smaller.parameters()) < 0.6 * sum(p.numel() for p in model.parameters())
+
+
+def test_gradual_pruning_of_groups_continues_from_its_state() -> None:
+    found = []
+    for halves in (False, True):
+        torch.manual_seed(0)
+        model, given, labels = Convolutional(), torch.randn(8, 4, 6, 6), torch.arange(8) % 4
+        steps = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        start = {"first.weight": torch.ones(8, 4, 3, 3)}
+        state: Any = None
+        for first, last in ((0, 8), (8, 25)) if halves else ((0, 25),):
+            dynamics = pruning.dynamics.gradual(0.6, every=3, until=20, unit="group", scope="global", example=given)
+            dynamics.attach(model, start, steps, length=25, state=state)
+            for _ in range(first, last):
+                steps.zero_grad()
+                nn.functional.cross_entropy(model(given), labels).backward()
+                steps.step()
+            state = dynamics.state()
+            dynamics.release()
+        found.append(dynamics.masks)
+    assert found[0] == found[1]
+    assert "norm.weight" in found[0]

@@ -97,3 +97,19 @@ def test_masks_change_as_in_a_loop_by_hand_also_after_a_checkpoint(cases: Any, n
         cases.trainer(tmp_path, keeping, Half()).fit(module, cases.batches(), ckpt_path=path)
         assert keeping.masks == masks
         assert reference.same(module.network.state_dict(), weights)
+
+
+def test_a_fit_without_an_end_keeps_masks_and_cannot_change_them(cases: Any, tmp_path: Path) -> None:
+    class Stop(cases.Callback):  # type: ignore[misc,name-defined]
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            trainer.should_stop = True
+
+    make = reference.OPTIMIZERS["SGD"]
+    module = cases.Module(make)
+    cases.trainer(tmp_path, cases.KeepMasks(module.network, reference.masks()), Stop(), epochs=-1).fit(
+        module, cases.batches()
+    )
+    assert module.pruned_after == [True] * 6
+    moving = cases.KeepMasks(module.network, reference.masks(), reference.DYNAMICS["rigl"]())
+    with pytest.raises(ValueError, match=r"`max_epochs` \(=-1\) must be a number"):
+        cases.trainer(tmp_path, moving, epochs=-1).fit(module, cases.batches())

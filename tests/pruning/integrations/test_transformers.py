@@ -66,3 +66,25 @@ def test_masks_change_as_in_a_loop_by_hand_also_after_a_checkpoint(cases: Any, n
         cases.trainer(tmp_path, make, keeping, model=model).train(resume_from_checkpoint=path)
         assert keeping.masks == masks
         assert reference.same(model.state_dict(), weights)
+
+
+def test_the_best_weights_keep_the_masks_that_they_had(cases: Any, tmp_path: Path) -> None:
+    model, make = reference.Network(), reference.OPTIMIZERS["SGD"]
+    keeping = cases.KeepMasks(model, reference.masks(), reference.DYNAMICS["set"](), generator=reference.drawn())
+    trainer = cases.trainer(tmp_path, make, keeping, model=model)
+    trainer.args.load_best_model_at_end = True
+    trainer.add_callback(cases.Best(tmp_path / "checkpoint-3"))
+    trainer.train()
+
+    assert keeping.masks == MaskSet.load(tmp_path / "checkpoint-3" / "masks.npz")
+    assert keeping.masks != MaskSet.load(tmp_path / "checkpoint-6" / "masks.npz")
+    for name, mask in keeping.masks.items():
+        assert torch.equal(model.get_parameter(name) != 0, mask)
+
+
+def test_a_checkpoint_without_the_state_of_the_dynamics_is_refused(cases: Any, tmp_path: Path) -> None:
+    make, first, second = reference.OPTIMIZERS["SGD"], reference.Network(), reference.Network()
+    cases.trainer(tmp_path, make, cases.KeepMasks(first, reference.masks()), model=first, epochs=1).train()
+    moving = cases.KeepMasks(second, reference.masks(), reference.DYNAMICS["rigl"]())
+    with pytest.raises(ValueError, match=r"dynamics\.pt is missing; resume from a checkpoint"):
+        cases.trainer(tmp_path, make, moving, model=second).train(resume_from_checkpoint=True)
