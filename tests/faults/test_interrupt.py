@@ -11,7 +11,7 @@ import pytest
 from fault_commands import SWEEP, Command, finished_stages, results_of
 
 Start = Callable[..., Command]
-SLOW_FINETUNING = (*SWEEP, "finetune.epochs=300", "finetune.eval_every=100000")
+SLOW_FINETUNING = (*SWEEP, "finetune.epochs=3000", "finetune.eval_every=100000")
 SECONDS = 20
 """Seconds for a sweep to end on a busy machine; a quiet one takes two or three."""
 
