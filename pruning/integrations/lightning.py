@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
-from pruning.dynamics.changing_masks import Dynamics
-from pruning.integrations.masked_training import Kept
-from pruning.masks.mask_set import MaskSet
+from pruning.integrations.masked_training import Keeping
 
 try:
     from lightning.pytorch import Callback
@@ -18,7 +12,7 @@ except ModuleNotFoundError:
     from pytorch_lightning import Callback
 
 
-class KeepMasks(Callback):  # type: ignore[misc]
+class KeepMasks(Keeping, Callback):  # type: ignore[misc]
     """Callback that enforces masks on a model while a Lightning `Trainer` fits it; the model is plain afterwards.
 
     Pruned entries are exactly 0 after each step of each of its optimizers, also with clipping, accumulation and mixed
@@ -38,20 +32,6 @@ class KeepMasks(Callback):  # type: ignore[misc]
     Raises:
         ValueError: there are no masks, or one fits no parameter; the message names it, and nothing is changed.
     """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        masks: Mapping[str, Tensor],
-        dynamics: Dynamics | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        self._kept = Kept(model, masks, dynamics, generator)
-
-    @property
-    def masks(self) -> MaskSet:
-        """The masks as they are now."""
-        return self._kept.masks
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         length = trainer.estimated_stepping_batches if self._kept.moves else 0

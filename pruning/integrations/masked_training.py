@@ -123,3 +123,21 @@ class Kept:
                 f"`masks` (of sparsity {self.masks.sparsity():.4f}) must equal those of the checkpoint (of sparsity "
                 f"{saved.sparsity():.4f}) to resume from it; pass the checkpoint's masks, or load only its weights."
             )
+
+
+class Keeping:
+    """Start of a callback that enforces or changes masks; its library calls `begin` and `end` of `_kept`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        masks: Mapping[str, Tensor],
+        dynamics: Dynamics | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self._kept = Kept(model, masks, dynamics, generator)
+
+    @property
+    def masks(self) -> MaskSet:
+        """The masks as they are now."""
+        return self._kept.masks

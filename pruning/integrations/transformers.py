@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from pruning.dynamics.changing_masks import Dynamics
-from pruning.integrations.masked_training import Kept
+from pruning.integrations.masked_training import Keeping
 from pruning.masks.mask_set import MaskSet
 
 DYNAMICS_FILE = "dynamics.pt"
 """File of a checkpoint with the state of a dynamics."""
 
 
-class KeepMasks(TrainerCallback):  # type: ignore[misc]
+class KeepMasks(Keeping, TrainerCallback):  # type: ignore[misc]
     """Callback that enforces masks on a model while a transformers `Trainer` trains it; the model is plain afterwards.
 
     Pruned entries are exactly 0 after each step of the optimizer, also with clipping, accumulation and mixed precision.
@@ -39,26 +36,12 @@ class KeepMasks(TrainerCallback):  # type: ignore[misc]
         ValueError: there are no masks, or one fits no parameter; the message names it, and nothing is changed.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        masks: Mapping[str, Tensor],
-        dynamics: Dynamics | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        self._kept = Kept(model, masks, dynamics, generator)
-
-    @property
-    def masks(self) -> MaskSet:
-        """The masks as they are now."""
-        return self._kept.masks
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         file, moving = _masks_file(args, state), _masks_file(args, state).with_name(DYNAMICS_FILE)
-        if state.global_step and moving.exists():
+        if state.global_step and self._kept.moves:
+            if not moving.exists():
+                raise ValueError(f"{moving} is missing; resume from a checkpoint in `output_dir` that has it.")
             self._kept.load_state_dict(torch.load(moving, weights_only=True))
-        elif state.global_step and self._kept.moves:
-            raise ValueError(f"{moving} is missing; resume from a checkpoint in `output_dir` that has it.")
         elif state.global_step and file.exists():
             self._kept.require_same(MaskSet.load(file))
         self._kept.begin([others["optimizer"]], state.max_steps)

@@ -70,12 +70,9 @@ def masks() -> MaskSet:
     )
 
 
-def trained_by_hand(make_optimizer: Callable[..., torch.optim.Optimizer], epochs: int = EPOCHS) -> dict[str, Tensor]:
-    """Return the weights after training with gradient accumulation over two batches and clipping."""
-    model, examples = Network(), Examples()
-    optimizer = make_optimizer(model.parameters())
-    keeper = MaskKeeper(model, masks())
-    keeper.attach(optimizer)
+def train(model: Network, optimizer: torch.optim.Optimizer, epochs: int = EPOCHS) -> None:
+    """Train with gradient accumulation over two batches and clipping."""
+    examples = Examples()
     for _ in range(epochs):
         for index, first in enumerate(range(0, len(examples), BATCH)):
             batch = slice(first, first + BATCH)
@@ -84,6 +81,15 @@ def trained_by_hand(make_optimizer: Callable[..., torch.optim.Optimizer], epochs
                 nn.utils.clip_grad_norm_(model.parameters(), CLIP)
                 optimizer.step()
                 optimizer.zero_grad()
+
+
+def trained_by_hand(make_optimizer: Callable[..., torch.optim.Optimizer], epochs: int = EPOCHS) -> dict[str, Tensor]:
+    """Return the weights after training with gradient accumulation over two batches and clipping."""
+    model = Network()
+    optimizer = make_optimizer(model.parameters())
+    keeper = MaskKeeper(model, masks())
+    keeper.attach(optimizer)
+    train(model, optimizer, epochs)
     keeper.release()
     return model.state_dict()
 
@@ -107,17 +113,10 @@ def changed_by_hand(
     make_optimizer: Callable[..., torch.optim.Optimizer], dynamics: Dynamics
 ) -> tuple[dict[str, Tensor], MaskSet]:
     """Return weights and masks after training as `trained_by_hand` does, with masks that change."""
-    model, examples = Network(), Examples()
+    model = Network()
     optimizer = make_optimizer(model.parameters())
     dynamics.attach(model, masks(), optimizer, length=LENGTH, generator=drawn())
-    for _ in range(EPOCHS):
-        for index, first in enumerate(range(0, len(examples), BATCH)):
-            batch = slice(first, first + BATCH)
-            (model(examples.inputs[batch], examples.labels[batch])["loss"] / ACCUMULATE).backward()
-            if (index + 1) % ACCUMULATE == 0:
-                nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-                optimizer.step()
-                optimizer.zero_grad()
+    train(model, optimizer)
     dynamics.release()
     assert dynamics.masks != masks()
     return model.state_dict(), dynamics.masks

@@ -88,3 +88,17 @@ def test_a_checkpoint_without_the_state_of_the_dynamics_is_refused(cases: Any, t
     moving = cases.KeepMasks(second, reference.masks(), reference.DYNAMICS["rigl"]())
     with pytest.raises(ValueError, match=r"dynamics\.pt is missing; resume from a checkpoint"):
         cases.trainer(tmp_path, make, moving, model=second).train(resume_from_checkpoint=True)
+
+
+def test_masks_that_stay_are_compared_with_those_that_a_checkpoint_ended_with(cases: Any, tmp_path: Path) -> None:
+    make, first, second = reference.OPTIMIZERS["SGD"], reference.Network(), reference.Network()
+    moving = cases.KeepMasks(first, reference.masks(), reference.DYNAMICS["set"](), generator=reference.drawn())
+    cases.trainer(tmp_path, make, moving, model=first).train()
+    for masks, resumes in ((reference.masks(), False), (moving.masks, True)):
+        keeping = cases.trainer(tmp_path, make, cases.KeepMasks(second, masks), model=second, epochs=3)
+        if resumes:
+            keeping.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+            assert all(not second.get_parameter(name)[~mask].any() for name, mask in masks.items())
+        else:
+            with pytest.raises(ValueError, match="must equal those of the checkpoint"):
+                keeping.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
