@@ -20,16 +20,12 @@ class DynamicsRow(Row):
     Args:
         keeps_counts: the number of kept entries of each tensor never changes.
         nested: pruned entries stay pruned.
-        grows_to: value at which a regrown entry begins: "zero", "drawn", "own" (its last value), or "" if none returns.
-        starts_sparse: the masks of the beginning have the final sparsity, and are random.
     """
 
     FAMILY: ClassVar[str] = "dynamics"
 
     keeps_counts: bool = False
     nested: bool = False
-    grows_to: str = ""
-    starts_sparse: bool = False
 
 
 _EVERY = Option("every", int, 100, "Steps between two updates.", (whole(1),))
@@ -60,7 +56,6 @@ DYNAMICS: Mapping[str, DynamicsRow] = named(
             paper="Evci et al. 2020, arXiv 1911.11134",
             keeps_counts=True,
             nested=True,
-            starts_sparse=True,
         ),
         DynamicsRow(
             "gradual",
@@ -90,8 +85,6 @@ DYNAMICS: Mapping[str, DynamicsRow] = named(
             ),
             "Mocanu et al. 2018, arXiv 1707.04780",
             keeps_counts=True,
-            grows_to="drawn",
-            starts_sparse=True,
         ),
         DynamicsRow(
             "rigl",
@@ -105,8 +98,6 @@ DYNAMICS: Mapping[str, DynamicsRow] = named(
             ),
             "Evci et al. 2020, arXiv 1911.11134",
             keeps_counts=True,
-            grows_to="zero",
-            starts_sparse=True,
         ),
         DynamicsRow(
             "sr_ste",
@@ -114,7 +105,6 @@ DYNAMICS: Mapping[str, DynamicsRow] = named(
             "the largest weights of each window, chosen in each step; the others train on, and decay",
             (_N, _M, Option("decay", float, 2e-4, "Pulls weights that are not kept to 0.", (at_least(0),))),
             "Zhou et al. 2021, arXiv 2102.04010",
-            grows_to="own",
         ),
         DynamicsRow(
             "ste",
@@ -122,7 +112,6 @@ DYNAMICS: Mapping[str, DynamicsRow] = named(
             "the largest weights of each window, chosen in each step; the others train on",
             (_N, _M),
             "Bengio et al. 2013, arXiv 1308.3432",
-            grows_to="own",
         ),
         DynamicsRow(
             "movement",
@@ -142,7 +131,6 @@ DYNAMICS: Mapping[str, DynamicsRow] = named(
                 ),
             ),
             "Sanh, Wolf & Rush 2020, arXiv 2005.07683",
-            grows_to="own",
         ),
         DynamicsRow(
             "soft_movement",
@@ -155,7 +143,6 @@ DYNAMICS: Mapping[str, DynamicsRow] = named(
                 _STAYS,
             ),
             "Sanh, Wolf & Rush 2020, arXiv 2005.07683",
-            grows_to="own",
         ),
     )
 )

@@ -23,8 +23,8 @@ class StraightThrough(Dynamics):
         w <- optimizer's step along gradient + decay (1 - M) w
 
     Between two steps the network holds M w, so that it is evaluated, averaged and saved as it computes. The other
-    weights are in the state of the dynamics, and `release` drops them. The masks given to `attach` say which parameters
-    are pruned; the first masks are those of the weights.
+    weights are in the state of the dynamics; after `release` the network goes on without them. The masks given to
+    `attach` say which parameters are pruned; the first masks are those of the weights.
 
     Args:
         n: number of entries that a window keeps.

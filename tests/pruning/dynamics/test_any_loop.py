@@ -69,8 +69,9 @@ def test_pruned_weights_are_zero_between_steps(case: str) -> None:
                 for moment in steps.state[model.get_parameter(name)].values():
                     assert not moment[~mask].any()
     counts = {name: int(each.sum()) for name, each in masks(CASES[case][1]).items()}
-    if pruning.dynamics.DYNAMICS[case.split()[0]].keeps_counts:
-        assert dynamics.masks.kept() == counts
+    row = pruning.dynamics.DYNAMICS[case.split()[0]]
+    assert row.keeps_counts == (dynamics.masks.kept() == counts)
+    assert not (row.nested and any(update.grown for update in dynamics.updates))
 
 
 @pytest.mark.parametrize("case", CASES)

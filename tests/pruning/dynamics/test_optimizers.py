@@ -112,9 +112,8 @@ def test_a_step_that_fails_leaves_straight_through_whole() -> None:
 
 
 def test_averages_lose_dropped_entries_under_any_wrapper() -> None:
-    model, steps, dynamics = network(), None, pruning.dynamics.rigl(every=2)
-    averaged = torch.optim.swa_utils.AveragedModel(model)
-    steps = optimizer("sgd", model)
+    model, dynamics = network(), pruning.dynamics.rigl(every=2)
+    averaged, steps = torch.optim.swa_utils.AveragedModel(model), optimizer("sgd", model)
     dynamics.attach(model, masks(0.5), steps, length=20)
     trained(dynamics, model, steps, batches(5))
     dynamics.mask(dict(averaged.named_parameters()))
