@@ -25,7 +25,7 @@ class Format(Row):
             float32. Infinite for a format that changes outputs: the network's metrics are then measured in it.
         measured: whether a sweep can deploy a network in this format and measure it.
         exported: whether the command `export` writes this format.
-        compiled: whether writing it needs a C compiler.
+        needs_compiler: whether writing it needs a C compiler.
     """
 
     FAMILY: ClassVar[str] = "format"
@@ -33,7 +33,7 @@ class Format(Row):
     tolerance: float = PYTORCH
     measured: bool = True
     exported: bool = True
-    compiled: bool = False
+    needs_compiler: bool = False
 
 
 SHRINK = "shrink"
@@ -79,7 +79,7 @@ FORMATS: Mapping[str, Format] = named(
             "orchestrator.deploy.formats.sparse:CODEC",
             "PyTorch on the nonzero weights alone, by kernels of this package",
             tolerance=RUNTIME,
-            compiled=True,
+            needs_compiler=True,
         ),
     )
 )

@@ -20,7 +20,7 @@ from pruning.compact.kernel_choices import KernelChoices, LayerReport
 from pruning.compact.shrinking import shrink
 from pruning.compact.sparse_graph import sparse_graph
 from pruning.compact.sparse_lstm import lstm_calls
-from pruning.graph.tracing import Example, arguments_of, plain_copy, quiet, traced
+from pruning.graph.tracing import Example, Inputs, arguments_of, copied, plain_copy, quiet, traced
 from pruning.holding.copies import values_with_history
 from pruning.kernels.compiling import KernelsUnavailable
 from pruning.kernels.library import library
@@ -186,7 +186,7 @@ def _to_sparse(model: nn.Module, example: Example, examples: Sequence[Example]) 
     reason = _unavailable()
     layers, lstms = list(fused_layers(trace)), [] if reason else list(lstm_calls(trace))
     choosing = KernelChoices(trace.graph, layers, lstms, all_dense=bool(reason))
-    copies = [_copied(each) for each in inputs]
+    copies = [copied(each) for each in inputs]
     choosing.measure([tree_leaves((args, {name: kwargs[name] for name in trace.kwargs})) for args, kwargs in copies])
     reports = choosing.reports()
     with quiet():
@@ -236,7 +236,7 @@ def _restore(network: nn.Module, values: Mapping[str, Tensor]) -> None:
                 tensor.copy_(values[name])
 
 
-def _check_inputs(plain: nn.Module, inputs: Sequence[tuple[str, tuple[tuple[Any, ...], dict[str, Any]]]]) -> None:
+def _check_inputs(plain: nn.Module, inputs: Sequence[tuple[str, Inputs]]) -> None:
     """Raise ValueError if the network does not run on inputs, or if they are empty."""
     for name, given in inputs:
         said = ""
@@ -264,25 +264,18 @@ def _of_two(example: Example) -> Example:
     return doubled
 
 
-def _copied(given: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    copied: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(
-        lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, given
-    )
-    return copied
-
-
-def _size(given: tuple[tuple[Any, ...], dict[str, Any]]) -> int:
+def _size(given: Inputs) -> int:
     """Return the batch size of inputs."""
     return next((len(leaf) for leaf in tree_leaves(given) if isinstance(leaf, Tensor) and leaf.ndim), 1)
 
 
-def _outputs(model: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Tensor]:
-    args, kwargs = _copied(given)  # a forward may write to its inputs
+def _outputs(model: nn.Module, given: Inputs) -> list[Tensor]:
+    args, kwargs = copied(given)  # a forward may write to its inputs
     with torch.no_grad(), quiet():
         return [leaf for leaf in tree_leaves(model(*args, **kwargs)) if isinstance(leaf, Tensor)]
 
 
-def _difference(one: nn.Module, other: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]) -> float:
+def _difference(one: nn.Module, other: nn.Module, given: Inputs) -> float:
     """Return the largest difference of outputs, relative to the largest."""
     worst = 0.0
     for expected, found in zip(_outputs(one, given), _outputs(other, given), strict=True):
@@ -297,9 +290,9 @@ def _difference(one: nn.Module, other: nn.Module, given: tuple[tuple[Any, ...], 
     return worst
 
 
-def _speedup(one: nn.Module, other: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]) -> float:
+def _speedup(one: nn.Module, other: nn.Module, given: Inputs) -> float:
     """Return the ratio of the fastest times of two networks, timed in turns: other processes only add time."""
-    args, kwargs = _copied(given)
+    args, kwargs = copied(given)
     times: list[list[float]] = [[], []]
     with torch.inference_mode(), quiet():
         calls = [functools.partial(each, *args, **kwargs) for each in (one, other)]

@@ -23,6 +23,8 @@ from pruning.methods.functions import remove_all
 
 Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
 """Inputs of one forward call: a tensor, a tuple of positional arguments, or a mapping of keyword arguments."""
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+"""Inputs of one forward call as (args, kwargs)."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Traced:
         return value
 
 
-def arguments_of(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments_of(example: Example) -> Inputs:
     """Return an example as (args, kwargs) on the CPU.
 
     Raises:
@@ -139,7 +141,7 @@ def exported(
     """
     for parameter in model.parameters():
         parameter.requires_grad_(parameter.is_floating_point())  # else attention takes a fused fast path
-    args, kwargs = tree_map(_copied, (args, kwargs))  # one tensor given twice would be traced as one input
+    args, kwargs = copied((args, kwargs))  # one tensor given twice would be traced as one input
     sizes: Any = ShapesCollection()  # type: ignore[no-untyped-call]
     for leaf in tree_leaves((args, kwargs)):
         if any_batch and isinstance(leaf, Tensor) and leaf.ndim and len(leaf) > 1:
@@ -154,8 +156,10 @@ def exported(
         ) from error
 
 
-def _copied(leaf: Any) -> Any:
-    return leaf.clone() if isinstance(leaf, Tensor) else leaf
+def copied(given: Inputs) -> Inputs:
+    """Return (args, kwargs) with copies of all tensors, each its own."""
+    found: Inputs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, given)
+    return found
 
 
 _CONTEXTS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}

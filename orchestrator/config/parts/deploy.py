@@ -50,7 +50,7 @@ class Deploy:
                 f"`{where}.formats` (={formats}) needs packages that are not installed: {'; '.join(lacking)}; run "
                 "pip install 'pruning-orchestrator[export]'."
             )
-        if any(name in FORMATS and FORMATS[name].compiled for name in formats):
+        if any(name in FORMATS and FORMATS[name].needs_compiler for name in formats):
             try:
                 installed_compiler()
             except KernelsUnavailable as error:
