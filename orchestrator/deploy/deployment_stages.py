@@ -36,8 +36,8 @@ from orchestrator.deploy.formats.format import ExportError, Run, call, called_wi
 from orchestrator.deploy.formats.format_table import FORMATS, TOLERANCES
 from orchestrator.deploy.latency_measuring import Measuring
 from orchestrator.deploy.shrunk_network import check_outputs, shrunk
-from orchestrator.training.stage_environment import environment
 from orchestrator.training.stage_networks import Network, fitting, restored
+from orchestrator.training.state.stage_environment import environment
 from orchestrator.workloads.weight_files import plain_state, state_digest, write_state
 from pruning.graph.tracing import Example
 from pruning.measure.latency import Call, Make, calling

@@ -15,7 +15,7 @@ from orchestrator.core.specs import NETWORK, Key, StageSpec, start_of
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import PastFailure, Result, Run, WorkOrder
 from orchestrator.execution.perform import failure_of, resolve
-from orchestrator.training.stage_environment import deciding
+from orchestrator.training.state.stage_environment import deciding
 
 
 class FailedBefore(OrchestratorError):

@@ -29,12 +29,12 @@ from orchestrator.training import pruning_rounds, training_loop
 from orchestrator.training.evaluation import evaluate
 from orchestrator.training.own_loop import Context, run_own_loop
 from orchestrator.training.scoring.ranking import Read, Round, Scoring, example_of
-from orchestrator.training.stage_environment import environment
 from orchestrator.training.stage_networks import Network, fitting, initialised, restored, stored
 from orchestrator.training.state.checkpointing import Checkpointing
 from orchestrator.training.state.from_scratch import small_of
 from orchestrator.training.state.resuming import Unfit
 from orchestrator.training.state.rewinding import furthest, masks_of, onward, restart
+from orchestrator.training.state.stage_environment import environment
 from orchestrator.training.state.train_state import TrainState, as_bytes, as_tensor
 from orchestrator.training.steps import TrainingError, kept_gradients
 from orchestrator.workloads import model_building

@@ -46,7 +46,7 @@ from orchestrator.config.compose import compose_jobs
 from orchestrator.core.specs import Plan
 from orchestrator.planning.plan import make_plan
 from orchestrator.store.store import Store
-from orchestrator.training.stage_environment import environment
+from orchestrator.training.state.stage_environment import environment
 from orchestrator.views.report.plain_files import rows_csv
 from scripts.pages import reproductions_page
 

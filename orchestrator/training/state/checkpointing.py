@@ -11,7 +11,7 @@ from orchestrator.core.errors import CheckpointDamaged, StoreError
 from orchestrator.core.redact import logger
 from orchestrator.core.work_order import States
 from orchestrator.store.finished.stage_contents import tensors_in
-from orchestrator.training.stage_environment import DECIDING
+from orchestrator.training.state.stage_environment import DECIDING
 from orchestrator.training.state.train_state import NotPlain, TrainState
 from orchestrator.workloads.weight_files import write_state
 
