@@ -17,6 +17,7 @@ from orchestrator.catalogue.models import COUNT, MODELS, SIZES
 from orchestrator.catalogue.tasks import TASKS
 from orchestrator.config.key_rules import violations
 from orchestrator.config.well_formed import mistyped
+from pruning.catalogue.dynamics import DYNAMICS, DynamicsRow
 from pruning.catalogue.methods import METHODS
 from pruning.catalogue.repairs import REPAIRS
 from pruning.catalogue.rows import Check, Option, Row, named
@@ -25,6 +26,7 @@ from pruning.catalogue.value_rules import Rule, is_int, whole, within
 
 _KIND = Option("kind", str | None, None, "Name of a built-in component; pass exactly one of `kind` and `_target_`.")
 _REPAIR = Option("kind", str | None, None, "Name of a repair.")
+_DYNAMICS = Option("kind", str | None, None, "Name of a dynamics.")
 COMPONENT = (
     Option("name", str | None, None, "Name in reports; null: the kind. Not part of a result's key."),
     _KIND,
@@ -180,7 +182,11 @@ class Group:
             yield from self.own
             return
         for option in (*self.built_in, *row.options):
-            default = row.name if option in (_KIND, _REPAIR) else row.in_sweeps.get(option.name, option.default)
+            if isinstance(row, DynamicsRow) and option.name in row.elsewhere:
+                continue
+            default = (
+                row.name if option in (_KIND, _REPAIR, _DYNAMICS) else row.in_sweeps.get(option.name, option.default)
+            )
             yield Option(option.name, option.type, default, option.meaning, option.rules)
 
 
@@ -190,6 +196,7 @@ GROUPS: Mapping[str, Group] = named(
         Group("data", DATA, DATA_SET, DATA_SET, _one_cut),
         Group("task", TASKS, COMPONENT, COMPONENT),
         Group("score", SCORES, SCORING, SCORING, _scoring_data),
+        Group("dynamics", DYNAMICS, (_DYNAMICS,), (_DYNAMICS,)),
         Group("repair", REPAIRS, (_REPAIR,), (_REPAIR,)),
         Group("method", {n: row for n, row in METHODS.items() if row.in_sweep}, COMPONENT, COMPONENT, _scope_elsewhere),
     )

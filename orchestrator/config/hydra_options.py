@@ -13,7 +13,7 @@ from orchestrator.catalogue.formats import FORMATS
 from orchestrator.config import cluster, config_groups
 from orchestrator.config.config_groups import OPEN, OWN
 from orchestrator.config.schema import Config
-from pruning.catalogue.presets import DYNAMICS, SCOPES, UNITS
+from pruning.catalogue.presets import SCOPES, UNITS
 
 
 def register() -> None:
@@ -56,7 +56,7 @@ def stored_options() -> dict[str, dict[str, Any]]:
     for name in OPEN:
         own = {option.name: option.default for option in config_groups.GROUPS[name].own}
         found.setdefault(name, {})[OWN] = partial(dict, own)
-    for name, presets in {"unit": UNITS, "scope": SCOPES, "dynamics": DYNAMICS}.items():
+    for name, presets in {"unit": UNITS, "scope": SCOPES}.items():
         found[name] = {option: partial(dict, preset.sets) for option, preset in presets.items()}
     formats: dict[str, list[str]] = {"none": [], **{name: [name] for name, row in FORMATS.items() if row.measured}}
     found["deploy"] = {name: partial(dict, formats=chosen) for name, chosen in formats.items()}

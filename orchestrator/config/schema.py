@@ -16,7 +16,7 @@ from omegaconf import MISSING
 from orchestrator.config import cluster, config_groups, sources, well_formed
 from orchestrator.config.key_rules import key
 from orchestrator.config.key_rules import violations as broken
-from orchestrator.config.parts import deploy, method_choices, results, round_amounts, training
+from orchestrator.config.parts import deploy, method_choices, results, round_amounts, sparse_training, training
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.file_names import component
 from pruning.catalogue.value_rules import Rule, at_least
@@ -95,8 +95,8 @@ class Config:
     """Unit that is pruned as a whole, such as an entry or a channel."""
     scope: method_choices.Scope = field(default_factory=method_choices.Scope)
     """Scope of the ranking, and the allocation of densities to tensors."""
-    dynamics: method_choices.Dynamics = field(default_factory=method_choices.Dynamics)
-    """Whether pruned entries may return."""
+    dynamics: Any = MISSING
+    """Whether pruned entries may return, or how masks change within the training."""
     repair: Any = MISSING
     """Repair of the survivors after pruning."""
     method: Any = MISSING
@@ -141,7 +141,8 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
         yield from _objective_violations(config)
     if config["name"] is not None:
         yield from _name_violations(config["name"])
-    if not (isinstance(config["method"], Mapping) and round_amounts.is_identity(config["method"])):
+    named = all(isinstance(config[group], Mapping) for group in ("method", "dynamics"))
+    if named and not round_amounts.is_identity(config["method"]):
         yield from round_amounts.given_once(config)
     for group in config_groups.GROUPS:
         yield from _built_violations(group, config[group])
@@ -153,8 +154,9 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
                         f"`{group}` holds the `_target_` (={target}), which is internal and may change; a target must "
                         f"be your own; name a built-in component by `{group}.kind`."
                     )
-    if all(isinstance(config[group], Mapping) for group in ("method", "score", "repair")):
-        yield from method_choices.violations(config)
+    if all(isinstance(config[group], Mapping) for group in ("method", "score", "dynamics", "repair")):
+        told = [*method_choices.violations(config)]
+        yield from told or sparse_training.violations(config)
     for name in ("model", "data", "task", "score", "method", "train", "finetune"):
         yield from sources.unreadable(name, config[name])
     if config["train"]["teacher"] is not None:

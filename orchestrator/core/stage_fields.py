@@ -162,7 +162,7 @@ class StageFields:
     repair: Component = Component()
     unit: _Unit = _Unit()
     scope: _Scope = _Scope()
-    dynamics: _Unit = _Unit()
+    dynamics: Component = Component()
     model: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     task: Mapping[str, Any] = field(default_factory=dict)
@@ -203,7 +203,7 @@ def choices_of(fields: Mapping[str, Any], typed: StageFields) -> Choices:
         unit=axes.Unit(**unit),
         scope=scope,
         schedule=axes.Schedule(sparsity, typed.inner),
-        dynamics=axes.Dynamics(**fields.get("dynamics", {})),
+        dynamics=axes.Dynamics(typed.dynamics.kind or "nested", _options(fields.get("dynamics", {}))),
         repair=axes.Repair(repair.get("kind") or "none", _options(repair)),
         control=axes.Control("invert" if typed.restart.control == "invert" else "none"),
         select=typed.method.named if by_class else None,

@@ -36,6 +36,7 @@ from orchestrator.planning import pinned_content, restarts
 from orchestrator.planning.deployments import deployments
 from orchestrator.planning.versions import versions_of
 from pruning import schedule as schedules
+from pruning.catalogue.dynamics import DYNAMICS
 
 DENSE_PARTS = ("model", "data", "task", "train")
 ROUND_PARTS = ("method", *method_choices.CHOICES, "prune", "task", "finetune")
@@ -95,6 +96,8 @@ def round_targets(config: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
         return ({"target": 0.0},) * int(schedule["rounds"])
     if scope["kind"] == "window":
         return ({"target": 1 - scope["n"] / scope["m"]},)
+    if not DYNAMICS[config["dynamics"]["kind"]].has_target:
+        return ({"target": None},) * int(schedule["rounds"])
     if scope["allocation"] == "given":
         paths = {
             name: schedules.targets(schedule["kind"], 1 - density, schedule["rounds"]) if density else None
@@ -139,7 +142,7 @@ def _stages(config: Mapping[str, Any]) -> tuple[list[StageSpec], tuple[str, ...]
     def start(place: restarts.Place) -> StageSpec:
         return starts.setdefault(place, start_of(dense, place))
 
-    chain = [start(0) if config["schedule"]["at"] == "start" else dense]
+    chain = [dense if config["schedule"]["at"] == "trained" else start(0)]
     taught = {TEACHER: dense.key} if config["finetune"]["teacher"] else {}
     shared: dict[tuple[str, ...], dict[str, Any]] = {}
     targets = round_targets(config)
@@ -193,10 +196,17 @@ def _normal(job: Job) -> Job:
     if "method" in parts:
         parts["method"] = dict(with_written_infinities(parts["method"], "n"))
     if "score" in parts and isinstance(job.config.get("schedule"), Mapping):
-        parts["score"] = dict(method_choices.scored_as(parts["score"], str(job.config["schedule"].get("at"))))
+        parts["score"] = dict(
+            method_choices.scored_as(parts["score"], str(job.config["schedule"].get("at")), _kind(job))
+        )
     if {"method", "score"} <= parts.keys():
         parts["method"]["name"] = method_choices.called(parts["method"], parts["score"])
     return replace(job, config={**job.config, **parts})
+
+
+def _kind(job: Job) -> str | None:
+    dynamics = job.config.get("dynamics") if job.config else None
+    return dynamics.get("kind") if isinstance(dynamics, Mapping) else None
 
 
 def _violations(config: Mapping[str, Any], seen: dict[str, list[str]]) -> list[str]:

@@ -28,7 +28,7 @@ def restart_of(config: Mapping[str, Any], *, last: bool) -> dict[str, Any]:
     control = asked["control"] if last else "none"
     anew = control in ("reinit", "small")
     weights, rates = ("reinit", None) if anew else (asked["weights"], asked["rates"])
-    if rates is None and (weights != "keep" or config["schedule"]["at"] == "start"):
+    if rates is None and (weights != "keep" or config["schedule"]["at"] != "trained"):
         rates = asked["step"] if weights == "step" else 0
     found: dict[str, Any] = {}
     if rates is not None:
@@ -69,6 +69,11 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
             f"training; pass schedule.rounds=1 schedule.inner={rounds} to score several times without training, or "
             "schedule.at=trained restart=rewind restart.step=0 to train in between and rewind to the initialisation."
         )
+    if schedule["at"] == "during" and rounds > 1:
+        yield (
+            f"`schedule.rounds` (={rounds}) must be 1 with schedule.at=during, where masks change within one training; "
+            "pass schedule.rounds=1, or schedule.at=trained to change them while each round fine-tunes."
+        )
     if restart["control"] == "shuffle" and rounds > 1 and weights == "keep":
         yield (
             "`restart.control` (=shuffle) would bring back weights that earlier rounds set to zero, with "
@@ -91,13 +96,13 @@ def _training_violations(config: Mapping[str, Any], train: Mapping[str, Any]) ->
     """Yield the broken rules of rounds that continue from a step of the dense training."""
     if not (train["epochs"] or train["steps"]):
         yield (
-            "With `restart` or schedule.at=start, rounds train by `train`, which trains nothing (train.epochs=0); "
-            "pass train.epochs=15, for example, or restart=keep schedule.at=trained."
+            "With `restart`, schedule.at=start or schedule.at=during, rounds train by `train`, which trains nothing "
+            "(train.epochs=0); pass train.epochs=15, for example, or restart=keep schedule.at=trained."
         )
     if config["finetune"]["teacher"] is not None:
         yield (
-            f"`finetune.teacher` (={config['finetune']['teacher']}) is for rounds that fine-tune, but with `restart` "
-            "or schedule.at=start they train by `train`; pass finetune.teacher=null."
+            f"`finetune.teacher` (={config['finetune']['teacher']}) is for rounds that fine-tune, but with `restart`, "
+            "schedule.at=start or schedule.at=during they train by `train`; pass finetune.teacher=null."
         )
     for name in ("step", "rates"):
         yield from _place_violations(f"restart.{name}", config["restart"][name], train)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,6 +20,8 @@ from orchestrator.core.plain_data import LARGEST
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.work_order import never
+from orchestrator.training.dynamics.sparse_training import SparseTraining
+from orchestrator.training.dynamics.training_cost import TrainingCost
 from orchestrator.training.pruning_rounds import LawBroken
 from orchestrator.training.state.resuming import Keep, Unfit
 from orchestrator.training.state.train_state import (
@@ -51,6 +54,15 @@ class TrainingData:
     """Number of classes, or of outputs if the labels are real numbers."""
 
 
+@dataclass(frozen=True)
+class Length:
+    """Length of a training that follows its settings: steps, steps of an epoch, and examples of a step."""
+
+    steps: int
+    epoch: int
+    examples: int
+
+
 class Context:
     """Services for a training function: seeds, masks, evaluation, the curve, checkpoints.
 
@@ -66,6 +78,9 @@ class Context:
             about to end.
         on_point: receives each point of the curve as soon as it exists.
         state: the state to resume from, as `keep` received it.
+        cost: counts the multiply-accumulates of each step, with the examples of `length`; None: nothing is counted.
+        length: the length of a training that follows its settings.
+        sparse: masks that change within the training; None if they stay.
     """
 
     def __init__(
@@ -81,8 +96,12 @@ class Context:
         keep: Keep = lambda *_: None,
         on_point: Callable[[CurvePoint], object] = lambda _: None,
         state: TrainState | None = None,
+        cost: TrainingCost | None = None,
+        length: Length = Length(0, 0, 0),
+        sparse: SparseTraining | None = None,
     ) -> None:
-        self.device, self.masks = device, masks
+        self.device, self._masks = device, masks
+        self.cost, self._length, self.sparse = cost, length, sparse
         self._model = model
         self.seed = derive(seed, "order")
         """Seed for the order of batches; with it, batches come in the order of the built-in loop."""
@@ -93,15 +112,33 @@ class Context:
         """Number of steps that attached optimizers have taken."""
         self._measured, self._on_optimizer, self._cancelled = measured, on_optimizer, cancelled
         self._keep, self._on_point, self._state = keep, on_point, state
+        self._changed: Mapping[str, Any] | None = None
+        """State of changing masks that the next `attach` continues from."""
         self._has_checkpoints = False
 
-    def attach(self, optimizer: Optimizer) -> None:
+    @property
+    def masks(self) -> MaskSet:
+        """The network's masks as they are now; empty while it is dense."""
+        return self._masks if self.sparse is None else self.sparse.masks
+
+    def attach(self, optimizer: Optimizer, steps: int | None = None) -> None:
         """Keep pruned weights at exactly 0 after each step of `optimizer`, count its steps, and stop when asked to.
 
-        Call `attach` for every optimizer before its first step, also when the network is dense.
+        Call `attach` for every optimizer before its first step, also when the network is dense. Where masks change
+        within the training, `attach` begins to change them, and one optimizer must train all pruned parameters.
+
+        Args:
+            optimizer: an optimizer of the network.
+            steps: number of steps of the training, where masks change; None: the steps of `config`.
         """
+        if (cost := self.cost) is not None:
+            optimizer.register_step_pre_hook(lambda *_: cost.step(self._length.examples))
         if self._on_optimizer is not None:
             self._on_optimizer(optimizer)
+        if self.sparse is not None and self._is_of_pruned(optimizer):
+            saved, self._changed = self._changed, None
+            length = self._length.steps if steps is None else steps
+            self.sparse.attach(self._model, optimizer, length, self._length.epoch, saved)
         optimizer.register_step_pre_hook(lambda *_: self._end_if_asked())
         optimizer.register_step_post_hook(lambda *_: self._count())
 
@@ -179,6 +216,10 @@ class Context:
             self.steps = state.part("step")
             self.curve[:] = [CurvePoint(**point) for point in state.part("curve")]
             restore_generators(state.part("generators"), self.device)
+            if self.cost is not None:
+                self.cost.go_on(state.get("cost"))
+            if self.sparse is not None:
+                self._changed = self.sparse.go_on(state.part("dynamics"))
             parts: dict[str, Any] = state.part("own")
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise Unfit(str(error)) from error
@@ -199,8 +240,15 @@ class Context:
             "curve": [asdict(point) for point in self.curve],
             "generators": generators(self.device),
             "own": dict(parts),
+            "cost": None if self.cost is None else self.cost.state(),
+            "dynamics": None if self.sparse is None else self.sparse.state(),
         }
         return TrainState.of(state)
+
+    def _is_of_pruned(self, optimizer: Optimizer) -> bool:
+        """Return whether an optimizer trains a parameter whose mask changes."""
+        trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        return any(id(each) in trained for name, each in self._model.named_parameters() if name in self._masks)
 
     def _end_if_asked(self) -> None:
         if not self._has_checkpoints and self._cancelled():
@@ -240,7 +288,8 @@ def _run(
     seen = TrainingData(data.train, data.val, data.input_shape, data.classes)
     model.to(context.device)
     try:
-        with seeded(context.draws, context.device), in_mode(model, training=True):
+        changing = nullcontext() if context.sparse is None else context.sparse.told()
+        with seeded(context.draws, context.device), in_mode(model, training=True), changing:
             function(model, task, seen, Train(**config), context)
     except (Cancelled, Unfit, OrchestratorError):
         raise
@@ -250,6 +299,9 @@ def _run(
             f"{given(where, config)} failed after {context.steps} steps with {type(error).__name__}: "
             f"{said.rstrip('.')}; fix the function, or remove `{where}._target_` to use the built-in loop."
         ) from error
+    finally:
+        if context.sparse is not None:
+            context.sparse.release()
     context.require_resumed()
     model.to(context.device)
     for name, parameter in model.named_parameters():
@@ -262,7 +314,9 @@ def _run(
             f"{given(where, config)} must call `context.attach(optimizer)` before its first step, but no step was "
             f"counted; call it, or `context.report` if no optimizer takes steps, or pass {where}.epochs=0."
         )
-    return FitResult(tuple(context.curve), steps, steps)
+    masks = None if context.sparse is None else context.masks
+    cost = None if context.cost is None else context.cost.state()
+    return FitResult(tuple(context.curve), steps, steps, cost=cost, masks=masks)
 
 
 def _function(where: str, config: Mapping[str, Any]) -> Callable[..., object]:

@@ -77,6 +77,8 @@ def hold_laws(
     masks: MaskSet,
     weights: Mapping[str, Tensor],
     scoring: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    at_target: bool = True,
 ) -> tuple[str, ...]:
     """Check a round; return the names of dead tensors, whose masks are all 0.
 
@@ -88,18 +90,19 @@ def hold_laws(
         weights: name -> values after the round.
         scoring: details that `rank` returns: `units` by tensor, and the fraction `removed` of all units, or of the
             budget for dependency groups.
+        at_target: whether the masks must have the target sparsity of the round.
 
     Raises:
         LawBroken: masks are not nested, a pruned weight is not zero, or the achieved sparsity differs from the target
             by more than rounding to whole units allows.
     """
-    if len(parent) and asked.choices.dynamics.kind == "nested" and not asked.shuffles and not masks.nested_in(parent):
+    if len(parent) and asked.choices.dynamics.row.nested and not asked.shuffles and not masks.nested_in(parent):
         raise LawBroken("masks are not nested: an entry that an earlier round pruned is 1 again.")
     for name, mask in masks.items():
         weight = weights[name]
         if bool(((weight != 0) & ~mask.to(weight.device)).any()):
             raise LawBroken(f"pruned weights are not zero: {name} has other values where its mask is 0.")
-    if asked.fields.target is not None and (said := _off_target(chosen, asked, masks, scoring)):
+    if at_target and asked.fields.target is not None and (said := _off_target(chosen, asked, masks, scoring)):
         raise LawBroken(said)
     return tuple(name for name, mask in masks.items() if not bool(mask.any()))
 
@@ -152,9 +155,11 @@ def details(
     masks: MaskSet,
     weights: Mapping[str, Tensor],
     scoring: Mapping[str, Any],
+    *,
+    at_target: bool = True,
 ) -> dict[str, Any]:
     """Check a round with `hold_laws`; return the details for its record."""
-    dead = hold_laws(chosen, asked, parent, masks, weights, scoring)
+    dead = hold_laws(chosen, asked, parent, masks, weights, scoring, at_target=at_target)
     return {"dead_tensors": [*dead], "rounding": rounding(chosen, asked, scoring), "scoring": scoring}
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -22,8 +22,12 @@ from orchestrator.core.errors import Cancelled as Cancelled
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.work_order import never
+from orchestrator.training.dynamics.sparse_training import SparseTraining
+from orchestrator.training.dynamics.training_cost import TrainingCost
 from orchestrator.training.evaluation import autocast, evaluate, monitored
-from orchestrator.training.state.resuming import Keep, Resumable
+from orchestrator.training.scoring.examples import count
+from orchestrator.training.stage_networks import MISFITS
+from orchestrator.training.state.resuming import Keep, Resumable, Unfit
 from orchestrator.training.state.train_state import TrainState, extra_state, restore_extra_state
 from orchestrator.training.steps import Averages, Gradients, Steps, TrainingError, optimizer_of, scaler_of, scheduler_of
 from orchestrator.training.steps import Diverged as Diverged
@@ -32,6 +36,7 @@ from orchestrator.workloads.inspection import require_finite
 from orchestrator.workloads.splits import Batch
 from orchestrator.workloads.tasks.supervised import Supervised
 from orchestrator.workloads.tasks.task import Task
+from pruning import MaskSet
 from pruning.measure.macs import in_mode
 
 CHECK_EVERY = 100
@@ -49,6 +54,10 @@ class FitResult:
     """Step whose weights the model has now; 0 if it is none of `steps`."""
     state: TrainState | None = None
     """Final state of a training that ends at a given step, else None; its tensors are those of the model."""
+    cost: Mapping[str, Mapping[str, int]] | None = None
+    """Multiply-accumulates by phase, as `TrainingCost.state` returns them; None if unknown."""
+    masks: MaskSet | None = None
+    """Masks of the weights that the model has now, if masks changed within the training."""
 
 
 def fit(
@@ -67,6 +76,8 @@ def fit(
     keep: Keep = lambda *_: None,
     since: int | str = 0,
     until: int | str | None = None,
+    cost: TrainingCost | None = None,
+    sparse: SparseTraining | None = None,
 ) -> FitResult:
     """Train `model` in place on `device` and leave the selected weights and buffers in it.
 
@@ -93,6 +104,8 @@ def fit(
         since: step, or epochs as in "2.5ep", at which this training begins and from which it counts; at most the step
             of `state`.
         until: place to end at, in the schedule of the whole training; weights and state at that place are the result.
+        cost: counts the multiply-accumulates of each step; None: nothing is counted.
+        sparse: masks that change; they are attached, and released in the end.
 
     Raises:
         Cancelled: `cancelled` returned True.
@@ -106,18 +119,20 @@ def fit(
     model.to(device)
     with seeded(derive(seed, "training"), device):
         run = _Run(model, data, task, settings, seed, device, where)
-        run.since = run.at(since)
+        run.since, run.cost, run.sparse = run.at(since), cost, sparse
         if on_optimizer is not None:
             on_optimizer(run.optimizer)
         if state is not None:
             run.go_on(state)
             run.require_since()
-        with in_mode(model, training=True):
+        with in_mode(model, training=True), run.changing_masks(state):
             run.train(cancelled, on_point, keep, run.length if until is None else run.at(until))
+        counted = None if cost is None else cost.state()
         if until is None:
             run.select()
-            return FitResult(tuple(run.curve), run.step - run.since, max(0, run.selected_step - run.since))
-        return FitResult(tuple(run.curve), run.step, run.step, run.state())
+            steps, best = run.step - run.since, max(0, run.selected_step - run.since)
+            return FitResult(tuple(run.curve), steps, best, cost=counted, masks=run.selected_masks())
+        return FitResult(tuple(run.curve), run.step, run.step, run.state(), counted)
 
 
 class _Run(Resumable):
@@ -157,7 +172,40 @@ class _Run(Resumable):
         self.best = -math.inf
         self.best_state: list[Tensor] | None = None
         self.best_extra: dict[str, Any] = {}
+        self.best_masks: MaskSet | None = None
+        self.cost: TrainingCost | None = None
+        self.sparse: SparseTraining | None = None
         self.stale = 0
+
+    @contextmanager
+    def changing_masks(self, state: TrainState | None) -> Iterator[None]:
+        """Change masks inside the context; continue from a checkpoint of this training."""
+        sparse = self.sparse
+        if sparse is None:
+            yield
+            return
+        earlier = None if state is None else state.get("dynamics")
+        try:
+            sparse.attach(self.model, self.optimizer, self.length - self.since, self.epoch_length, earlier)
+        except (*MISFITS, RuntimeError) as error:
+            if earlier is None:
+                raise
+            raise Unfit(str(error)) from error
+        try:
+            with sparse.told():
+                yield
+        finally:
+            sparse.release()
+
+    def selected_masks(self) -> MaskSet | None:
+        """Return the masks of the selected weights, if masks changed."""
+        if self.sparse is None:
+            return None
+        return self.sparse.masks if self._is_last_selected else self.best_masks
+
+    @property
+    def _is_last_selected(self) -> bool:
+        return self.best_state is None or self.selected_step == self.step
 
     def train(
         self, cancelled: Callable[[], bool], on_point: Callable[[CurvePoint], object], keep: Keep, last: int
@@ -188,6 +236,8 @@ class _Run(Resumable):
 
     def _update(self, batches: Sequence[Batch]) -> None:
         """Take one step along the mean gradient of all examples of the `batches`."""
+        if self.cost is not None:
+            self.cost.step(sum(map(count, batches)))
         for parameter in self.parameters:  # `zero_grad` does the same in ten times the time
             parameter.grad = None
         sizes = [self.task.size(batch) for batch in batches] if len(batches) > 1 else [1]
@@ -210,6 +260,8 @@ class _Run(Resumable):
         self.skipped = self.scaler.get_scale() < scale
         if self.averages is not None and not self.skipped:
             self.averages.update()
+            if self.sparse is not None:
+                self.sparse.mask(self.model, self.averages.values)
         self.losses.append(sum(losses[1:], losses[0]))
         self.rate = float(self.optimizer.param_groups[0]["lr"])
 
@@ -281,7 +333,9 @@ class _Run(Resumable):
         )
 
     def _keep(self, point: CurvePoint) -> bool:
-        """Store the weights if they are a new best; return whether they are."""
+        """Store the weights if they are a new best; return whether they are, or are not to be compared yet."""
+        if self.sparse is not None and not self.sparse.is_at_target:
+            return True
         value = self.monitor.gain(point.metrics.get(f"val/{self.monitor.name}", math.nan), 0.0)
         if not math.isfinite(value) and (self.config.select == "best" or self.config.patience is not None):
             remedy = "pass train.monitor=loss finetune.monitor=loss"
@@ -300,13 +354,14 @@ class _Run(Resumable):
             with torch.no_grad():
                 self.best_state = [tensor.detach().clone() for tensor in self._state()]
             self.best_extra = deepcopy(extra_state(self.model))
+            self.best_masks = None if self.sparse is None else self.sparse.masks
         return improved
 
     def select(self) -> None:
         """Copy the selected weights into the model."""
         if self.averages is not None:
             self.averages.apply()
-        if self.best_state is None or self.selected_step == self.step:
+        if self._is_last_selected or self.best_state is None:
             return
         with torch.no_grad():
             for tensor, best in zip(self._state(), self.best_state, strict=True):

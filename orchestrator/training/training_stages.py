@@ -26,8 +26,10 @@ from orchestrator.core.specs import NETWORK, RATES, TEACHER, StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import FileWriter, Result, WorkOrder
 from orchestrator.training import pruning_rounds, training_loop
+from orchestrator.training.dynamics.sparse_training import SparseTraining, first_masks
+from orchestrator.training.dynamics.training_cost import cost_of
 from orchestrator.training.evaluation import evaluate
-from orchestrator.training.own_loop import Context, run_own_loop
+from orchestrator.training.own_loop import Context, Length, run_own_loop
 from orchestrator.training.scoring.ranking import Read, Round, Scoring, example_of
 from orchestrator.training.stage_networks import Network, fitting, initialised, restored, stored
 from orchestrator.training.state.checkpointing import Checkpointing
@@ -39,6 +41,7 @@ from orchestrator.training.state.train_state import TrainState, as_bytes, as_ten
 from orchestrator.training.steps import TrainingError, kept_gradients
 from orchestrator.workloads import model_building
 from orchestrator.workloads.inspection import first, require_finite
+from orchestrator.workloads.model_building import Prunable
 from orchestrator.workloads.splits import Split
 from orchestrator.workloads.tasks import task_building
 from orchestrator.workloads.tasks.batch import arguments, moved
@@ -150,6 +153,8 @@ class Stage:
         self.task = task_building.with_loss(task, self.config["loss"], f"{training}.loss", self.device)
         self._checkpoints = checkpoints or Checkpointing(order.store.checkpoints, spec.key)
         self.is_small = spec.typed.restart.control == "small"
+        self.sparse: SparseTraining | None = None
+        """Masks that change within the training of the round."""
 
     def result(self, act: Callable[[Stage], Trained]) -> Result:
         """Run `act`; return the stage's record, its files and its network."""
@@ -186,7 +191,11 @@ class Stage:
             started=started - earlier,
             started_from=network.digest,
             data_digest=network.data.digest,
-            details={**done.details, "measured": {split: dict(found.details) for split, found in final.items()}},
+            details={
+                **done.details,
+                **({} if done.fit.cost is None else {"training_macs": done.fit.cost}),
+                "measured": {split: dict(found.details) for split, found in final.items()},
+            },
             measurements={"seconds": earlier + time.perf_counter() - clock, **done.seconds},
             warnings=(
                 *self._checkpoints.warnings,
@@ -225,12 +234,19 @@ class Stage:
         spec, earlier, state = self.spec, self.network.masks, self._checkpoints.latest()
         asked = Round.of(spec.fields)
         chosen = model_building.prunable(self.model, spec.typed.prune)
-        masks, before, scoring = self._prune_now(asked, earlier) if state is None else self._prune_result(state)
+        begin = (
+            partial(self._prune_now, asked, earlier) if asked.prunes_first else partial(self._begin_unpruned, chosen)
+        )
+        masks, before, scoring = begin() if state is None else self._prune_result(state)
         self.network.masks = masks
         self._checkpoints.holds({"masks": as_tensor(masks.to_bytes()), "before": dict(before), "scoring": scoring.held})
         in_order = masks_of(self.model, masks)
         if self.is_small:
             fit = self._ways.train(self, partial(self._fit_small, masks, state))
+        elif asked.choices.dynamics.row.in_training:
+            self.sparse = SparseTraining(asked, masks, self._read(), spec.training)
+            fit = self._train(state or self._ways.onward(self, in_order))
+            masks = self.network.masks = self.sparse.masks if fit.masks is None else fit.masks
         elif spec.typed.prune.holding == "hooks" and masks.sparsity():
             masks.apply(self.model)
             fit = self._train(state or self._ways.onward(self, in_order))
@@ -239,13 +255,31 @@ class Stage:
             keeper = MaskKeeper(self.model, masks, kept_gradients(self.config))
             fit = self._train(state or self._ways.onward(self, in_order), keeper)
             keeper.release()
-        details = pruning_rounds.details(chosen, asked, earlier, masks, plain_state(self.model), scoring.details)
-        return Trained(fit, before, details, scoring.seconds)
+        found = dict(scoring.details)
+        history = {}
+        if self.sparse is not None:
+            changed = self.sparse.details()
+            history = {"mask_updates": changed["updates"]}
+            found = found or changed["scoring"]
+        weights, at_target = plain_state(self.model), fit.masks is not None or self.sparse is None
+        details = pruning_rounds.details(chosen, asked, earlier, masks, weights, found, at_target=at_target)
+        return Trained(fit, before, details | history, scoring.seconds)
+
+    def _begin_unpruned(self, chosen: Sequence[Prunable]) -> tuple[MaskSet, dict[str, float], Scoring]:
+        """Return the result of `_prune_now` for a round whose training prunes: the masks so far, and no figures."""
+        whole = {each.name: each.module.get_parameter(each.parameter) for each in chosen}
+        masks = first_masks(whole, self.network.masks)
+        self._ways.restart(self, masks)
+        return masks, {}, Scoring()
+
+    def _read(self) -> Read:
+        """Return the data and the task that scores read."""
+        order = torch.Generator().manual_seed(derive(self.spec.typed.seed, f"{self.spec.round}/shuffle"))
+        return Read(self.data, self.task, order)
 
     def _prune_now(self, asked: Round, earlier: MaskSet) -> tuple[MaskSet, dict[str, float], Scoring]:
         """Prune on top of the masks so far; return the new masks, metrics before fine-tuning, and scoring costs."""
-        order = torch.Generator().manual_seed(derive(self.spec.typed.seed, f"{self.spec.round}/shuffle"))
-        masks, scoring = pruning_rounds.prune_round(self.model, asked, earlier, Read(self.data, self.task, order))
+        masks, scoring = pruning_rounds.prune_round(self.model, asked.before_training, earlier, self._read())
         if self.is_small:  # the small network takes no weights from the pruned one
             return masks, {}, scoring
         self._ways.restart(self, masks)
@@ -286,6 +320,8 @@ class Stage:
             "on_point": lambda point: self.order.report(self.spec.key, point, self.task.metrics[0]),
             "state": state,
             "keep": self._checkpoints.keep,
+            "cost": cost_of(self.model, self.data, self.device, self.network.masks, self.sparse),
+            "sparse": self.sparse,
         }
         if self.config.get("_target_") is None:
             shared |= {"where": where, "since": self.spec.typed.restart.rates or 0, "until": until}
@@ -293,13 +329,19 @@ class Stage:
         if until == 0:
             return training_loop.FitResult((), 0, 0)
         measured = partial(self.measured, self.data.val)
-        context = Context(self.model, self.network.masks, measured, **shared)
+        context = Context(self.model, self.network.masks, measured, length=self._length(), **shared)
         if until is not None:
             raise TrainingError(
                 f"`{where}._target_` (={self.config['_target_']}) must be null if a stage ends at a step of the "
                 "training, because a training function decides itself when to end; pass null for the built-in loop."
             )
         return run_own_loop(where, self.config, self.model, self._task_with_teacher(), self.data, context)
+
+    def _length(self) -> Length:
+        """Return the length of a training that follows its settings."""
+        steps, size = self.config.get("steps"), int(self.config["batch_size"])
+        batches = self.data.train.batches(size, device=self.device, drop_last=bool(self.config.get("drop_last")))
+        return Length(len(batches) * (self.config.get("epochs") or 0) if steps is None else steps, len(batches), size)
 
     def _task_with_teacher(self) -> Task:
         """Return the task; with the stage's teacher, its loss includes the distillation loss."""

@@ -1,12 +1,13 @@
-"""The catalogue of dynamics, which change masks within a training. The code is in `pruning/dynamics`.
+"""The catalogue of dynamics: whether pruned entries return in a pruning, or how masks change within a training.
 
-A dynamics is a function (**options) -> `pruning.dynamics.Dynamics`.
+A row without code belongs to a pruning. The code of the others is in `pruning/dynamics`; each is a function
+(**options) -> `pruning.dynamics.Dynamics`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from pruning.catalogue.rows import REQUIRED, Option, Row, named
@@ -20,12 +21,27 @@ class DynamicsRow(Row):
     Args:
         keeps_counts: the number of kept entries of each tensor never changes.
         nested: pruned entries stay pruned.
+        ranks: the choices of score and unit decide the first masks, or each update.
+        units: the units that the dynamics can change.
+        scopes: the scopes in which it works.
+        elsewhere: option -> the key that sets it in a sweep, outside of the options of the dynamics.
+        has_target: a sparsity can be requested, by the schedule or by a window.
     """
 
     FAMILY: ClassVar[str] = "dynamics"
 
     keeps_counts: bool = False
     nested: bool = False
+    ranks: bool = True
+    units: tuple[str, ...] = ("entry",)
+    scopes: tuple[str, ...] = ("layer", "global", "row")
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    has_target: bool = True
+
+    @property
+    def in_training(self) -> bool:
+        """Whether the dynamics changes masks within a training."""
+        return bool(self.code)
 
 
 _EVERY = Option("every", int, 100, "Steps between two updates.", (whole(1),))
@@ -46,9 +62,18 @@ _FRACTION = (within(": the fraction of kept entries that is dropped"),)
 _DENSITY = Rule(lambda value: is_number(value) and 0 <= value < 1, "lie in [0, 1): the fraction that is pruned")
 _N = Option("n", int, 2, "Number of entries that a window keeps.", (whole(0),))
 _M = Option("m", int, 4, "Number of entries of a window; must divide the input dimension.", (whole(1),))
+_ANY_UNIT = ("entry", "block", "channel", "group")
+_OF_SCHEDULE = {"sparsity": "schedule.sparsity"}
+_OF_WINDOW = {"n": "scope.n", "m": "scope.m"}
 
 DYNAMICS: Mapping[str, DynamicsRow] = named(
     (
+        DynamicsRow("nested", "", "only survivors are ranked", nested=True),
+        DynamicsRow(
+            "free",
+            "",
+            "all entries compete at every re-scoring within a round, pruned ones with the weights that they had",
+        ),
         DynamicsRow(
             "static",
             "pruning.dynamics.static_masks:Static",
@@ -56,6 +81,8 @@ DYNAMICS: Mapping[str, DynamicsRow] = named(
             paper="Evci et al. 2020, arXiv 1911.11134",
             keeps_counts=True,
             nested=True,
+            units=_ANY_UNIT,
+            scopes=("layer", "global", "row", "window"),
         ),
         DynamicsRow(
             "gradual",
@@ -72,13 +99,22 @@ DYNAMICS: Mapping[str, DynamicsRow] = named(
             "Zhu & Gupta 2017, arXiv 1710.01878",
             unlisted=("method", "batches", "loss", "size", "example"),
             nested=True,
+            units=_ANY_UNIT,
+            scopes=("layer", "global", "row", "window"),
+            elsewhere=_OF_SCHEDULE,
         ),
         DynamicsRow(
             "set",
             "pruning.dynamics.regrowth:Set",
             "the weights nearest to 0 move to random places",
             (
-                Option("every", int, REQUIRED, "Steps between two updates; in the paper an epoch.", (whole(1),)),
+                Option(
+                    "every",
+                    int | None,
+                    None,
+                    "Steps between two updates; null: an epoch, in a sweep.",
+                    (whole(1).or_null(),),
+                ),
                 Option("fraction", float, 0.3, "Fraction of the weights that is dropped.", _FRACTION),
                 Option("scale", float, 0.1, "Standard deviation of regrown weights.", (at_least(0),)),
                 _until(1.0, "Place from which masks stay"),
@@ -105,6 +141,9 @@ DYNAMICS: Mapping[str, DynamicsRow] = named(
             "the largest weights of each window, chosen in each step; the others train on, and decay",
             (_N, _M, Option("decay", float, 2e-4, "Pulls weights that are not kept to 0.", (at_least(0),))),
             "Zhou et al. 2021, arXiv 2102.04010",
+            ranks=False,
+            scopes=("window",),
+            elsewhere=_OF_WINDOW,
         ),
         DynamicsRow(
             "ste",
@@ -112,6 +151,9 @@ DYNAMICS: Mapping[str, DynamicsRow] = named(
             "the largest weights of each window, chosen in each step; the others train on",
             (_N, _M),
             "Bengio et al. 2013, arXiv 1308.3432",
+            ranks=False,
+            scopes=("window",),
+            elsewhere=_OF_WINDOW,
         ),
         DynamicsRow(
             "movement",
@@ -131,6 +173,9 @@ DYNAMICS: Mapping[str, DynamicsRow] = named(
                 ),
             ),
             "Sanh, Wolf & Rush 2020, arXiv 2005.07683",
+            ranks=False,
+            scopes=("layer", "global"),
+            elsewhere={**_OF_SCHEDULE, "scope": "scope.kind"},
         ),
         DynamicsRow(
             "soft_movement",
@@ -143,6 +188,9 @@ DYNAMICS: Mapping[str, DynamicsRow] = named(
                 _STAYS,
             ),
             "Sanh, Wolf & Rush 2020, arXiv 2005.07683",
+            ranks=False,
+            scopes=("layer",),
+            has_target=False,
         ),
     )
 )

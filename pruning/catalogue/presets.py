@@ -1,4 +1,4 @@
-"""Presets of choices without code (units, scopes and dynamics), under the names that sweeps use."""
+"""Presets of choices without code (units and scopes), under the names that sweeps use."""
 
 from __future__ import annotations
 
@@ -56,14 +56,5 @@ SCOPES: Mapping[str, Preset] = MappingProxyType(
             for name, row in ALLOCATIONS.items()
             if name != "each"
         },
-    }
-)
-DYNAMICS: Mapping[str, Preset] = MappingProxyType(
-    {
-        "nested": Preset("only survivors are ranked", {"kind": "nested"}),
-        "free": Preset(
-            "all entries compete at every re-scoring within a round, pruned ones with the weights that they had",
-            {"kind": "free"},
-        ),
     }
 )

@@ -12,6 +12,7 @@ from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from pruning.catalogue.allocations import ALLOCATIONS
+from pruning.catalogue.dynamics import DYNAMICS, DynamicsRow
 from pruning.catalogue.repairs import REPAIRS
 from pruning.schedule import targets
 
@@ -20,7 +21,6 @@ Reduction: TypeAlias = Literal["sum", "l1", "l2", "square_of_sum"]
 ScopeKind: TypeAlias = Literal["layer", "global", "row", "window"]
 Normalisation: TypeAlias = Literal["size", "group"]
 Budget: TypeAlias = Literal["channels", "parameters", "macs", "bytes"]
-DynamicsKind: TypeAlias = Literal["nested", "free"]
 ControlKind: TypeAlias = Literal["none", "shuffle", "invert"]
 
 
@@ -165,18 +165,26 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Dynamics:
-    """Whether pruned entries may return.
+    """Whether pruned entries may return, or how masks change within a training.
 
     Args:
         kind: "nested" ranks only survivors; "free" ranks all entries at every re-scoring, pruned entries with the
-            weights that they had.
+            weights that they had; any other name in `pruning.catalogue.dynamics` changes masks within a training.
+        options: arguments of the dynamics, such as `every` of "rigl".
     """
 
-    kind: DynamicsKind = "nested"
+    kind: str = "nested"
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse invalid values."""
-        _one_of("dynamics.kind", self.kind, get_args(DynamicsKind))
+        """Refuse unknown dynamics, options that the dynamics does not take, and values that break an option's rule."""
+        _one_of("dynamics.kind", self.kind, DYNAMICS)
+        self.row.refuse(self.options, "`dynamics.{}`")
+
+    @property
+    def row(self) -> DynamicsRow:
+        """The row of the catalogue."""
+        return DYNAMICS[self.kind]
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ def check_combination(choices: Choices) -> None:
             "unit.kind='channel'; use kind='layer'."
         )
     _check_groups(choices)
+    _check_dynamics(choices)
     row = SCORES.get(choices.score.kind) if isinstance(choices.score.kind, str) else None
     if row is not None and not row.across_layers and choices.scope.kind == "global":
         raise ValueError(
@@ -79,6 +80,36 @@ def check_combination(choices: Choices) -> None:
             f"scope.kind (={choices.scope.kind!r}) and dynamics.kind (={choices.dynamics.kind!r}); use a score, or "
             "scope.kind='layer' and dynamics.kind='nested'."
         )
+
+
+def _check_dynamics(choices: Choices) -> None:
+    """Raise ValueError for choices that a dynamics within a training does not support."""
+    row, plain = choices.dynamics.row, Score().kind
+    if not row.in_training:
+        return
+    taken: dict[str, tuple[Any, tuple[Any, ...]]] = {
+        "select": (choices.select, (None,)),
+        "unit.kind": (choices.unit.kind, row.units),
+        "scope.kind": (choices.scope.kind, row.scopes),
+        "repair.kind": (choices.repair.kind, (Repair().kind,)),
+        "control.kind": (choices.control.kind, (Control().kind,)),
+    }
+    if not row.ranks:
+        taken |= {
+            "score.kind": (choices.score.kind, (plain,)),
+            "scope.allocation": (choices.scope.allocation, ("each",)),
+        }
+    elif not row.keeps_counts:
+        known = tuple(name for name in ALLOCATIONS if name != "given")
+        taken["scope.allocation"] = (choices.scope.allocation, known)
+    if not row.keeps_counts:
+        taken["schedule.inner"] = (choices.schedule.inner, (1,))
+    for name, (value, allowed) in taken.items():
+        if value not in allowed:
+            raise ValueError(
+                f"`{name}` (={value!r}) cannot be combined with dynamics.kind={row.name!r}, which changes masks within "
+                f"a training; it must be {' or '.join(map(repr, allowed))}."
+            )
 
 
 def _check_groups(choices: Choices) -> None:

@@ -13,6 +13,7 @@ from pruning.choices.axes import Dynamics, Repair, Schedule, Scope, Score, Unit
 from pruning.choices.combining import Choices
 
 _GLOBAL = Scope("global")
+_ERK = Scope("layer", "erk")
 _FILTERS = Unit("channel", spare_last=True)
 
 
@@ -38,9 +39,11 @@ class Method:
     restart: str = ""
 
     @property
-    def at_start(self) -> bool:
-        """Whether the paper prunes the network at initialisation."""
-        return self.schedule.startswith("at_start")
+    def at(self) -> str:
+        """The network that the paper prunes first: `start`, `trained` or `during`, as for `schedule.at`."""
+        return next((at for at in ("at_start", "during") if self.schedule.startswith(at)), "trained").removeprefix(
+            "at_"
+        )
 
 
 PUBLISHED: Mapping[str, Method] = named(
@@ -119,6 +122,63 @@ PUBLISHED: Mapping[str, Method] = named(
             Choices(scope=_GLOBAL),
             paper="Renda, Frankle & Carbin 2020, arXiv 2003.02389",
             restart="lr_rewind",
+        ),
+        # masks that change within the training
+        Method(
+            "static",
+            Choices(Score("random"), scope=_ERK, dynamics=Dynamics("static")),
+            "a random mask with Erdos-Renyi-Kernel densities, which stays: the baseline of sparse training",
+            "Evci et al. 2020, arXiv 1911.11134",
+            schedule="during",
+        ),
+        Method(
+            "gradual",
+            Choices(dynamics=Dynamics("gradual")),
+            "magnitude, more and more along a cubic",
+            "Zhu & Gupta 2017, arXiv 1710.01878",
+            schedule="during",
+        ),
+        Method(
+            "set",
+            Choices(Score("random"), scope=_ERK, dynamics=Dynamics("set")),
+            "the weights nearest to 0 move to random places",
+            "Mocanu et al. 2018, arXiv 1707.04780",
+            schedule="during",
+        ),
+        Method(
+            "rigl",
+            Choices(Score("random"), scope=_ERK, dynamics=Dynamics("rigl")),
+            "the smallest weights move to the places of the largest gradients",
+            "Evci et al. 2020, arXiv 1911.11134",
+            schedule="during",
+        ),
+        Method(
+            "sr_ste",
+            Choices(scope=Scope("window"), dynamics=Dynamics("sr_ste")),
+            "2 of each 4 by magnitude, chosen in each step; the others train on, and decay",
+            "Zhou et al. 2021, arXiv 2102.04010",
+            schedule="during_own",
+        ),
+        Method(
+            "ste",
+            Choices(scope=Scope("window"), dynamics=Dynamics("ste")),
+            "2 of each 4 by magnitude, chosen in each step; the others train on",
+            "Bengio et al. 2013, arXiv 1308.3432",
+            schedule="during_own",
+        ),
+        Method(
+            "movement",
+            Choices(dynamics=Dynamics("movement")),
+            "weights that move to 0, more and more along a cubic",
+            "Sanh, Wolf & Rush 2020, arXiv 2005.07683",
+            schedule="during",
+        ),
+        Method(
+            "soft_movement",
+            Choices(dynamics=Dynamics("soft_movement")),
+            "entries whose scores fall below a threshold; the sparsity follows",
+            "Sanh, Wolf & Rush 2020, arXiv 2005.07683",
+            schedule="during_own",
         ),
         # the methods of `torch.nn.utils.prune`
         Method("identity", Choices(select="identity"), "nothing is pruned"),

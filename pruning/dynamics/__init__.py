@@ -13,10 +13,13 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from pruning.catalogue.dynamics import DYNAMICS
+from pruning.catalogue.dynamics import DYNAMICS as _ROWS
 from pruning.dynamics.changing_masks import Dynamics
 from pruning.dynamics.mask_history import MaskUpdate
 from pruning.dynamics.static_masks import random_masks
+
+DYNAMICS = {name: row for name, row in _ROWS.items() if row.in_training}
+"""Name -> method."""
 
 __all__ = ["DYNAMICS", "Dynamics", "MaskUpdate", "random_masks"]
 __all__ += list(DYNAMICS)

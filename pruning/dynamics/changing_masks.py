@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -42,6 +43,8 @@ class Dynamics:
     """Whether the method reads all gradients in every step and enforces the masks itself."""
     changes_each_step: ClassVar[bool] = False
     """Whether masks may change in every step; the history then compares at most about `RECORDS` of them."""
+    new_values: tuple[float, float] = (-math.inf, math.inf)
+    """Lowest and highest value with which a regrown entry may begin."""
     first: float = 0.0
     """Place of the first update."""
     until: float = 1.0
@@ -79,6 +82,14 @@ class Dynamics:
 
     def after_step(self) -> None:
         """Act after `step` finished steps."""
+
+    @property
+    def is_at_target(self) -> bool:
+        """Whether the masks prune as much as in the end."""
+        return True
+
+    def try_update(self) -> None:
+        """Raise ValueError if a later update cannot succeed; nothing is changed."""
 
     def own_state(self) -> dict[str, Any]:
         """Return what the method remembers besides the masks: tensors and plain values."""

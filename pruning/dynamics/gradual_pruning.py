@@ -15,6 +15,9 @@ from pruning.masks.mask_set import MaskSet
 from pruning.schedule import cubic
 from pruning.scores.readings.scoring_data import Batches, Loss, Size
 
+DETAILS = ("unit", "units", "removed", "step")
+"""Details of the plan of an update that are remembered."""
+
 
 class Gradual(Dynamics):
     """Prune further after every `every` steps between two places of the training, along a cubic.
@@ -54,6 +57,7 @@ class Gradual(Dynamics):
     ) -> None:
         self.sparsity, self.every, self.first, self.until = sparsity, every, begin, until
         self.choices = chosen(method, options)
+        self.details: dict[str, Any] = {}
         if (sparsity is None) != (self.choices.scope.kind == "window"):
             raise ValueError(
                 f"`sparsity` (={sparsity}) must be given, except for scope.kind='window' (it is "
@@ -70,15 +74,22 @@ class Gradual(Dynamics):
             for name in self._planned(replace(self.choices, schedule=Schedule(self._start))):
                 self.add(name)
         if self._start:
-            self._check_start()
+            self.try_update()
 
-    def _check_start(self) -> None:
-        """Raise ValueError if the first masks prune more than an update may."""
+    @property
+    def is_at_target(self) -> bool:
+        """Whether the last update was made."""
+        return self.step >= self.place_of(self.until)
+
+    def try_update(self) -> None:
+        """Raise ValueError if the first masks prune more than an update may, or if no update can succeed."""
         length = max(1, self.place_of(self.until) - self.place_of(self.first))
         for progress in (min(1.0, self.every / length), 1.0):
             try:
                 self._planned(self._choices_at(progress))
             except ValueError as error:
+                if not self._start:
+                    raise
                 raise ValueError(
                     f"the first masks (of sparsity {self._start:.4f}) do not fit the method: {str(error).rstrip('.')}; "
                     "pass scope='global', other masks, or another sparsity."
@@ -96,7 +107,9 @@ class Gradual(Dynamics):
         """Return the masks of a pruning on top of the masks so far."""
         names = None if choices.unit.kind == "group" else list(self.kept)
         data = {**self._data, "generator": self.generator}
-        return plan(self.model, choices, parameters=names, masks=self.masks, **data).masks
+        found = plan(self.model, choices, parameters=names, masks=self.masks, **data)
+        self.details = {name: found.details[name] for name in DETAILS if name in found.details}
+        return found.masks
 
     def _choices_at(self, progress: float) -> Choices:
         """Return the choices of the update at a fraction of the way."""
@@ -107,9 +120,9 @@ class Gradual(Dynamics):
         return replace(self.choices, scope=Scope("window", n=kept, m=scope.m))
 
     def own_state(self) -> dict[str, Any]:
-        """Return the sparsity of the first masks."""
-        return {"start": self._start}
+        """Return the sparsity of the first masks, and the details of the last update."""
+        return {"start": self._start, "details": self.details}
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the sparsity of the first masks."""
-        self._start = state["start"]
+        """Restore the sparsity of the first masks, and the details of the last update."""
+        self._start, self.details = state["start"], dict(state["details"])

@@ -26,7 +26,7 @@ class Set(Dynamics):
     tensors stay dense.
 
     Args:
-        every: steps between two updates; in the paper an epoch.
+        every: steps between two updates; in the paper an epoch. It must be given, except in a sweep.
         fraction: fraction of the weights that is dropped.
         scale: standard deviation of the values of regrown weights.
         until: place after which masks stay: a fraction of the training up to 1, else a step.
@@ -34,8 +34,14 @@ class Set(Dynamics):
     Source: Mocanu et al. 2018, arXiv 1707.04780.
     """
 
-    def __init__(self, every: int, fraction: float = 0.3, scale: float = 0.1, until: float = 1.0) -> None:
-        self.every, self.fraction, self.scale, self.until = every, fraction, scale, until
+    def __init__(self, every: int | None = None, fraction: float = 0.3, scale: float = 0.1, until: float = 1.0) -> None:
+        self.every, self.fraction, self.scale, self.until = every or 0, fraction, scale, until
+        self.new_values = (-10 * scale, 10 * scale)  # almost surely
+
+    def begin(self) -> None:
+        """Raise ValueError if the steps between two updates are unknown."""
+        if not self.every:
+            raise ValueError("`every` (=None) must be the number of steps between two updates; pass those of an epoch.")
 
     def after_step(self) -> None:
         """Drop and regrow after every `every` steps, but not at the end."""
@@ -94,6 +100,8 @@ class RigL(Dynamics):
 
     Source: Evci et al. 2020, arXiv 1911.11134.
     """
+
+    new_values = (0.0, 0.0)
 
     def __init__(self, every: int = 100, until: float = 0.75, fraction: float = 0.3, begin: float = 0) -> None:
         self.every, self.until, self.fraction, self.first = every, until, fraction, begin

@@ -97,6 +97,11 @@ def plan(
         TypeError: `batches` is no iterable, or `generator` is no torch.Generator.
     """
     choices = with_unit_of_class(choices)
+    if choices.dynamics.row.in_training:
+        raise ValueError(
+            f"`dynamics.kind` (={choices.dynamics.kind!r}) changes masks within a training, which a pruning is not; "
+            f"attach pruning.dynamics.{choices.dynamics.kind}(...) to an optimizer, or use dynamics.kind='nested'."
+        )
     cut, before = _cut(model, choices, masks, names_to_score(model, choices.score, parameters), example)
     if choices.dynamics.kind == "free":
         model = _with_full_masks(model)

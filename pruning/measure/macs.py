@@ -33,7 +33,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from pruning.holding.parameter import plain_modules, unwrapped
 from pruning.holding.reparam import held
 from pruning.masks.mask_set import MaskSet
-from pruning.measure.layers import Call, rule_of
+from pruning.measure.layers import Call, Use, rule_of
 from pruning.measure.matrix_products import Product, Products
 
 COMPILING = {"torch._dynamo", "torch.nn.attention.flex_attention"}
@@ -79,7 +79,12 @@ def macs(model: nn.Module, example: Any, masks: MaskSet | None = None) -> Macs:
         masks: masks that say which weights are unmasked; None: the masks of the model. Masked weights must be 0 in the
             model, so that products of activations that became 0 are recognised.
     """
-    counter = _Counter(model, MaskSet.collect(model) if masks is None else masks)
+    return Macs(counted(model, example, MaskSet.collect(model) if masks is None else masks).layers)
+
+
+def counted(model: nn.Module, example: Any, masks: MaskSet) -> Counter:
+    """Run `model(example)` once under a counter, and return the counter; see `macs`."""
+    counter = Counter(model, masks)
     fast = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
         for path, module in counter.modules.items():
@@ -95,7 +100,7 @@ def macs(model: nn.Module, example: Any, masks: MaskSet | None = None) -> Macs:
         with torch.no_grad(), Products(counter.product):
             plain = unwrapped(model)
             plain(**example) if type(example) is dict else plain(*arguments_of(example))
-    return Macs(counter.layers)
+    return counter
 
 
 def arguments_of(example: Any) -> tuple[Any, ...]:
@@ -117,11 +122,16 @@ def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
             reparam.refresh(module)  # a run without gradients leaves pruned tensors without a history
 
 
-class _Counter:
-    """Counter of multiply-accumulates; hooks call `enter` and `leave` around each module's forward."""
+class Counter:
+    """Counter of multiply-accumulates; hooks call `enter` and `leave` around each module's forward.
+
+    `layers` holds the counts by layer, and `uses` the uses of each weight that a layer or a product applies.
+    """
 
     def __init__(self, model: nn.Module, masks: MaskSet) -> None:
         self.layers: dict[str, LayerMacs] = {}
+        self.uses: dict[str, list[Use]] = {}
+        self._weights = {p.untyped_storage().data_ptr(): n for n, p in unwrapped(model).named_parameters()}
         self.modules, self._masks, self._masked = dict(plain_modules(model)), masks, masks.sparsity() > 0
         self._running: list[tuple[str, nn.Module]] = []
 
@@ -138,6 +148,7 @@ class _Counter:
         rule = rule_of(module)
         for use in rule(module, Call(inputs, keywords, output)) if rule else []:
             size = attrgetter(use.weight)(module)[use.rows].numel()
+            self.uses.setdefault(_joined(path, use.weight), []).append(use)
             mask = self._masks.get(_joined(path, use.weight))
             kept = size if mask is None else int(mask[use.rows].count_nonzero())
             self._add(path, use.times * size, use.times * kept)
@@ -146,6 +157,10 @@ class _Counter:
         """Count a product that no layer rule counts."""
         layer = next((each for each in self._running if rule_of(each[1])), None)
         if layer is None:
+            for factor in product[:2]:
+                name = self._weights.get(factor.untyped_storage().data_ptr())
+                if name is not None and not factor.is_meta:
+                    self.uses.setdefault(name, []).append(Use(name, product.macs // max(1, factor.numel())))
             self._add(self._running[-1][0], product.macs, self._remaining(product))
         elif isinstance(layer[1], nn.MultiheadAttention) and _is_of_heads(product):
             self._add(layer[0], product.macs, self._remaining(product))

@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.config.config_groups import GROUPS
 from pruning.catalogue.methods import METHODS
-from pruning.catalogue.presets import DYNAMICS, SCOPES, UNITS, Preset
+from pruning.catalogue.presets import SCOPES, UNITS, Preset
 from pruning.catalogue.rows import Row
 from pruning.choices.combining import Choices
 from pruning.choices.published import PUBLISHED, Method
@@ -93,14 +93,14 @@ def _options(choices: Choices, *, of_class: bool) -> tuple[dict[str, str], dict[
     """Return group -> overridden option, and group -> values that no option sets."""
     chosen: dict[str, str] = {}
     left: dict[str, dict[str, Any]] = {}
-    for group, presets in (("unit", UNITS), ("scope", SCOPES), ("dynamics", DYNAMICS)):
+    for group, presets in (("unit", UNITS), ("scope", SCOPES)):
         choice = getattr(choices, group)
         if choice == type(choice)() or (group == "unit" and of_class):  # a class chooses its own unit
             continue
         chosen[group], values = _preset(choice, presets)
         left |= {group: values} if values else {}
     plain = Choices()
-    for group in ("score", "repair"):
+    for group in ("score", "dynamics", "repair"):
         if (kind := getattr(choices, group).kind) != getattr(plain, group).kind:
             chosen[group] = str(kind)
     return dict(sorted(chosen.items(), key=lambda item: list(vars(plain)).index(item[0]))), left

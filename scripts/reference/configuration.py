@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from orchestrator.catalogue.formats import FORMATS, Format
 from orchestrator.config import config_groups, hydra_options, schema
 from orchestrator.config.parts import method_choices
-from pruning.catalogue.presets import DYNAMICS, SCOPES, UNITS
+from pruning.catalogue.presets import SCOPES, UNITS
 from scripts.reference import conf_files
 
 HEAD = """\
@@ -148,7 +148,7 @@ def _stored() -> Iterator[tuple[tuple[str, str], _Option]]:
         }
         for group, of in config_groups.GROUPS.items()
     }
-    presets = {"unit": UNITS, "scope": SCOPES, "dynamics": DYNAMICS}
+    presets = {"unit": UNITS, "scope": SCOPES}
     meanings |= {group: {name: preset.meaning for name, preset in of.items()} for group, of in presets.items()}
     meanings["deploy"] = {"none": "deploy nothing"} | {name: _deployed(row) for name, row in FORMATS.items()}
     for group, options in hydra_options.stored_options().items():

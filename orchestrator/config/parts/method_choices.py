@@ -16,6 +16,7 @@ from orchestrator.core import stage_fields
 from orchestrator.core.plain_data import read_as
 from orchestrator.core.stage_fields import RANKING, Component, StageFields, choices_of
 from pruning.catalogue.allocations import ALLOCATIONS
+from pruning.catalogue.dynamics import DYNAMICS
 from pruning.catalogue.methods import METHODS
 from pruning.catalogue.value_rules import one_of
 from pruning.choices import axes
@@ -60,17 +61,18 @@ def _plain_type(hint: Any) -> Any:
 if TYPE_CHECKING:
     Unit: TypeAlias = Any
     Scope: TypeAlias = Any
-    Dynamics: TypeAlias = Any
 else:
-    Unit, Dynamics = map(schema_of_axis, (axes.Unit, axes.Dynamics))
+    Unit = schema_of_axis(axes.Unit)
     Scope = schema_of_axis(axes.Scope, words={"allocation": ALLOCATIONS})
 
 
-def scored_as(score: Mapping[str, Any], at: str) -> Mapping[str, Any]:
+def scored_as(score: Mapping[str, Any], at: str, dynamics: str | None) -> Mapping[str, Any]:
     """Replace a null `batch_norm` of a score by its default: `train` before the training, else `eval`."""
     if score.get("batch_norm", "") is not None:
         return score
-    return {**score, "batch_norm": "train" if at == "start" else "eval"}
+    row = DYNAMICS.get(str(dynamics))
+    before = at == "start" or (at == "during" and row is not None and row.keeps_counts)
+    return {**score, "batch_norm": "train" if before else "eval"}
 
 
 def called(method: Mapping[str, Any], score: Mapping[str, Any]) -> str | None:
@@ -101,9 +103,9 @@ def prunes_channels(method: Mapping[str, Any]) -> bool:
 
 
 def published_at_start(config: Mapping[str, Any]) -> bool:
-    """Whether the paper of a trial's method prunes the initialised network."""
+    """Whether the paper of a trial's method prunes the initialised network, before its training."""
     published = PUBLISHED.get(str(config["method"].get("name")))
-    return published is not None and published.at_start
+    return published is not None and published.at == "start"
 
 
 def as_typed(said: str) -> str:
@@ -127,7 +129,7 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     fields: dict[str, Any] = {name: config[name] for name in ("method", *CHOICES)}
     fields |= {"inner": schedule["inner"], "restart": {"control": config["restart"]["control"]}}
     try:
-        for each in ("unit", "scope", "dynamics"):
+        for each in ("unit", "scope"):
             getattr(axes, each.capitalize())(**config[each])
         choices = choices_of(fields, read_as(StageFields, fields))
     except (ValueError, TypeError) as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator.config.key_rules import key
 from pruning import schedule as schedules
+from pruning.catalogue.dynamics import DYNAMICS
 from pruning.catalogue.value_rules import Rule, is_number, one_of
 
 MOST_ROUNDS = 10_000
@@ -29,8 +30,9 @@ class Schedule:
     s - s (1 - k/n)^3, `one_shot` s in every round."""
     sparsity: float | None = key(None, _SPARSITY)
     """Fraction of prunable weights that are zero at the end; pass exactly one of `sparsity` and `amount`."""
-    at: str = key("trained", one_of("start", "trained"))
-    """First network to prune: the initialised network, which is then trained (`start`), or the trained network."""
+    at: str = key("trained", one_of("start", "trained", "during"))
+    """First network to prune: the initialised network, before its training (`start`) or within it (`during`, for a
+    `dynamics` that changes masks), or the trained network (`trained`)."""
     inner: int = key(1, Rule(lambda inner: 1 <= inner <= MOST_ROUNDS, f"lie in [1, {MOST_ROUNDS}]"))
     """Scoring steps of a round, without training in between; each masks an equal fraction of the survivors."""
     rounds: int = key(
@@ -78,6 +80,14 @@ def is_identity(method: Mapping[str, Any]) -> bool:
 def given_once(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield an error unless exactly one of sparsity and amount is given, if the scope needs one of them."""
     sparsity, amount, scope = config["schedule"]["sparsity"], config["schedule"]["amount"], config["scope"]
+    dynamics = DYNAMICS.get(str(config["dynamics"].get("kind")))
+    if dynamics is not None and not dynamics.has_target and amount is None:
+        if sparsity is not None:
+            yield (
+                f"`schedule.sparsity` (={sparsity}) must be null with dynamics={dynamics.name}, whose threshold and "
+                "penalty decide the sparsity; pass schedule.sparsity=null."
+            )
+        return
     if amount is None and (scope["kind"] == "window" or scope["allocation"] == "given"):
         return
     if (sparsity is None) == (amount is None):

@@ -223,6 +223,8 @@ class _Rehearsal(Ways):
             if not all(bool(tensor.isfinite().all()) for tensor in stage.model.parameters()):
                 raise training_loop.Diverged("one step") from None
             self._require_monitor()
+            if stage.sparse is not None:
+                stage.sparse.try_update()
             return training_loop.FitResult((), 1, 0)
 
     def _require_first_step(self, stage: Stage) -> None:

@@ -30,7 +30,7 @@ from orchestrator.workloads.targets import TargetError, failure, given, unfit_ca
 from orchestrator.workloads.tasks.batch import arguments
 from orchestrator.workloads.tasks.task import Task
 from pruning import BasePruningMethod, MaskSet
-from pruning.choices.axes import Control
+from pruning.choices.axes import Control, Dynamics
 from pruning.choices.combining import Choices
 from pruning.engine.classes import with_unit_of_class
 from pruning.selection.selection_groups import Groups, groups_of
@@ -102,6 +102,19 @@ class Round:
     def shuffles(self) -> bool:
         """Return whether the round is a control with shuffled masks."""
         return self.fields.restart.control == "shuffle"
+
+    @property
+    def prunes_first(self) -> bool:
+        """Return whether the round prunes to its target before its training."""
+        row = self.choices.dynamics.row
+        return not row.in_training or row.keeps_counts
+
+    @property
+    def before_training(self) -> Self:
+        """Return the pruning of the round before its training, in which masks may change."""
+        if not self.choices.dynamics.row.in_training:
+            return self
+        return replace(self, choices=replace(self.choices, dynamics=Dynamics()))
 
     @property
     def named(self) -> str:

@@ -14,10 +14,14 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from orchestrator.core.plain_data import read_as
 from orchestrator.core.records import CurvePoint
+from orchestrator.training.dynamics.sparse_training import SparseTraining
+from orchestrator.training.dynamics.training_cost import TrainingCost
 from orchestrator.training.stage_networks import MISFITS
 from orchestrator.training.state.task_state import restore_task, task_state
 from orchestrator.training.state.train_state import (
     TrainState,
+    as_bytes,
+    as_tensor,
     generators,
     module_state,
     optimizer_state,
@@ -28,6 +32,7 @@ from orchestrator.training.state.train_state import (
 from orchestrator.training.steps import Averages, Steps, TrainingError
 from orchestrator.workloads.tasks.distilled import Distilled
 from orchestrator.workloads.tasks.task import Task
+from pruning import MaskSet
 
 Keep = Callable[[Callable[[], TrainState], bool], object]
 """Called before each batch with a function that returns the current state, and with whether the training is ending."""
@@ -70,6 +75,12 @@ class Resumable:
     best_extra: dict[str, Any]
     """Results of `get_extra_state` at the best step."""
     averages: Averages | None
+    cost: TrainingCost | None
+    """Multiply-accumulates of the steps so far."""
+    sparse: SparseTraining | None
+    """Masks that change within the training."""
+    best_masks: MaskSet | None
+    """Changing masks at the best step."""
     stale: int
     """Number of evaluations since the last new best."""
 
@@ -110,6 +121,9 @@ class Resumable:
             "best_state": self.best_state,
             "best_extra": self.best_extra,
             "averages": None if self.averages is None else self.averages.values,
+            "cost": None if self.cost is None else self.cost.state(),
+            "dynamics": None if self.sparse is None else self.sparse.state(),
+            "best_masks": None if self.best_masks is None else as_tensor(self.best_masks.to_bytes()),
         }
         return TrainState.of(parts)
 
@@ -137,6 +151,10 @@ class Resumable:
         if self.averages is not None:
             values = state.part("averages")
             self.averages.values = _matching_tensors(self.parameters, values, "averages") if values else []
+        if self.cost is not None:
+            self.cost.go_on(state.get("cost"))
+        masks = state.get("best_masks")
+        self.best_masks = None if masks is None else MaskSet.from_bytes(as_bytes(masks), self.model)
         for name in _NUMBERS:
             value, now = state.part(name), getattr(self, name)
             if type(value) is not type(now):

@@ -27,6 +27,8 @@ _UNMEASURED: Mapping[str, Any] = {
     "best_extra": {},
     "stale": 0,
 }
+_OWN: Mapping[str, Any] = {"cost": {}, "dynamics": None, "best_masks": None}
+"""State values of a round's own training before its first step."""
 """State values of a training before its first evaluation."""
 
 
@@ -92,7 +94,7 @@ def onward(model: nn.Module, masks: Sequence[Tensor | None], spec: StageSpec, st
 
 def _masked_state(masks: Sequence[Tensor | None], state: TrainState, model: nn.Module, spec: StageSpec) -> TrainState:
     """Return the state of the dense training as `onward` describes it."""
-    parts = {name: state.part(name) for name in state.values} | {"model": module_state(model), "curve": []}
+    parts = {name: state.part(name) for name in state.values} | {"model": module_state(model), "curve": [], **_OWN}
     same = spec.inputs.get(REWIND) == spec.inputs[RATES]
     if not same or any(mask is not None and not bool(mask.all()) for mask in masks):
         parts |= {**_UNMEASURED, "selected_step": parts["step"]}

@@ -48,6 +48,10 @@ class TrainState:
         tensors: dict[str, Tensor] = {}
         return cls(tensors, {name: _encoded(part, name, tensors) for name, part in parts.items()})
 
+    def get(self, name: str) -> Any:
+        """Return a part like `part`; None if the state was saved by a release that did not have the part."""
+        return self.part(name) if name in self.values else None
+
     def part(self, name: str) -> Any:
         """Return a part with its original types and with copies of its tensors.
 

@@ -20,7 +20,7 @@ from orchestrator.core.specs import Job
 from orchestrator.core.stage_fields import StageFields, choices_of
 from orchestrator.planning.plan import ConfigError, make_plan
 from pruning import PUBLISHED, Choices
-from pruning.choices.axes import Score, Unit
+from pruning.choices.axes import Dynamics, Score, Unit
 from pruning.scores import SCORES
 
 METHODS = {path.stem for path in (Path(str(CONF)) / "method").glob("*.yaml")} - {"longer"}
@@ -44,13 +44,13 @@ def refused(*overrides: str) -> str:
 
 
 def chosen(config: Mapping[str, Any]) -> Choices:
-    """Return the choices of a configuration without default options of the score, and its trainings."""
+    """Return the choices of a configuration without default options of the score and the dynamics."""
     fields = {name: config[name] for name in method_choices.CHOICES} | {
         "method": {},
         "inner": config["schedule"]["inner"],
     }
     found = choices_of(fields, read_as(StageFields, fields))
-    return replace(found, score=Score(found.score.kind))
+    return replace(found, score=Score(found.score.kind), dynamics=Dynamics(found.dynamics.kind))
 
 
 def test_every_published_method_is_a_word() -> None:
@@ -66,7 +66,7 @@ def test_a_word_means_what_the_engine_s_table_says(name: str) -> None:
     expected = replace(published, unit=unit, repair=repair, select=None, arguments={})
 
     assert chosen(config) == expected
-    assert config["schedule"]["at"] == ("start" if method.at_start else "trained")
+    assert config["schedule"]["at"] == method.at
     assert config["restart"]["weights"] == ("step" if method.restart == "rewind" else "keep")
     assert config["restart"]["rates"] == (0 if method.restart == "lr_rewind" else None)
     assert config["method"]["name"] in (None, name)

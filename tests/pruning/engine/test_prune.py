@@ -544,7 +544,11 @@ def on_meta() -> nn.Module:
 
 
 WITHOUT_VALUES = {
-    **{name: lambda model, name=name: pruning.prune(model, name, sparsity=0.5, **DATA) for name in pruning.PUBLISHED},
+    **{
+        name: lambda model, name=name: pruning.prune(model, name, sparsity=0.5, **DATA)
+        for name, method in pruning.PUBLISHED.items()
+        if not method.choices.dynamics.row.in_training
+    },
     "group": lambda model: pruning.prune(model, unit="group", sparsity=0.5, example=torch.randn(2, 8)),
     "a class": lambda model: pruning.prune(model, pruning.L1Unstructured, amount=0.5),
     "an own score": lambda model: pruning.prune(model, lambda *_, **__: {"0.weight": torch.rand(8, 8)}, sparsity=0.5),
@@ -718,3 +722,34 @@ def test_a_class_that_forwards_its_arguments_is_told_how_much_to_prune(method: t
     pruning.prune(layer, method, **asked)
 
     assert pruning.sparsity(layer) == 0.5
+
+
+@pytest.mark.parametrize("name", list(pruning.dynamics.DYNAMICS))
+def test_a_method_that_changes_masks_within_a_training_says_where_it_works(name):
+    with pytest.raises(ValueError, match=rf"`dynamics.kind` \(='{name}'\).*attach pruning.dynamics.{name}\("):
+        pruning.prune(Golden(), name, **({} if "ste" in name or "soft" in name else {"sparsity": 0.5}))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"dynamics": Dynamics("rigl"), "unit": Unit("channel")}, "`unit.kind` .*must be 'entry'"),
+        ({"dynamics": Dynamics("set"), "scope": Scope("window")}, "`scope.kind` .*'layer' or 'global' or 'row'"),
+        ({"dynamics": Dynamics("sr_ste")}, "`scope.kind` .*must be 'window'"),
+        ({"dynamics": Dynamics("movement"), "score": Score("snip")}, "`score.kind` .*must be 'magnitude'"),
+        ({"dynamics": Dynamics("gradual"), "repair": Repair("obs")}, "`repair.kind` .*must be 'none'"),
+        ({"dynamics": Dynamics("gradual"), "schedule": Schedule(0.5, inner=2)}, "`schedule.inner` .*must be 1"),
+        ({"dynamics": Dynamics("static"), "control": Control("shuffle")}, "`control.kind` .*must be 'none'"),
+        ({"dynamics": Dynamics("rigl"), "select": "l1_unstructured"}, "`select` .*must be None"),
+    ],
+)
+def test_a_dynamics_refuses_choices_that_it_cannot_change(options, said):
+    with pytest.raises(ValueError, match=said):
+        Choices(**options)
+
+
+def test_a_dynamics_refuses_options_that_are_not_its_own():
+    with pytest.raises(ValueError, match=r"`dynamics.evry` \(=3\) is not taken by the dynamics rigl"):
+        Dynamics("rigl", {"evry": 3})
+    with pytest.raises(ValueError, match=r"`dynamics.fraction` \(=2\) must lie in"):
+        Dynamics("set", {"fraction": 2})

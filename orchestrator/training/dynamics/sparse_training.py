@@ -1,0 +1,205 @@
+"""Training of a round in which masks change: it begins, continues from a checkpoint, and holds the laws at each update.
+
+The engine changes the masks (`pruning.dynamics`); the first masks come from the round, its draws from the trial's seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from orchestrator.config.parts.method_choices import as_typed
+from orchestrator.config.parts.sparse_training import place_violations
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.seeding import derive
+from orchestrator.training.pruning_rounds import LawBroken
+from orchestrator.training.scoring.examples import ScoringData
+from orchestrator.training.scoring.ranking import SPLIT, Read, Round, example_of
+from pruning import MaskSet
+from pruning.choices import axes
+from pruning.dynamics.changing_masks import Dynamics
+
+OF_ENGINE = ("`", "Changing the mask of", "the first masks")
+"""Beginnings of the engine's errors that a user can act on."""
+
+
+class SparseTrainingError(OrchestratorError):
+    """Training whose masks cannot change as the configuration requests."""
+
+    repeats = True
+
+
+class SparseTraining:
+    """Masks that change within the training of a round.
+
+    Args:
+        asked: the round; its dynamics changes masks within a training.
+        masks: the masks at the beginning.
+        read: data and task, for scores that are read at updates.
+        where: the place of the training in the configuration, for errors.
+    """
+
+    def __init__(self, asked: Round, masks: MaskSet, read: Read, where: str) -> None:
+        self.asked, self.row, self._read, self._where = asked, asked.choices.dynamics.row, read, where
+        self._first, self._now = masks, dict[str, Tensor]()
+        self.dynamics: Dynamics | None = None
+        """The masks that change; None before the training and after it."""
+
+    def attach(
+        self, model: nn.Module, optimizer: Optimizer, length: int, epoch_length: int, state: Mapping[str, Any] | None
+    ) -> None:
+        """Begin, or continue from a state, with the network and the optimizer restored to the same step.
+
+        Args:
+            model: the network.
+            optimizer: the optimizer of all masked parameters.
+            length: number of steps of the training.
+            epoch_length: number of steps of an epoch.
+            state: `state` of the same training between two steps; None: the training begins.
+
+        Raises:
+            SparseTrainingError: the masks cannot change as the configuration requests.
+        """
+        node = {"kind": self.row.name, **self.asked.choices.dynamics.options}
+        for sentence in place_violations(node, length, self._where):
+            raise SparseTrainingError(sentence)
+        fields = self.asked.fields
+        drawn = torch.Generator().manual_seed(derive(fields.seed, f"{fields.round}/dynamics"))
+        with self.told():
+            made: Dynamics = self.row.load()(**self._options(model, epoch_length))
+            made.attach(model, self._first, optimizer, length=length, generator=drawn, state=state)
+        self.dynamics, self._now = made, dict(made.kept)
+        if self.row.keeps_counts:
+            optimizer.register_step_post_hook(lambda *_: self._hold_update())
+
+    @property
+    def masks(self) -> MaskSet:
+        """The masks as they are now."""
+        return self._first if self.dynamics is None else self.dynamics.masks
+
+    @property
+    def kept(self) -> Mapping[str, Tensor]:
+        """The masks as they are now, without copies; an unchanged mask is the same tensor."""
+        return self._first if self.dynamics is None else self.dynamics.kept
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether the next step reads the gradients of all entries."""
+        return self.dynamics is not None and self.dynamics.wants_dense()
+
+    @property
+    def is_at_target(self) -> bool:
+        """Whether the masks prune as much as in the end."""
+        return self.dynamics is None or self.dynamics.is_at_target
+
+    def state(self) -> Mapping[str, Any] | None:
+        """Return what `attach` continues from."""
+        return None if self.dynamics is None else self.dynamics.state()
+
+    def go_on(self, state: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """Continue from a state if the masks are attached already; else return it for `attach`."""
+        if state is None or self.dynamics is None:
+            return state
+        self.dynamics.load_state(state)
+        self._now = dict(self.dynamics.kept)
+        return None
+
+    def mask(self, model: nn.Module, averages: list[Tensor]) -> None:
+        """Set the pruned entries of averages of the trained parameters to 0."""
+        assert self.dynamics is not None
+        names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        self.dynamics.mask(dict(zip(names, averages, strict=True)))
+
+    def try_update(self) -> None:
+        """Try the updates of the whole training on the network as it is, and change nothing."""
+        if self.dynamics is not None:
+            with self.told():
+                self.dynamics.try_update()
+
+    def release(self) -> None:
+        """Stop changing masks; pruned entries are 0."""
+        if self.dynamics is not None and self.dynamics.is_attached:
+            self.dynamics.release()
+
+    def details(self) -> dict[str, Any]:
+        """Return the details of the last update for a round's `scoring`, and the history of the masks."""
+        choices = self.asked.choices
+        ranked = str(self.asked.named) if self.row.ranks else "movement" if "movement" in self.row.name else "magnitude"
+        found = dict(getattr(self.dynamics, "details", {}))
+        updates = [] if self.dynamics is None else [asdict(update) for update in self.dynamics.updates]
+        return {"scoring": {"score": ranked, "unit": choices.unit.kind, **found}, "updates": updates}
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Convert errors of the engine that a user can act on to `SparseTrainingError`, with keys as they are typed."""
+        try:
+            yield
+        except ValueError as error:
+            said = str(error)
+            if not said.startswith(OF_ENGINE):
+                raise
+            raise SparseTrainingError(f"dynamics={self.row.name} cannot change masks: {as_typed(said)}") from error
+
+    def _options(self, model: nn.Module, epoch_length: int) -> dict[str, Any]:
+        """Return the arguments of the dynamics."""
+        choices, fields = self.asked.choices, self.asked.fields
+        found = dict(choices.dynamics.options)
+        if found.get("every", 0) is None:
+            found["every"] = epoch_length
+        scope = choices.scope
+        elsewhere = {"sparsity": fields.target, "n": scope.n, "m": scope.m, "scope": scope.kind}
+        found |= {name: elsewhere[name] for name in self.row.elsewhere}
+        if "method" not in self.row.unlisted:
+            return found
+        device = next(model.parameters()).device
+        data = ScoringData(
+            getattr(self._read.data, SPLIT), fields.score, derive(fields.seed, f"{fields.round}/score"), device
+        )
+        found |= {
+            "method": replace(choices, dynamics=axes.Dynamics(), schedule=axes.Schedule()),
+            "batches": data.batches(1),
+        }
+        found |= {"loss": self._read.task.loss, "size": self._read.task.size}
+        if scope.kind == "window":
+            found["sparsity"] = None
+        return found | ({"example": example_of(model, self._read.data)} if self.asked.spans else {})
+
+    def _hold_update(self) -> None:
+        """Check an update: the counts of each tensor, and the values with which regrown entries begin.
+
+        Raises:
+            LawBroken: a count changed, or a regrown entry begins with another value than the method says.
+        """
+        made = self.dynamics
+        assert made is not None
+        for name, now in made.kept.items():
+            before = self._now[name]
+            if now is before:
+                continue
+            if int(torch.count_nonzero(now)) != int(torch.count_nonzero(before)):
+                raise LawBroken(f"an update of dynamics={self.row.name} changed the number of kept entries of {name}.")
+            values = made.parameter(name).detach()[now & ~before]
+            low, high = made.new_values
+            if not bool(((values >= low) & (values <= high)).all()):
+                raise LawBroken(
+                    f"an update of dynamics={self.row.name} regrew entries of {name} with values outside of "
+                    f"[{low:g}, {high:g}]."
+                )
+        self._now = dict(made.kept)
+
+
+def first_masks(chosen: Mapping[str, Tensor], earlier: MaskSet) -> MaskSet:
+    """Return the masks with which a training begins that prunes by itself: those so far, and ones elsewhere.
+
+    Args:
+        chosen: name -> parameter that is pruned.
+        earlier: the masks so far.
+    """
+    ones = {name: torch.ones(each.shape, dtype=torch.bool) for name, each in chosen.items()}
+    return MaskSet({**{name: earlier.get(name, mask) for name, mask in ones.items()}, **earlier})
