@@ -46,7 +46,18 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "averages": {"ema": 0.99},
     "augmentation in workers": {},
     "masked round": {},
+    "rigl round": {},
+    "gradual round": {"ema": 0.99},
+    "sr_ste round": {},
+    "movement round": {"optimizer": ADAM},
 }
+DYNAMICS: Mapping[str, Mapping[str, Any]] = {
+    "rigl round": {"dynamics": {"kind": "rigl", "every": 7}, "score": {"kind": "random"}},
+    "gradual round": {"dynamics": {"kind": "gradual", "every": 7}},
+    "sr_ste round": {"dynamics": {"kind": "sr_ste"}, "scope": {"kind": "window", "n": 2, "m": 4}, "target": 0.5},
+    "movement round": {"dynamics": {"kind": "movement", "every": 7}},
+}
+"""Variant whose masks change within the training of the round -> fields of the round."""
 
 
 class Shifted(Dataset[tuple[Tensor, int]]):
@@ -100,8 +111,11 @@ def stages(variant: str, epochs: int, interval: float) -> tuple[StageSpec, ...]:
         "exclude": [],
         "holding": "keeper",
     }
-    method = {"kind": "random_unstructured"}
+    if "sr_ste" in variant:
+        prune["exclude"] = ["conv1.*"]  # one input channel
+    method = {} if variant in DYNAMICS else {"kind": "random_unstructured"}
     rest = {"task": TASK, "method": method, "prune": prune, "finetune": train, "seed": 1, "round": 1, "target": 0.6}
+    rest |= DYNAMICS.get(variant, {})
     return dense, StageSpec("round", rest, {NETWORK: dense.key}, location=often)
 
 

@@ -1,0 +1,310 @@
+"""Trainings in which masks change: equal bits after interruptions, laws, selected weights, and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load
+from small_trials import composed, planned, train
+
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan, StageSpec
+from orchestrator.core.work_order import WorkOrder
+from orchestrator.execution.segment import run_segment
+from orchestrator.planning.plan import ConfigError
+from orchestrator.store.store import Store
+from orchestrator.training.pruning_rounds import LawBroken
+from orchestrator.training.training_loop import Cancelled
+from pruning import MaskSet
+from pruning.dynamics.changing_masks import Dynamics
+from pruning.dynamics.gradual_pruning import Gradual
+from pruning.dynamics.regrowth import RigL
+
+SHORT = (
+    *("model=mlp", "model.hidden=[16]", "train.epochs=null", "train.steps=20", "train.batch_size=32"),
+    *("finetune.epochs=null", "finetune.steps=12", "finetune.batch_size=32", "train.checkpoint_minutes=1"),
+    *("train.eval_every=5", "prune.exclude=[]"),
+)
+METHODS = {
+    "static": (),
+    "set": ("dynamics.every=4",),
+    "rigl": ("dynamics.every=4",),
+    "gradual": ("dynamics.every=4", "dynamics.begin=0.2"),
+    "sr_ste": (),
+    "ste": (),
+    "movement": ("dynamics.every=4",),
+    "soft_movement": ("dynamics.penalty=0.01", "dynamics.rate=100"),
+}
+"""Method -> overrides for a short training."""
+
+
+def asked(method: str, *overrides: str) -> Plan:
+    return planned(composed(*SHORT, f"method={method}", *METHODS[method], *overrides))
+
+
+def pruned(plan: Plan, store: Store) -> StageRecord:
+    """Run a plan; return the record of the last stage."""
+    return train(plan, store)[plan.trials[0].stages[-1]]
+
+
+def masks_of(record: StageRecord, store: Store) -> MaskSet:
+    return MaskSet.from_bytes(store.read(record.key, "masks.npz"))
+
+
+def bits(record: StageRecord, store: Store) -> list[Any]:
+    return [record.result(), store.read(record.key, "weights.safetensors"), store.read(record.key, "masks.npz")]
+
+
+def chain(plan: Plan) -> tuple[StageSpec, ...]:
+    often = {part: {"checkpoint_minutes": 1.0} for part in ("train", "finetune")}
+    return tuple(replace(plan.stages[key], location=often) for key in plan.trials[0].stages)
+
+
+def interrupted(specs: tuple[StageSpec, ...], store: Store, every: int) -> StageRecord:
+    """Run stages with an interruption after each `every` batches; each attempt continues from the last checkpoint."""
+    for _ in range(100):
+        left = tuple(spec for spec in specs if not store.finished([spec.key]))
+        if not left:
+            break
+        calls = iter(range(10**9))
+        order = WorkOrder(
+            left,
+            store,
+            lineage=specs[: len(specs) - len(left)],
+            cancelled=lambda calls=calls: next(calls) >= every,  # type: ignore[misc]
+            grace=9,
+        )
+        with suppress(Cancelled):
+            list(run_segment(order))
+    return store.finished([specs[-1].key])[specs[-1].key]
+
+
+@pytest.mark.parametrize("ema", ["null", "0.9"], ids=["plain", "averages"])
+@pytest.mark.parametrize("method", METHODS)
+def test_an_interrupted_training_gives_the_same_bits(method: str, ema: str, store: Store, tmp_path: Path) -> None:
+    """Interruptions fall before, at and after updates, and checkpoints before and after the selected step."""
+    specs, other = chain(asked(method, f"train.ema={ema}")), Store(str(tmp_path / "other"))
+    quiet = list(run_segment(WorkOrder(specs, store)))[-1]
+
+    for number, every in enumerate((1, 3)):
+        fresh = Store(str(tmp_path / f"other{number}"))
+        assert bits(interrupted(specs, fresh, every), fresh) == bits(quiet, store)
+    assert other.checkpoints.known() == []
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_trial_ends_with_the_masks_that_its_weights_have(method: str, store: Store) -> None:
+    record = pruned(asked(method, "train.ema=0.5"), store)
+    weights, masks = load(store.read(record.key, "weights.safetensors")), masks_of(record, store)
+
+    assert record.details["mask_updates"] or method == "static"
+    assert masks.digest() == record.mask_digest
+    for name, mask in masks.items():
+        assert not weights[name][~mask].any()
+    if method == "soft_movement":
+        assert record.requested_sparsity is None
+        assert 0.05 < record.sparsity < 1
+    else:
+        assert record.sparsity == pytest.approx(0.5 if "ste" in method else 0.9, abs=1e-3)
+
+
+def counted(masks: MaskSet) -> dict[str, int]:
+    return masks.kept()
+
+
+def test_every_method_begins_with_one_erk_mask_where_counts_stay(store: Store) -> None:
+    found = {method: pruned(asked(method), store) for method in ("static", "set", "rigl")}
+    counts = [counted(masks_of(record, store)) for record in found.values()]
+
+    assert counts[0] == counts[1] == counts[2]
+    assert len({record.mask_digest for record in found.values()}) == 3
+
+
+def test_selected_weights_go_with_the_masks_that_they_had(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best of the evaluations after 5, 10, 15, 20 steps is made the one after 10."""
+    seen: list[tuple[int, dict[str, torch.Tensor]]] = []
+    monkeypatch.setattr(
+        "orchestrator.training.training_loop.evaluate",
+        scripted := Scripted([0.1, 0.9, 0.2, 0.3]),
+    )
+    after = RigL.after_step
+
+    def noted(self: RigL) -> None:
+        after(self)
+        seen.append((self.step, dict(self.kept)))
+
+    monkeypatch.setattr(RigL, "after_step", noted)
+    record = pruned(asked("rigl", "dynamics.until=1.0"), store)
+    at_ten = MaskSet(dict(seen[9][1]))
+
+    assert scripted.calls >= 4
+    assert seen[9][0] == record.best_step == 10
+    assert masks_of(record, store) == at_ten != MaskSet(dict(seen[-1][1]))
+
+
+class Scripted:
+    """Evaluation of which the accuracy is written down."""
+
+    def __init__(self, values: list[float]) -> None:
+        from orchestrator.training.evaluation import evaluate
+
+        self.evaluate, self.values, self.calls = evaluate, values, 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        found = self.evaluate(*args, **kwargs)
+        value = self.values[self.calls % len(self.values)]
+        self.calls += 1
+        return replace(found, figures={**found.figures, "accuracy": value})
+
+
+@pytest.mark.parametrize("method", ["gradual", "movement", "soft_movement"])
+def test_weights_are_not_selected_before_the_masks_prune_as_much_as_in_the_end(
+    method: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.training.training_loop.evaluate", Scripted([0.9, 0.8, 0.2, 0.1]))
+
+    record = pruned(asked(method, "train.patience=1"), store)
+
+    assert record.best_step == 15, "masks are final after 15 of 20 steps"
+    assert record.steps == 20, "patience counts from there"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("dynamics=nested", "schedule.at=during"), "`schedule.at` .=during. needs a dynamics that changes masks"),
+        (("method=rigl", "schedule.at=start"), "`schedule.at` .=start. prunes before the training.*schedule.at=during"),
+        (("method=rigl", "schedule.rounds=3"), "`schedule.rounds` .=3. must be 1 with schedule.at=during"),
+        (("method=rigl", "prune.holding=hooks"), "`prune.holding` .=hooks..*prune.holding=keeper"),
+        (("method=rigl", "restart.control=shuffle"), "`restart.control` .=shuffle..*dynamics=static"),
+        (("method=gradual", "repair=bn_stats"), "`repair.kind` .='bn_stats'. cannot be combined"),
+        (("method=gradual", "schedule.inner=5"), "`schedule.inner` .=5. cannot be combined"),
+        (("method=rigl", "unit=channel"), "`unit.kind` .='channel'. cannot be combined"),
+        (("method=sr_ste", "scope=global"), "`scope.kind` .='global'. cannot be combined.*must be 'window'"),
+        (("method=movement", "score=snip"), "`score.kind` .='snip'. cannot be combined"),
+        (
+            ("method=soft_movement", "schedule.sparsity=0.5"),
+            "`schedule.sparsity` .=0.5. must be null with dynamics=soft",
+        ),
+        (("method=sr_ste", "schedule.sparsity=0.9"), "`schedule.sparsity` .=0.9.*must be 0.5 in one round"),
+        (("method=gradual", "dynamics.every=0"), "`dynamics.every` .=0. must be an integer of at least 1"),
+        (
+            ("method=rigl", "train.epochs=null", "train.steps=100", "dynamics.until=200"),
+            "must give steps begin < until",
+        ),
+        (("method=gradual", "schedule.at=trained", "finetune=none"), "`finetune` trains nothing"),
+        (("method=random_unstructured", "dynamics=rigl", "schedule.at=during"), "`dynamics` .=rigl. is for ranking"),
+        (
+            ("method=gradual", "schedule.amount=0.1", "schedule.sparsity=null"),
+            "`schedule.amount` .=0.1. is for a class",
+        ),
+        (("method=rigl", "train.epochs=0"), "rounds train by `train`, which trains nothing"),
+    ],
+)
+def test_what_cannot_be_combined_is_refused_with_the_reason(overrides: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        planned(composed(*overrides))
+
+
+def test_masks_change_in_the_fine_tuning_of_a_trained_network_and_of_a_pruned_one(store: Store) -> None:
+    plan = asked("gradual", "schedule=geometric", "schedule.sparsity=0.75", "schedule.rounds=2")
+    records = train(plan, store)
+    dense, first, second = (records[key] for key in plan.trials[0].stages)
+
+    assert [first.sparsity, second.sparsity] == pytest.approx([0.5, 0.75], abs=1e-3)
+    assert first.started_from == dense.weights_digest
+    assert [first.steps, second.steps] == [12, 12]
+    assert masks_of(second, store).nested_in(masks_of(first, store))
+    assert [update["kept"] for update in first.details["mask_updates"]][-1] == sum(
+        masks_of(first, store).kept().values()
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "where"),
+    [
+        (("score=taylor", "score.examples=32", "scope=global"), "entry"),
+        (("scope=erk",), "entry"),
+        (("unit=channel", "schedule.sparsity=0.5"), "channel"),
+        (("unit=group", "schedule.sparsity=0.5", "scope=global"), "group"),
+        (("scope=window", "scope.n=1", "scope.m=4", "schedule.sparsity=null"), "entry"),
+        (("unit=block", "unit.size=4"), "block"),
+    ],
+)
+def test_gradual_pruning_takes_what_the_engine_has(overrides: tuple[str, ...], where: str, store: Store) -> None:
+    record = pruned(asked("gradual", *overrides), store)
+
+    assert record.details["scoring"]["unit"] == where
+    assert record.details["mask_updates"]
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, method: type[Dynamics], name: str, act: Any) -> None:
+    """Act after a method of a dynamics was called."""
+    right = getattr(method, name)
+
+    def wrong(self: Any, *args: Any) -> Any:
+        found = right(self, *args)
+        act(self)
+        return found
+
+    monkeypatch.setattr(method, name, wrong)
+
+
+def test_a_regrown_entry_that_begins_elsewhere_fails_the_trial(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def act(made: RigL) -> None:
+        with torch.no_grad():
+            for name, kept in made.kept.items():
+                made.parameter(name)[kept & (made.parameter(name) == 0)] = 0.5
+
+    broken(monkeypatch, RigL, "after_step", act)
+    with pytest.raises(LawBroken, match=r"regrew entries of .*weight with values outside of \[0, 0\]"):
+        pruned(asked("rigl"), store)
+
+
+def test_a_count_that_moves_fails_the_trial(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def act(made: RigL) -> None:
+        if made.step == 9:
+            name = next(iter(made.kept))
+            mask = made.kept[name].clone()
+            mask.view(-1)[mask.view(-1).nonzero()[0]] = False
+            made.change({name: mask})
+
+    broken(monkeypatch, RigL, "after_step", act)
+    with pytest.raises(LawBroken, match=r"changed the number of kept entries of .*weight"):
+        pruned(asked("rigl"), store)
+
+
+def test_a_sparsity_that_is_not_reached_fails_the_trial(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    choices = Gradual._choices_at
+
+    def less(self: Gradual, progress: float) -> Any:
+        return choices(self, 0.5 * progress)
+
+    monkeypatch.setattr(Gradual, "_choices_at", less)
+    with pytest.raises(LawBroken, match=r"achieved sparsity 0\.78.* is not the requested 0\.9"):
+        pruned(asked("gradual"), store)
+
+
+def test_a_pruned_weight_that_is_not_zero_fails_the_trial(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def act(made: RigL) -> None:
+        if made.step == made.length:
+            with torch.no_grad():
+                for name, kept in made.kept.items():
+                    made.parameter(name)[~kept] = 0.1
+
+    broken(monkeypatch, RigL, "after_step", act)
+    with pytest.raises(LawBroken, match="pruned weights are not zero"):
+        pruned(asked("rigl", "train.select=last"), store)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
