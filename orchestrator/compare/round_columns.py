@@ -66,7 +66,7 @@ def chosen(fields: StageFields, record: StageRecord) -> Chosen:
         score=scoring["score"],
         unit=fields.unit.kind,
         scope=plain.scope + allocation,
-        dynamics=fields.dynamics.kind or "",
+        dynamics=fields.dynamics.named,
         repair=fields.repair.kind or "",
         scored_examples=scoring.get("examples"),
         scoring_passes=scoring.get("passes"),

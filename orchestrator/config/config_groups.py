@@ -196,7 +196,7 @@ GROUPS: Mapping[str, Group] = named(
         Group("data", DATA, DATA_SET, DATA_SET, _one_cut),
         Group("task", TASKS, COMPONENT, COMPONENT),
         Group("score", SCORES, SCORING, SCORING, _scoring_data),
-        Group("dynamics", DYNAMICS, (_DYNAMICS,), (_DYNAMICS,)),
+        Group("dynamics", DYNAMICS, COMPONENT, (_DYNAMICS,)),
         Group("repair", REPAIRS, (_REPAIR,), (_REPAIR,)),
         Group("method", {n: row for n, row in METHODS.items() if row.in_sweep}, COMPONENT, COMPONENT, _scope_elsewhere),
     )

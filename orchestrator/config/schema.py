@@ -157,7 +157,7 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     if all(isinstance(config[group], Mapping) for group in ("method", "score", "dynamics", "repair")):
         told = [*method_choices.violations(config)]
         yield from told or sparse_training.violations(config)
-    for name in ("model", "data", "task", "score", "method", "train", "finetune"):
+    for name in ("model", "data", "task", "score", "method", "dynamics", "train", "finetune"):
         yield from sources.unreadable(name, config[name])
     if config["train"]["teacher"] is not None:
         yield (

@@ -203,7 +203,9 @@ def choices_of(fields: Mapping[str, Any], typed: StageFields) -> Choices:
         unit=axes.Unit(**unit),
         scope=scope,
         schedule=axes.Schedule(sparsity, typed.inner),
-        dynamics=axes.Dynamics(typed.dynamics.kind or "nested", _options(fields.get("dynamics", {}))),
+        dynamics=axes.Dynamics(
+            typed.dynamics._target_ or typed.dynamics.kind or "nested", _options(fields.get("dynamics", {}))
+        ),
         repair=axes.Repair(repair.get("kind") or "none", _options(repair)),
         control=axes.Control("invert" if typed.restart.control == "invert" else "none"),
         select=typed.method.named if by_class else None,

@@ -96,7 +96,7 @@ def round_targets(config: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
         return ({"target": 0.0},) * int(schedule["rounds"])
     if scope["kind"] == "window":
         return ({"target": 1 - scope["n"] / scope["m"]},)
-    if not DYNAMICS[config["dynamics"]["kind"]].has_target:
+    if (row := DYNAMICS.get(str(config["dynamics"].get("kind")))) is not None and not row.has_target:
         return ({"target": None},) * int(schedule["rounds"])
     if scope["allocation"] == "given":
         paths = {
@@ -187,11 +187,11 @@ def _normal(job: Job) -> Job:
     if job.config is None:
         return job
     parts = {name: dict(part) for name in OPEN if isinstance(part := job.config.get(name), Mapping)}
-    for part in parts.values():
+    for group, part in parts.items():
         for key in ("kind", "_target_"):
             if part.get(key, "") is None:
                 del part[key]
-        if part.get("kind") and part.get("name") is None:
+        if group != "dynamics" and part.get("kind") and part.get("name") is None:
             part["name"] = part["kind"]
     if "method" in parts:
         parts["method"] = dict(with_written_infinities(parts["method"], "n"))

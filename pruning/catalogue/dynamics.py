@@ -195,3 +195,16 @@ DYNAMICS: Mapping[str, DynamicsRow] = named(
     )
 )
 """Name -> dynamics."""
+
+
+def own_row(name: str, *, keeps_counts: bool = False, nested: bool = False) -> DynamicsRow:
+    """Return the row of a class of the user's own, derived from `pruning.dynamics.Dynamics`."""
+    return DynamicsRow(
+        name,
+        "pruning.dynamics.changing_masks:Dynamics",
+        "your own",
+        keeps_counts=keeps_counts,
+        nested=nested,
+        units=_ANY_UNIT,
+        scopes=("layer", "global", "row", "window"),
+    )

@@ -12,7 +12,7 @@ from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from pruning.catalogue.allocations import ALLOCATIONS
-from pruning.catalogue.dynamics import DYNAMICS, DynamicsRow
+from pruning.catalogue.dynamics import DYNAMICS, DynamicsRow, own_row
 from pruning.catalogue.repairs import REPAIRS
 from pruning.schedule import targets
 
@@ -169,22 +169,31 @@ class Dynamics:
 
     Args:
         kind: "nested" ranks only survivors; "free" ranks all entries at every re-scoring, pruned entries with the
-            weights that they had; any other name in `pruning.catalogue.dynamics` changes masks within a training.
+            weights that they had; any other name in `pruning.catalogue.dynamics` changes masks within a training, as
+            does a class of your own derived from `pruning.dynamics.Dynamics`, or its name, package.Class.
         options: arguments of the dynamics, such as `every` of "rigl".
     """
 
-    kind: str = "nested"
+    kind: str | type[Any] = "nested"
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse unknown dynamics, options that the dynamics does not take, and values that break an option's rule."""
-        _one_of("dynamics.kind", self.kind, DYNAMICS)
-        self.row.refuse(self.options, "`dynamics.{}`")
+        if isinstance(self.kind, str) and "." not in self.kind:
+            _one_of("dynamics.kind", self.kind, DYNAMICS)
+            self.row.refuse(self.options, "`dynamics.{}`")
 
     @property
     def row(self) -> DynamicsRow:
-        """The row of the catalogue."""
-        return DYNAMICS[self.kind]
+        """The row of the catalogue, or one with what a class of your own says of itself."""
+        if isinstance(self.kind, str):
+            return DYNAMICS.get(self.kind) or own_row(self.kind)
+        return own_row(self.kind.__name__, keeps_counts=self.kind.keeps_counts, nested=self.kind.nested)
+
+    def load(self) -> Callable[..., Any]:
+        """Return what makes the `pruning.dynamics.Dynamics`, called with the options."""
+        made: Callable[..., Any] = self.row.load() if isinstance(self.kind, str) else self.kind
+        return made
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from pruning.dynamics.mask_history import MaskHistory, MaskUpdate
+from pruning.dynamics.masked_parameters import aliases_of, require_trained
 from pruning.holding.keeper import MaskKeeper
 from pruning.holding.masking import mask_
-from pruning.holding.parameter import place, pruned_names, unwrapped
+from pruning.holding.parameter import place, unwrapped
 from pruning.masks.mask_set import MaskSet
 
 RECORDS = 100
@@ -39,6 +40,10 @@ class Dynamics:
     not count. A subclass overrides `wants_dense`, `before_step` and `after_step`, and calls `change`.
     """
 
+    keeps_counts: ClassVar[bool] = False
+    """Whether the number of kept entries of each tensor never changes; a sweep then prunes before the training."""
+    nested: ClassVar[bool] = False
+    """Whether pruned entries stay pruned."""
     enforces_itself: ClassVar[bool] = False
     """Whether the method reads all gradients in every step and enforces the masks itself."""
     changes_each_step: ClassVar[bool] = False
@@ -86,7 +91,7 @@ class Dynamics:
     @property
     def is_at_target(self) -> bool:
         """Whether the masks prune as much as in the end."""
-        return True
+        return self.keeps_counts or self.step >= self.place_of(self.until)
 
     def try_update(self) -> None:
         """Raise ValueError if a later update cannot succeed; nothing is changed."""
@@ -134,8 +139,8 @@ class Dynamics:
             raise ValueError("`masks` (={}) must contain at least one mask; make them by pruning.plan, for example.")
         if length < 1:
             raise ValueError(f"`length` (={length}) must be at least 1, the number of steps of the training.")
-        aliases = _aliases(model, masks)
-        _check_trained(optimizer, model, masks)
+        aliases = aliases_of(model, masks)
+        require_trained(optimizer, model, masks)
         self.model, self.optimizer, self.length, self.generator = model, optimizer, length, generator
         self._check_places()
         self.step, self._aliases = 0, aliases
@@ -407,38 +412,3 @@ def forget(optimizer: Optimizer, parameter: nn.Parameter, kept: Tensor) -> None:
 def _on(parameter: nn.Parameter, mask: Tensor) -> Tensor:
     """Return a mask as a new bool tensor on the parameter's device."""
     return (mask.detach() != 0).to(parameter.device, copy=True)
-
-
-def _aliases(model: nn.Module, masks: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return further name of a tied parameter -> its first name; check that masks fit.
-
-    Raises:
-        ValueError: a parameter is missing, has another shape, is pruned by hooks, or is tied to one with another mask.
-    """
-    first: dict[int, str] = {}
-    found: dict[str, str] = {}
-    for name, mask in masks.items():
-        module, leaf = place(model, name, mask.shape)
-        pruned = pruned_names(module)
-        if {leaf, leaf.removesuffix("_orig")} & set(pruned):
-            raise ValueError(
-                f"`{name}` is pruned by hooks; take its masks by MaskSet.collect, and call remove_all first."
-            )
-        other = first.setdefault(id(module.get_parameter(leaf)), name)
-        if other != name:
-            if not torch.equal(mask != 0, masks[other] != 0):
-                raise ValueError(f"`masks` of {other} and {name} must be equal, because the two share one parameter.")
-            found[name] = other
-    return found
-
-
-def _check_trained(optimizer: Optimizer, model: nn.Module, masks: Mapping[str, Tensor]) -> None:
-    """Raise ValueError if the optimizer lacks a masked parameter that is trained: another one would move it."""
-    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    for name, mask in masks.items():
-        module, leaf = place(model, name, mask.shape)
-        parameter = module.get_parameter(leaf)
-        if parameter.requires_grad and id(parameter) not in own:
-            raise ValueError(
-                f"`{name}` is masked, but is no parameter of `optimizer`; use one optimizer for all masks."
-            )

@@ -41,6 +41,8 @@ class Gradual(Dynamics):
     Source: Zhu & Gupta 2017, arXiv 1710.01878.
     """
 
+    nested = True
+
     def __init__(
         self,
         sparsity: float | None = None,
@@ -75,11 +77,6 @@ class Gradual(Dynamics):
                 self.add(name)
         if self._start:
             self.try_update()
-
-    @property
-    def is_at_target(self) -> bool:
-        """Whether the last update was made."""
-        return self.step >= self.place_of(self.until)
 
     def try_update(self) -> None:
         """Raise ValueError if the first masks prune more than an update may, or if no update can succeed."""

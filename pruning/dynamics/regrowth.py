@@ -34,6 +34,8 @@ class Set(Dynamics):
     Source: Mocanu et al. 2018, arXiv 1707.04780.
     """
 
+    keeps_counts = True
+
     def __init__(self, every: int | None = None, fraction: float = 0.3, scale: float = 0.1, until: float = 1.0) -> None:
         self.every, self.fraction, self.scale, self.until = every or 0, fraction, scale, until
         self.new_values = (-10 * scale, 10 * scale)  # almost surely
@@ -101,6 +103,7 @@ class RigL(Dynamics):
     Source: Evci et al. 2020, arXiv 1911.11134.
     """
 
+    keeps_counts = True
     new_values = (0.0, 0.0)
 
     def __init__(self, every: int = 100, until: float = 0.75, fraction: float = 0.3, begin: float = 0) -> None:

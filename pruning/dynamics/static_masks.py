@@ -20,6 +20,9 @@ class Static(Dynamics):
     Source: Evci et al. 2020, arXiv 1911.11134 (the baseline "static").
     """
 
+    keeps_counts = True
+    nested = True
+
 
 def random_masks(
     model: nn.Module,

@@ -40,6 +40,11 @@ class StraightThrough(Dynamics):
     def __init__(self, n: int = 2, m: int = 4, decay: float = 2e-4) -> None:
         self.n, self.m, self.decay = n, m, decay
 
+    @property
+    def is_at_target(self) -> bool:
+        """Return True: each step keeps `n` of `m`."""
+        return True
+
     def begin(self) -> None:
         """Keep the largest weights of each window, and put the others aside."""
         self.aside: dict[str, Tensor] = {}

@@ -33,11 +33,6 @@ class _TrainedScores(Dynamics):
     aside: dict[str, Tensor]
     """Weights that are not kept, and 0 elsewhere."""
 
-    @property
-    def is_at_target(self) -> bool:
-        """Whether the last update was made."""
-        return self.step >= self.place_of(self.until)
-
     def begin(self) -> None:
         """Begin with scores of 0."""
         self.scores, self.aside = {}, {}

@@ -171,7 +171,7 @@ def _of_a_class(config: Mapping[str, Any]) -> Iterator[str]:
         "score": (_named(config["score"]), plain.score.kind),
         "unit": (config["unit"]["kind"], plain.unit.kind),
         "scope.allocation": (scope["allocation"], plain.scope.allocation),
-        "dynamics": (config["dynamics"]["kind"], plain.dynamics.kind),
+        "dynamics": (_named(config["dynamics"]), plain.dynamics.kind),
         "repair": (config["repair"]["kind"], plain.repair.kind),
         "schedule.inner": (config["schedule"]["inner"], plain.schedule.inner),
     }

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pruning.catalogue.dynamics import DYNAMICS, DynamicsRow
+from pruning.catalogue.dynamics import DYNAMICS, DynamicsRow, own_row
 
 
 def violations(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each broken rule; an unknown dynamics breaks none of these."""
-    row, at = DYNAMICS.get(str(config["dynamics"].get("kind"))), config["schedule"]["at"]
+    row, at = row_of(config["dynamics"]), config["schedule"]["at"]
     if row is None:
         return
     if not row.in_training:
@@ -39,6 +39,12 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     yield from _length_violations(config, row)
 
 
+def row_of(node: Mapping[str, Any]) -> DynamicsRow | None:
+    """Return the row of a configured dynamics; None for an unknown name."""
+    target = node.get("_target_")
+    return DYNAMICS.get(str(node.get("kind"))) if target is None else own_row(str(target))
+
+
 def _length_violations(config: Mapping[str, Any], row: DynamicsRow) -> Iterator[str]:
     """Yield the broken rules of the length of the training in which masks change."""
     restarted = config["restart"]["weights"] != "keep" or config["restart"]["rates"] is not None
@@ -61,8 +67,8 @@ def place_violations(node: Mapping[str, Any], length: int, what: str) -> Iterato
         length: number of steps of the training.
         what: the key or the words for the length.
     """
-    row = DYNAMICS[str(node["kind"])]
-    options = {option.name: option.default for option in row.options} | dict(node)
+    row = row_of(node)
+    options = {option.name: option.default for option in (row.options if row else ())} | dict(node)
     begin, until = (_step(options.get(name, default), length) for name, default in (("begin", 0.0), ("until", 1.0)))
     if not begin < until <= length:
         given = ", ".join(f"`dynamics.{name}` (={options[name]})" for name in ("begin", "until") if name in options)

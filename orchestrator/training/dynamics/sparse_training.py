@@ -5,10 +5,12 @@ The engine changes the masks (`pruning.dynamics`); the first masks come from the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Any
+from functools import wraps
+from inspect import signature
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +23,12 @@ from orchestrator.core.seeding import derive
 from orchestrator.training.pruning_rounds import LawBroken
 from orchestrator.training.scoring.examples import ScoringData
 from orchestrator.training.scoring.ranking import SPLIT, Read, Round, example_of
+from orchestrator.workloads.targets import unfit_call
 from pruning import MaskSet
 from pruning.choices import axes
 from pruning.dynamics.changing_masks import Dynamics
 
+T = TypeVar("T")
 OF_ENGINE = ("`", "Changing the mask of", "the first masks")
 """Beginnings of the engine's errors that a user can act on."""
 
@@ -66,13 +70,14 @@ class SparseTraining:
         Raises:
             SparseTrainingError: the masks cannot change as the configuration requests.
         """
-        node = {"kind": self.row.name, **self.asked.choices.dynamics.options}
+        own = self.asked.fields.dynamics._target_
+        node = {"_target_": own, "kind": self.row.name, **self.asked.choices.dynamics.options}
         for sentence in place_violations(node, length, self._where):
             raise SparseTrainingError(sentence)
         fields = self.asked.fields
         drawn = torch.Generator().manual_seed(derive(fields.seed, f"{fields.round}/dynamics"))
         with self.told():
-            made: Dynamics = self.row.load()(**self._options(model, epoch_length))
+            made = self._made(self._options(model, epoch_length))
             made.attach(model, self._first, optimizer, length=length, generator=drawn, state=state)
         self.dynamics, self._now = made, dict(made.kept)
         if self.row.keeps_counts:
@@ -146,6 +151,41 @@ class SparseTraining:
                 raise
             raise SparseTrainingError(f"dynamics={self.row.name} cannot change masks: {as_typed(said)}") from error
 
+    def _made(self, options: Mapping[str, Any]) -> Dynamics:
+        """Make the dynamics; a class of the user's own names itself in its errors."""
+        make, target = self.asked.choices.dynamics.load(), self.asked.fields.dynamics._target_
+        if target is None:
+            made: Dynamics = make(**options)
+            return made
+        if unfit := unfit_call(make, **options):
+            keys = ", ".join(options)
+            raise SparseTrainingError(
+                f"`dynamics._target_` (={target}) is called with ({keys}), but {unfit}; change its parameters, or its "
+                "keys under `dynamics`."
+            )
+        made = self._guarded(make)(**options)
+        for name in ("begin", "before_step", "after_step"):
+            setattr(made, name, self._guarded(getattr(made, name)))
+        return made
+
+    def _guarded(self, function: Callable[..., T]) -> Callable[..., T]:
+        """Convert errors of a function of the user's own to `SparseTrainingError`."""
+
+        @wraps(function)
+        def guarded(*args: Any, **kwargs: Any) -> T:
+            try:
+                return function(*args, **kwargs)
+            except (OrchestratorError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:
+                said = (" ".join(str(error).split()) or "(no message)").rstrip(".")
+                raise SparseTrainingError(
+                    f"`dynamics._target_` (={self.asked.fields.dynamics._target_}) failed with {type(error).__name__}: "
+                    f"{said}; fix the class, or change its arguments under `dynamics`."
+                ) from error
+
+        return guarded
+
     def _options(self, model: nn.Module, epoch_length: int) -> dict[str, Any]:
         """Return the arguments of the dynamics."""
         choices, fields = self.asked.choices, self.asked.fields
@@ -155,6 +195,8 @@ class SparseTraining:
         scope = choices.scope
         elsewhere = {"sparsity": fields.target, "n": scope.n, "m": scope.m, "scope": scope.kind}
         found |= {name: elsewhere[name] for name in self.row.elsewhere}
+        if self.asked.fields.dynamics._target_ and "sparsity" in signature(choices.dynamics.load()).parameters:
+            found.setdefault("sparsity", fields.target)
         if "method" not in self.row.unlisted:
             return found
         device = next(model.parameters()).device

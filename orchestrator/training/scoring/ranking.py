@@ -30,8 +30,9 @@ from orchestrator.workloads.targets import TargetError, failure, given, unfit_ca
 from orchestrator.workloads.tasks.batch import arguments
 from orchestrator.workloads.tasks.task import Task
 from pruning import BasePruningMethod, MaskSet
-from pruning.choices.axes import Control, Dynamics
+from pruning.choices import axes
 from pruning.choices.combining import Choices
+from pruning.dynamics.changing_masks import Dynamics
 from pruning.engine.classes import with_unit_of_class
 from pruning.selection.selection_groups import Groups, groups_of
 
@@ -86,6 +87,9 @@ class Round:
                 choices = replace(choices, select=_own_class(fields["method"]))
             if typed.score._target_ and choices.select is None:
                 choices = replace(choices, score=replace(choices.score, kind=_own_score(fields["score"])))
+            if typed.dynamics._target_:
+                own = replace(choices.dynamics, kind=_own_dynamics(fields["dynamics"]))
+                choices = replace(choices, dynamics=own)
             return cls(typed, with_unit_of_class(choices))
         except (ValueError, TypeError) as error:
             said = str(error)
@@ -114,7 +118,7 @@ class Round:
         """Return the pruning of the round before its training, in which masks may change."""
         if not self.choices.dynamics.row.in_training:
             return self
-        return replace(self, choices=replace(self.choices, dynamics=Dynamics()))
+        return replace(self, choices=replace(self.choices, dynamics=axes.Dynamics()))
 
     @property
     def named(self) -> str:
@@ -150,7 +154,7 @@ def rank(
     before = {name: mask for name, mask in parent.items() if asked.spans or name in names}
     if asked.spans:
         inputs["example"] = example_of(model, read.data)
-        choices = replace(choices, control=Control("shuffle")) if asked.shuffles else choices
+        choices = replace(choices, control=axes.Control("shuffle")) if asked.shuffles else choices
     try:
         with nullcontext() if batches is None else seeded(seed, device):
             plan = pruning.plan(model, choices, **inputs, parameters=names, masks=before)
@@ -235,6 +239,16 @@ def _own_class(node: Mapping[str, Any]) -> type[BasePruningMethod]:
     if missing := sorted(method.__abstractmethods__):
         raise OrchestratorError(f"{given('method', node)} lacks `{missing[0]}`; define it in the class.")
     return method
+
+
+def _own_dynamics(node: Mapping[str, Any]) -> type[Dynamics]:
+    made = _imported("dynamics", node)
+    if not (isinstance(made, type) and issubclass(made, Dynamics)):
+        raise OrchestratorError(
+            f"`dynamics._target_` (={node['_target_']}) must be a class derived from pruning.dynamics.Dynamics"
+            f"{'' if isinstance(made, type) else ', not a function'}."
+        )
+    return made
 
 
 def _imported(where: str, node: Mapping[str, Any]) -> Any:

@@ -13,6 +13,8 @@ import torch
 from safetensors.torch import load
 from small_trials import composed, planned, train
 
+from orchestrator.config.config_groups import with_own_options
+from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.work_order import WorkOrder
@@ -308,3 +310,43 @@ def one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
+
+
+def own(name: str, *overrides: str) -> Plan:
+    chosen = ("score=random", "scope=erk", "schedule=during", f"dynamics._target_=own_dynamics.{name}")
+    return planned(composed(*with_own_options([*SHORT, *chosen, *overrides])))
+
+
+def test_a_dynamics_of_ones_own_changes_masks_as_it_is_shown(store: Store, tmp_path: Path) -> None:
+    plan = own("Rotating", "dynamics.every=4")
+    found = pruned(plan, store)
+    static = pruned(asked("static"), store)
+
+    assert [update["step"] for update in found.details["mask_updates"]] == [4, 8, 12, 16]
+    assert masks_of(found, store).kept() == masks_of(static, store).kept()
+    other = Store(str(tmp_path / "other"))
+    assert bits(interrupted(chain(plan), other, 3), other) == bits(found, store)
+
+
+def test_a_dynamics_of_ones_own_prunes_to_the_sparsity_that_it_is_given(store: Store) -> None:
+    record = pruned(own("Pruning", "scope=layer"), store)
+
+    assert record.sparsity == pytest.approx(0.9, abs=1e-3)
+    assert record.best_step == 20, "until is the end of the training"
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "said"),
+    [
+        ("Failing", (), "`dynamics._target_` .=own_dynamics.Failing. failed with KeyError: 'no such layer'; fix"),
+        ("Losing", (), "changed the number of kept entries of"),
+        ("Rotating", ("dynamics.evry=4",), "is called with .evry., but .*missing a required argument"),
+        ("function", ("dynamics.every=4",), "must be a class derived from pruning.dynamics.Dynamics, not a function"),
+        ("Nowhere", (), "own_dynamics.Nowhere"),
+    ],
+)
+def test_a_mistake_in_ones_own_dynamics_is_told_in_a_sentence(
+    name: str, overrides: tuple[str, ...], said: str, store: Store
+) -> None:
+    with pytest.raises(OrchestratorError, match=said):
+        pruned(own(name, *overrides), store)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import pruning
 from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.catalogue.dynamics import DYNAMICS
 from pruning.catalogue.methods import METHODS
@@ -61,6 +62,17 @@ def test_a_module_is_not_called_as_a_row(row: Row) -> None:
 
     called: Mapping[str, Mapping[str, Row]] = {"score": SCORES, "dynamics": DYNAMICS}
     assert module.rpartition(".")[2] not in called.get(row.FAMILY, {})
+
+
+@pytest.mark.parametrize("name", list(pruning.dynamics.DYNAMICS))
+def test_a_row_of_dynamics_says_what_its_code_says(name: str) -> None:
+    row = DYNAMICS[name]
+    made = row.load()(
+        **{option.name: 0.5 for option in row.options if option.default is REQUIRED or option.name == "sparsity"}
+    )
+
+    assert (made.keeps_counts, made.nested) == (row.keeps_counts, row.nested)
+    assert {option.name for option in row.options} >= set(row.elsewhere)
 
 
 def test_papers_are_written_in_one_way() -> None:
