@@ -42,7 +42,8 @@ class TrainingCost:
     ) -> None:
         self._weights, self._masks, self._reads_all = weights, masks, reads_all
         self._counted: dict[str, Tensor] = {}
-        self._remaining = torch.tensor(float(weights.total), dtype=torch.float64)
+        self._remaining: float | Tensor = float(weights.total)
+        """A number where that needs no waiting for a device."""
         self._is_dense = True
         self._sums: dict[str, list[Any]] | None = {}
 
@@ -78,8 +79,9 @@ class TrainingCost:
         masks = self._masks()
         if masks.keys() != self._counted.keys() or any(masks[name] is not held for name, held in self._counted.items()):
             self._counted = dict(masks)
-            self._remaining = self._weights.remaining(masks)
-            self._is_dense = sync and float(self._remaining) == self._weights.total
+            remaining = self._weights.remaining(masks)
+            self._remaining = float(remaining) if sync or remaining.device.type == "cpu" else remaining
+            self._is_dense = sync and float(remaining) == self._weights.total
 
 
 def cost_of(
