@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, ClassVar, Self
 
@@ -13,7 +13,7 @@ from msgspec.json import encode
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.file_names import MASKS
 from orchestrator.core.metrics import Metric
-from orchestrator.core.plain_data import Count, Fraction, Number, Seconds, Sha256, quoted, read_as
+from orchestrator.core.plain_data import Count, Fraction, Margin, Number, Seconds, Sha256, quoted, read_as
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.stage_kinds import KINDS
 
@@ -64,6 +64,29 @@ class _Scoring:
 
 
 @dataclass(frozen=True)
+class _PhaseCost:
+    """Multiply-accumulates of a phase of a training: sums over its steps and their examples."""
+
+    steps: Count
+    examples: Count
+    forward: Margin
+    backward: Margin
+
+
+@dataclass(frozen=True)
+class _MaskUpdate:
+    """Change of the masks within a round's training, as `pruning.dynamics` records it."""
+
+    step: Count
+    kept: Count
+    dropped: Count
+    grown: Count
+    first_overlap: Fraction
+    last_overlap: Fraction
+    explored: Fraction
+
+
+@dataclass(frozen=True)
 class _Details:
     """Entries of a record's `details` that code reads."""
 
@@ -72,6 +95,8 @@ class _Details:
     dead_tensors: tuple[str, ...] = ()
     scoring: _Scoring = _Scoring()
     dense: Mapping[str, Number] = field(default_factory=dict)
+    training_macs: Mapping[str, _PhaseCost] = field(default_factory=dict)
+    mask_updates: tuple[_MaskUpdate, ...] = ()
 
 
 MEASURED = ("latency_ms", "dense_ms", "speedup", "speedup_low", "speedup_high")
@@ -121,10 +146,12 @@ class StageRecord:
     details: Mapping[str, Any] = field(default_factory=dict)
     """Results that are not figures.
 
-    All stages: `measured`, the counts of the task for each split, such as the `hits` of each class. A round:
-    `dead_tensors`, the names of the tensors without survivors; `rounding`, the largest difference between requested
-    and achieved sparsity that whole entries or channels may cause; `scoring`, the score, the data that it read, and
-    the fraction `removed` of its units or its budget. A deployment: `form`, and `kept`, the empty parts that were not
+    All stages: `measured`, the counts of the task for each split, such as the `hits` of each class; `training_macs`,
+    phase -> `steps`, `examples`, and multiply-accumulates `forward` and `backward` under the masks of each step
+    (absent in older records). A round: `dead_tensors`, the names of the tensors without survivors; `rounding`, the
+    largest difference between requested and achieved sparsity that whole entries or channels may cause; `scoring`, the
+    score, the data that it read, and the fraction `removed` of its units or its budget; `mask_updates`, the changes of
+    masks within its training. A deployment: `form`, and `kept`, the empty parts that were not
     removed, with reasons. A measurement in a format that changes outputs: `dense`, the figures of the dense network in
     that format.
     """
@@ -173,6 +200,20 @@ class StageRecord:
         return min(measured, key=lambda point: point.metrics["val/loss"], default=None)
 
     @property
+    def training_macs(self) -> int | None:
+        """Multiply-accumulates of the stage's training, forward and backward; None if its steps were not counted."""
+        phases: Mapping[str, Mapping[str, float]] = self.details.get("training_macs", {})
+        if self.steps and not phases:
+            return None
+        return sum(round(phase[name]) for phase in phases.values() for name in ("forward", "backward"))
+
+    @property
+    def mask_updates(self) -> Sequence[Mapping[str, Any]]:
+        """Changes of the masks within the stage's training, in order of their steps."""
+        found: Sequence[Mapping[str, Any]] = self.details.get("mask_updates", ())
+        return found
+
+    @property
     def seconds(self) -> float:
         """Duration of the stage in seconds."""
         return self.measurements.get("seconds", 0.0)
@@ -217,6 +258,7 @@ class StageRecord:
             "macs/speedup": self.macs_speedup,
             "seconds": self.seconds,
             "steps": self.steps,
+            "training_macs": self.training_macs,
         }
         return {name: float(value) for name, value in found.items() if value is not None}
 
@@ -266,6 +308,10 @@ class StageRecord:
             raise ValueError(
                 f"`parameters` (={self.parameters}) must be at least the sum of "
                 f"`tensor_sizes` (={self.prunable_parameters})"
+            )
+        if any(update["kept"] > self.prunable_parameters for update in self.mask_updates):
+            raise ValueError(
+                f"`mask_updates` must have at most {self.prunable_parameters} `kept` entries, the sum of `tensor_sizes`"
             )
         if self.tensor_sparsity.keys() != self.tensor_sizes.keys():
             raise ValueError("`tensor_sparsity` must have the same parameter names as `tensor_sizes`")

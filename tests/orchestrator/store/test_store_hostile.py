@@ -102,6 +102,16 @@ def test_a_file_that_is_too_large_is_not_read(store: Store) -> None:
 
 
 _DEPLOY = {"kind": "deploy", "fields": {"format": "onnx"}, "inputs": {"network": "f" * 64}}
+_COST = {"steps": 1, "examples": 1, "forward": 1, "backward": 2}
+_UPDATE = {
+    "step": 1,
+    "kept": 9,
+    "dropped": 1,
+    "grown": 1,
+    "first_overlap": 0.5,
+    "last_overlap": 0.5,
+    "explored": 0.5,
+}
 _MEASURE = {"kind": "measure", "fields": {"format": "onnx", "measure": {"batch_sizes": [1]}}, "inputs": {}}
 
 
@@ -132,6 +142,23 @@ _MEASURE = {"kind": "measure", "fields": {"format": "onnx", "measure": {"batch_s
         ({"details": {"rounding": "much"}}, "Expected `float`, got `str` - at `$.rounding`"),
         ({"details": {"dead_tensors": [1]}}, "Expected `str`, got `int` - at `$.dead_tensors[0]`"),
         ({"details": {"scoring": {"passes": -1}}}, "Expected `int` >= 0 - at `$.scoring.passes`"),
+        (
+            {"details": {"training_macs": {"dense": {**_COST, "backward": -1}}}},
+            "Expected `float` >= 0.0 - at `$.training_macs[...].backward`",
+        ),
+        (
+            {"details": {"training_macs": {"dense": {"steps": 1}}}},
+            "Object missing required field `examples` - at `$.training_macs[...]`",
+        ),
+        (
+            {"details": {"mask_updates": [{**_UPDATE, "explored": 2}]}},
+            "Expected `float` <= 1.0 - at `$.mask_updates[0].explored`",
+        ),
+        ({"details": {"mask_updates": [{**_UPDATE, "step": "1"}]}}, "got `str` - at `$.mask_updates[0].step`"),
+        (
+            {"details": {"mask_updates": [{**_UPDATE, "kept": 1001}]}},
+            "`mask_updates` must have at most 1000 `kept` entries, the sum of `tensor_sizes`",
+        ),
         ({"warnings": "text"}, "Expected `array`, got `str` - at `$.warnings`"),
         ({"macs_remaining": 1e9}, "`macs_remaining` (=1e+09) must be at most `macs` (=1000)"),
         ({"macs": 0}, "`macs_remaining` (=500) must be at most `macs` (=0)"),
