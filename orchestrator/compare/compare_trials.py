@@ -28,6 +28,8 @@ _MEANS = (
     *("total_steps", "total_cost", "total_seconds", "own_steps", "own_seconds"),
 )
 """Row fields averaged into a point."""
+_KNOWN_MEANS = ("speedup", "training_macs", "total_training_macs")
+"""Row fields averaged into a point if every seed has a value."""
 
 
 @contextmanager
@@ -137,7 +139,7 @@ def _point(
     befores = [row.val_before for row in rows if row.val_before is not None]
     reached = [row.chosen.reached for row in rows if row.chosen.reached is not None]
     means: dict[str, Any] = {name: mean([getattr(row, name) for row in rows]) for name in _MEANS}
-    speedups = [row.speedup for row in rows if row.speedup is not None]
+    means |= {name: _known_mean([getattr(row, name) for row in rows]) for name in _KNOWN_MEANS}
     first, metric = rows[0], records[rows[0].stage].primary
     return Point(
         model=first.model,
@@ -155,7 +157,7 @@ def _point(
         val=estimate([row.val for row in rows]),
         val_before=estimate(befores),
         difference=paired_difference(values, reference),
-        speedup=mean(speedups) if len(speedups) == len(rows) else None,
+        dense_training_macs=_known_mean([dense.training_macs for _, dense in samples]),
         further=further_test_sets(stages, records),
         harmed=harmed(stages, records),
         deployed=deployed(stages, measured or {}),
@@ -210,6 +212,12 @@ def _margins(plan: Plan, records: Mapping[str, StageRecord], margin: float | Non
             own = margin if margin is not None else metric.margin if each is None else float(each)
             least[metric.name] = min(least.get(metric.name, own), own)
     return least
+
+
+def _known_mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean of values; None if one is None."""
+    known = [value for value in values if value is not None]
+    return mean(known) if len(known) == len(values) else None
 
 
 def _mean(point: Point) -> float | None:

@@ -67,6 +67,10 @@ class Row(NamedTuple):  # a sweep can have tens of thousands
     own_steps: int
     """Steps of the stages that no other trial of the sweep shares."""
     own_seconds: float
+    training_macs: int | None
+    """Multiply-accumulates of this stage's training, forward and backward; None if they are not recorded."""
+    total_training_macs: int | None
+    """Multiply-accumulates of all training from the initialisation to this round; None if a part is not recorded."""
     stage: str
     chosen: Chosen
     others: Mapping[str, float]
@@ -114,6 +118,12 @@ class Point:
     total_seconds: float
     own_steps: float
     own_seconds: float
+    training_macs: float | None = None
+    """Mean of `Row.training_macs`; None if a seed has none."""
+    total_training_macs: float | None = None
+    """Mean of `Row.total_training_macs`; None if a seed has none."""
+    dense_training_macs: float | None = None
+    """Mean of `training_macs` of the seeds' own dense networks; None if a seed has none."""
     further: tuple[FurtherTestSet, ...] = ()
     """`test` and `difference` on further test sets."""
     harmed: tuple[Harm, ...] = ()
@@ -142,6 +152,12 @@ class Point:
         if not self.macs:
             return None
         return self.macs_remaining / self.macs if self.speedup is None else 1 / self.speedup
+
+    @property
+    def training_ratio(self) -> float | None:
+        """`total_training_macs` / `dense_training_macs`; None if one is not recorded, or dense was not trained."""
+        total, dense = self.total_training_macs, self.dense_training_macs
+        return total / dense if total is not None and dense else None
 
     @property
     def asked_sparsity(self) -> float:

@@ -11,7 +11,7 @@ from orchestrator.compare.comparison import Row, TrialStatus
 from orchestrator.compare.panels import Position
 from orchestrator.compare.round_columns import chosen, scoring_steps
 from orchestrator.core.records import StageRecord
-from orchestrator.core.specs import Plan, StageSpec, TrialSpec
+from orchestrator.core.specs import RATES, REWIND, Plan, StageSpec, TrialSpec
 from orchestrator.core.stage_kinds import KINDS
 
 Records = Mapping[str, StageRecord]
@@ -25,6 +25,7 @@ class _Stage(NamedTuple):
     seconds: float
     cost: float
     """Steps of the stage plus the cost of its score, see `scoring_steps`."""
+    training_macs: int | None
     shared: bool
     """Whether several trials use the stage."""
 
@@ -47,23 +48,23 @@ def last_rows(plan: Plan, records: Records, known: Sequence[Position]) -> list[R
     found: list[Row | None] = []
     for trial, position in zip(plan.trials, known, strict=True):
         ended = all(key in records for key in trial.stages)
-        found.append(_row(trial, position, [*map(stage, trial.stages)]) if ended else None)
+        found.append(_row(records, trial, position, [*map(stage, trial.stages)]) if ended else None)
     return found
 
 
 def _rows(stage: Callable[[str], _Stage], records: Records, trial: TrialSpec, position: Position) -> Iterator[Row]:
     if trial.dense not in trial.stages and trial.dense in records:
-        yield _row(trial, position, [stage(trial.dense)])
+        yield _row(records, trial, position, [stage(trial.dense)])
     chain: list[_Stage] = []
     for key in trial.stages:
         if key not in records:
             return
         chain.append(stage(key))
         if KINDS[chain[-1].record.kind].reads_test:
-            yield _row(trial, position, chain)
+            yield _row(records, trial, position, chain)
 
 
-def _row(trial: TrialSpec, position: Position, chain: Sequence[_Stage]) -> Row:
+def _row(records: Records, trial: TrialSpec, position: Position, chain: Sequence[_Stage]) -> Row:
     """Return the row of the last stage of `chain`; its totals are over the whole chain."""
     spec, record, own = chain[-1].spec, chain[-1].record, [each for each in chain if not each.shared]
     after, before, remaining, early = record.after, record.before, record.remaining_parameters, record.least_loss
@@ -102,10 +103,29 @@ def _row(trial: TrialSpec, position: Position, chain: Sequence[_Stage]) -> Row:
         total_seconds=sum([each.seconds for each in chain]),
         own_steps=sum([each.record.steps for each in own]),
         own_seconds=sum([each.seconds for each in own]),
+        training_macs=chain[-1].training_macs,
+        total_training_macs=_total_training_macs(records, trial, chain),
         stage=record.key,
         chosen=chosen(spec.typed, record),
         others={name: value for name, value in after.items() if name not in (test, val, "test/loss", "val/loss")},
     )
+
+
+def _total_training_macs(records: Records, trial: TrialSpec, chain: Sequence[_Stage]) -> int | None:
+    """Return the multiply-accumulates of all training from the initialisation; None if a part is not recorded.
+
+    Rounds that rewind to a step of the dense training need the training up to this step. A chain without the dense
+    training counts it once: the furthest start that a round names.
+    """
+    counts = [each.training_macs for each in chain]
+    keys = {each.record.key for each in chain}
+    if trial.dense not in keys:
+        inputs = (each.spec.inputs for each in chain)
+        starts = {named[role] for named in inputs for role in (REWIND, RATES) if role in named} - keys
+        parts = [records[key].training_macs if key in records else None for key in starts]
+        counts.append(None if None in parts else max((part for part in parts if part is not None), default=0))
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 def _stages(plan: Plan, records: Records) -> Callable[[str], _Stage]:
@@ -115,7 +135,8 @@ def _stages(plan: Plan, records: Records) -> Callable[[str], _Stage]:
     def stage(key: str) -> _Stage:
         record, spec = records[key], plan.stages[key]
         cost = record.steps + scoring_steps(spec, record)
-        return _Stage(spec, record, record.seconds, cost, len(plan.trials_of[key]) > 1)
+        shared = len(plan.trials_of[key]) > 1
+        return _Stage(spec, record, record.seconds, cost, record.training_macs, shared)
 
     return stage
 

@@ -16,7 +16,7 @@ from orchestrator.views.report.figures.overlap import overlap_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Against = Literal["sparsity", "compression", "cost"]
+Against = Literal["sparsity", "compression", "cost", "training_macs"]
 Size = Literal["parameters", "macs", "latency", "bytes"]
 
 
@@ -43,16 +43,20 @@ class Plots:
         """Draw the primary metric on test with its 95% interval over seeds, and dense as a line with a band.
 
         Args:
-            against: x axis: `sparsity`, `compression` (dense / remaining parameters), or `cost` (training steps and
-                scoring)
+            against: x axis: `sparsity`, `compression` (dense / remaining parameters), `cost` (training steps and
+                scoring), or `training_macs` (multiply-accumulates of all training)
             panel: title of the figure, needed if there are several
             ax: axes to draw in
         """
         _check("against", against, get_args(Against))
         comparison = self._comparison
-        plots = figure_data.cost(comparison) if against == "cost" else figure_data.tradeoff(comparison, against)
-        draw = drawn.cost if against == "cost" else lambda axes, plot: drawn.tradeoff(axes, plot, against)
-        return _drawn(draw, _chosen(plots, panel, "a finished round, and for `cost` two methods"), ax)
+        if against == "cost":
+            return _drawn(drawn.cost, _chosen(figure_data.cost(comparison), panel, "finished rounds of two lines"), ax)
+        if against == "training_macs":
+            needs = "finished rounds of two lines with recorded multiply-accumulates"
+            return _drawn(drawn.training_macs, _chosen(figure_data.training_macs(comparison), panel, needs), ax)
+        chosen = _chosen(figure_data.tradeoff(comparison, against), panel, "a finished round")
+        return _drawn(lambda axes, plot: drawn.tradeoff(axes, plot, against), chosen, ax)
 
     def pareto(self, against: Size = "parameters", *, panel: str | None = None, ax: Axes | None = None) -> Axes:
         """Draw the primary metric on test against a size or a time, with the Pareto front.

@@ -82,6 +82,13 @@ COLUMNS = (
     Column("seeds", lambda p: str(len(p.seeds)), 5),
     Column("steps", lambda p: whole_number(p.total_steps), hint="optimizer steps from initialisation"),
     COST,
+    Column(
+        "training MACs",
+        lambda p: "" if p.training_ratio is None else ratio(p.training_ratio),
+        hint="multiply-accumulates of all training from initialisation / those of the dense training: forward and "
+        "backward, under the masks of each step, without scoring and evaluation. Masks save no time in PyTorch. Empty: "
+        "not recorded, or no dense training",
+    ),
     Column("own", lambda p: whole_number(p.own_steps), hint="steps that no other trial shares"),
     Column("work", lambda p: duration(p.total_seconds), hint="time of work from initialisation"),
 )

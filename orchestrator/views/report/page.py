@@ -21,7 +21,10 @@ CAPTIONS = {
     "fine_tuning": "Validation figures before and after fine-tuning.",
     "curves": "Validation figures along the training of each method's sparsest networks, mean over seeds. "
     "Marks: the start of a round, after pruning and before training.",
-    "cost": "Test figures against the training cost: optimizer steps, and the cost of scoring in steps.",
+    "cost": "Test figures against the training cost: optimizer steps, and the cost of scoring in steps. "
+    "Vertical lines: 95% intervals over seeds.",
+    "training_macs": "Test figures against the multiply-accumulates of all training, forward and backward, under the "
+    "masks of each step. Vertical lines: 95% intervals over seeds. Masks save no time in PyTorch.",
     "latency": "Test figures against the measured latency of deployed networks. Dotted: the Pareto front.",
     "bytes": "Test figures against the bytes of deployed networks.",
     "layers": "Sparsity of each tensor, mean over seeds.",

@@ -118,6 +118,8 @@ def draw(
     if cost := _or_left_out("the figure cost", lambda: figure_data.cost(comparison)):
         figures["cost"] = lambda: drawing.cost(cost)
     if latency := _or_left_out("the figure latency", lambda: measured.against_latency(comparison)):
+    if training_macs := _or_left_out("the figure training_macs", lambda: figure_data.training_macs(comparison)):
+        figures["training_macs"] = lambda: drawing.training_macs(training_macs)
         figures["latency"] = lambda: drawing.deployed(latency, measured.LABELS["latency"])
     if sizes := _or_left_out("the figure bytes", lambda: measured.against_bytes(comparison)):
         figures["bytes"] = lambda: drawing.deployed(sizes, measured.LABELS["bytes"])

@@ -90,6 +90,11 @@ def cost(plots: Sequence[Plot]) -> Figure:
     return _panels(plots, drawn.cost)
 
 
+def training_macs(plots: Sequence[Plot]) -> Figure:
+    """Draw the primary metric against multiply-accumulates of training."""
+    return _panels(plots, drawn.training_macs)
+
+
 def deployed(plots: Sequence[Plot], x_label: str) -> Figure:
     """Draw the primary metric against a measured quantity."""
     return _panels(plots, lambda axes, plot: drawn.deployed(axes, plot, x_label))

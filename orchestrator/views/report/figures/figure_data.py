@@ -70,6 +70,26 @@ def cost(comparison: Comparison) -> tuple[Plot, ...]:
     return tuple(plot for plot in plots if len(plot.series) > 1)
 
 
+def training_macs(comparison: Comparison) -> tuple[Plot, ...]:
+    """Return the primary metric on test against multiply-accumulates of all training; dense networks are points.
+
+    Points without a recorded cost are left out, and panels in which fewer than two lines have points.
+    """
+    plots = []
+    for panel in comparison.panels:
+        lines = lines_of(comparison, panel)
+        dense = {point.line: (point,) for point in comparison.dense if (point.model, point.data) == panel}
+        series = [_against_training_macs(label, points) for label, points in [*lines.items(), *dense.items()]]
+        if sum(bool(each.x) for each in series[: len(lines)]) > 1:
+            plots.append(Plot(title(panel), _metric(comparison, panel), tuple(each for each in series if each.x)))
+    return tuple(plots)
+
+
+def _against_training_macs(label: str, points: Sequence[Point]) -> Series:
+    costs = ((point.total_training_macs, point.test) for point in points)
+    return _series(label, ((cost, test) for cost, test in costs if cost is not None))
+
+
 def fine_tuning(comparison: Comparison) -> tuple[Plot, ...]:
     """Return the primary metric on validation against sparsity, before and after fine-tuning: two series a line."""
     plots = []

@@ -46,6 +46,11 @@ def cost(axes: Axes, plot: Plot) -> None:
     deployed(axes, plot, "steps from initialisation, with scoring")
 
 
+def training_macs(axes: Axes, plot: Plot) -> None:
+    """Draw the primary metric against the training's multiply-accumulates, with intervals of the points."""
+    deployed(axes, plot, "multiply-accumulates of training, from initialisation")
+
+
 def deployed(axes: Axes, plot: Plot, x_label: str) -> None:
     """Draw the primary metric against a measured or counted quantity, a marker for each operating point."""
     _plot(axes, plot, x_label, "test", axis=_axis_from_zero, joined=False)
@@ -161,8 +166,12 @@ def _line(axes: Axes, series: Series, metric: Metric, index: int, dash: Any, mar
         for position, low, high in zip(x, series.low, series.high, strict=False)
         if low is not None and high is not None
     ]
-    if band and dash != "none":
-        positions, lows, highs = zip(*band, strict=True)
+    if not band:
+        return
+    positions, lows, highs = zip(*band, strict=True)
+    if dash == "none":
+        axes.vlines(positions, lows, highs, color=colour, alpha=0.6, linewidth=1)
+    else:
         axes.fill_between(positions, lows, highs, color=colour, alpha=0.15, linewidth=0)
 
 
