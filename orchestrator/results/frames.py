@@ -23,6 +23,10 @@ Columns = dict[str, list[Any]]
 
 STEP_COLUMNS = ("kind", "round", "step", "total_step", "epoch", "time")
 """Columns of a training curve: `step` counts from the start of the stage, `total_step` from the start of the trial."""
+MASK_UPDATE_COLUMNS = (
+    *("round", "step", "kept", "dropped", "grown", "first_overlap", "last_overlap", "explored", "sparsity"),
+)
+"""Columns of a change of masks: `step` counts from the start of the round's training."""
 
 
 def by_point(plan: Plan, comparison: Comparison) -> DataFrame:
@@ -102,6 +106,32 @@ def by_step(trials: Sequence[TrialSpec], records: Records, settings: Columns) ->
 
     names = _repeated([trial.name for trial in trials], lengths)
     return _frame({"trial": names}, {name: _repeated(values, lengths) for name, values in settings.items()}, columns)
+
+
+def by_mask_update(plan: Plan, records: Records) -> DataFrame:
+    """Return one row for each trial, round and change of masks within its training: `MASK_UPDATE_COLUMNS`.
+
+    `sparsity` is the fraction of the prunable weights that is masked after the change.
+    """
+    columns: Columns = {name: [] for name in MASK_UPDATE_COLUMNS}
+    lengths = []
+    for trial in plan.trials:
+        before = len(columns["step"])
+        for record in _finished(trial, records):
+            for update in record.mask_updates:
+                sparsity = 1 - update["kept"] / max(1, record.prunable_parameters)
+                values = {**update, "round": record.round, "sparsity": sparsity}
+                for name, column in columns.items():
+                    column.append(values[name])
+        lengths.append(len(columns["step"]) - before)
+    each = {**parameters(plan), **_configured_columns(positions(plan))}
+    settings = {name: _repeated(values, lengths) for name, values in each.items()}
+    return _frame({"trial": _repeated([trial.name for trial in plan.trials], lengths)}, settings, columns)
+
+
+def of_rows(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> DataFrame:
+    """Return rows of plain values as a frame with the columns `names`."""
+    return _frame({name: [row[name] for row in rows] for name in names}, {}, {})
 
 
 def parameters(plan: Plan) -> Columns:

@@ -11,6 +11,7 @@ from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
 from orchestrator.views.report.figures import by_method, figure_data, measured
 from orchestrator.views.report.figures import plot_axes as drawn
+from orchestrator.views.report.figures.mask_history import mask_history
 from orchestrator.views.report.figures.overlap import overlap_of
 
 if TYPE_CHECKING:
@@ -84,6 +85,12 @@ class Plots:
         """Draw the primary metric on validation during training of each method's sparsest networks, marking rounds."""
         plots = figure_data.curves(self._saved.plan, self._saved.records, self._comparison)
         return _drawn(drawn.curves, _chosen(plots, panel, "a finished round"), ax)
+
+    def mask_history(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
+        """Draw the overlap with the first masks, and the explored fraction, against the step of the training."""
+        plots = mask_history(self._saved.records, self._comparison)
+        needs = "a finished round whose masks change within the training"
+        return _drawn(drawn.mask_history, _chosen(plots, panel, needs), ax)
 
     def densities(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
         """Draw the density of each layer for each method, at the most frequent requested sparsity."""

@@ -14,6 +14,7 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import html, shown
 from orchestrator.core.specs import Plan
 from orchestrator.results import frames
+from orchestrator.results.equal_cost import COLUMNS, at_equal_cost
 from orchestrator.results.missing_names import ResultsError, no_choice, not_there
 from orchestrator.results.trial_results import TrialResults
 from orchestrator.store.saved_sweep import SavedSweep, status_of
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from orchestrator.results.plots import Plots
 
-By = Literal["point", "trial", "round", "step"]
+By = Literal["point", "trial", "round", "step", "mask_update"]
 LINES = 60
 """Maximum number of table rows that a sweep shows in a notebook."""
 
@@ -131,7 +132,8 @@ class SweepResults:
 
         Args:
             by: one row for each `point`: operating point over seeds, with intervals, as in summary.csv; `trial`: trial
-                after its last round; `round`: trial and round, as in trials.csv; `step`: point of a training curve
+                after its last round; `round`: trial and round, as in trials.csv; `step`: point of a training curve;
+                `mask_update`: change of the masks within a training
 
         Raises:
             ResultsError: `by` is not one of these
@@ -145,7 +147,23 @@ class SweepResults:
                 return frames.by_trial(self.plan, self.records, self.saved.failures)
             if by == "round":
                 return frames.by_round(self.plan, self.records)
+            if by == "mask_update":
+                return frames.by_mask_update(self.plan, self.records)
             return frames.by_step(self.plan.trials, self.records, frames.parameters(self.plan))
+
+    def equal_cost(self, budget: float | None = None, reference: str | None = None) -> DataFrame:
+        """Return each line's point with the largest training cost up to a budget, paired by seed with a reference.
+
+        The cost is `total_training_macs`. A line without a point up to the budget has a row without figures.
+
+        Args:
+            budget: multiply-accumulates of training; None: those of each line's own dense training
+            reference: line whose test figures are subtracted, seed by seed; None: the dense network
+
+        Raises:
+            ResultsError: the budget is not a positive number, or no line has the name `reference`
+        """
+        return frames.of_rows(at_equal_cost(self.comparison(), budget, reference), COLUMNS)
 
     @property
     def plot(self) -> Plots:

@@ -27,6 +27,8 @@ CAPTIONS = {
     "masks of each step. Vertical lines: 95% intervals over seeds. Masks save no time in PyTorch.",
     "latency": "Test figures against the measured latency of deployed networks. Dotted: the Pareto front.",
     "bytes": "Test figures against the bytes of deployed networks.",
+    "mask_history": "Masks that change within a training, at each line's sparsest point, mean over seeds: the fraction "
+    "of the kept weights that the first masks kept, and the fraction of all weights that was ever kept (explored).",
     "layers": "Sparsity of each tensor, mean over seeds.",
     "densities": "Density of each tensor by method, at the most frequent requested sparsity; mean over seeds.",
     "overlap": "Fraction of kept entries that two methods have in common at the same seed; on the diagonal, for two "

@@ -20,6 +20,7 @@ from orchestrator.planning.forecast import afterwards
 from orchestrator.views.report import plain_files, tables
 from orchestrator.views.report.columns import narrow
 from orchestrator.views.report.figures import by_method, drawing, figure_data, measured
+from orchestrator.views.report.figures.mask_history import mask_history
 from orchestrator.views.report.figures.overlap import ReadFile, overlap_of
 from orchestrator.views.report.page import page
 
@@ -117,12 +118,14 @@ def draw(
     }
     if cost := _or_left_out("the figure cost", lambda: figure_data.cost(comparison)):
         figures["cost"] = lambda: drawing.cost(cost)
-    if latency := _or_left_out("the figure latency", lambda: measured.against_latency(comparison)):
     if training_macs := _or_left_out("the figure training_macs", lambda: figure_data.training_macs(comparison)):
         figures["training_macs"] = lambda: drawing.training_macs(training_macs)
+    if latency := _or_left_out("the figure latency", lambda: measured.against_latency(comparison)):
         figures["latency"] = lambda: drawing.deployed(latency, measured.LABELS["latency"])
     if sizes := _or_left_out("the figure bytes", lambda: measured.against_bytes(comparison)):
         figures["bytes"] = lambda: drawing.deployed(sizes, measured.LABELS["bytes"])
+    if history := _or_left_out("the figure mask_history", lambda: mask_history(records, comparison)):
+        figures["mask_history"] = lambda: drawing.mask_history(history)
     if densities := _or_left_out("the figure densities", lambda: by_method.densities(records, comparison)):
         figures["densities"] = lambda: drawing.densities(densities)
     if read is not None and (

@@ -176,7 +176,7 @@ def test_what_is_not_there_is_told_with_what_is_near(store: StoreResults, sweep:
     assert "must be one of 0, 1, 2" in refusal(trial.masks, 7)
     for wrong in (True, "1", [1]):
         assert "must be one of 0, 1, 2" in refusal(trial.masks, wrong)
-    assert "`by` (=None) must be one of point, trial, round, step." in refusal(sweep.frame, by=None)
+    assert "`by` (=None) must be one of point, trial, round, step, mask_update." in refusal(sweep.frame, by=None)
     assert "must be a string" in refusal(sweep.trial, 3)
     assert "must be a string" in refusal(store.sweep, 3)
     assert f"did you mean {sweep.name}?" in refusal(store.sweep, "swep")
@@ -515,7 +515,7 @@ def test_the_page_runs_as_it_stands(folder: Path, monkeypatch: pytest.MonkeyPatc
         r"^```python results\n(.*?)^```$", (DOCS / "how-to" / "results.md").read_text(), re.DOTALL | re.M
     )
 
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     run(blocks, folder, monkeypatch)
     assert (folder / "figure.pdf").exists()
 

@@ -110,6 +110,11 @@ def curves(plots: Sequence[Plot]) -> Figure:
     return _panels(plots, drawn.curves)
 
 
+def mask_history(plots: Sequence[Plot]) -> Figure:
+    """Draw the history of masks that change."""
+    return _panels(plots, drawn.mask_history)
+
+
 def densities(profiles: Sequence[Profile]) -> Figure:
     """Draw the density of each tensor by method, one panel above the other."""
     from matplotlib.figure import Figure

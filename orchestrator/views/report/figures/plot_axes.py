@@ -66,6 +66,11 @@ def curves(axes: Axes, plot: Plot) -> None:
     _plot(axes, plot, "optimizer steps from initialisation", "validation")
 
 
+def mask_history(axes: Axes, plot: Plot) -> None:
+    """Draw shares of entries while masks change; a line's two series have one colour, the first one is dashed."""
+    _plot(axes, plot, "optimizer steps of the training", "share of", pairs=True)
+
+
 def densities(axes: Axes, profile: Profile) -> None:
     """Draw the density of each tensor by method; the axis is symmetric-logarithmic if a density is below SPARSE."""
     for index, series in enumerate(profile.series):
