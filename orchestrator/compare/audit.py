@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.compare.comparison import Comparison, LineKey, Point
+from orchestrator.compare.panels import positions
 from orchestrator.compare.round_columns import budget_of, reached_of
 from orchestrator.compare.statistics import has_spread, least_gain
 from orchestrator.config.parts.method_choices import decides_itself, published_at_start
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import REWIND, Plan
-from orchestrator.core.stage_fields import Restart
+from orchestrator.core.stage_fields import Restart, StageFields
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.planning.number_formats import in_points, percent, ratio
+from pruning.catalogue.dynamics import DYNAMICS
 
 Verdict = Literal["pass", "fail", "n/a"]
 Answer = tuple[Verdict, str]
@@ -29,6 +31,8 @@ _EXAMPLES = 3
 LEAST_POINTS, LEAST_SEEDS, LEAST_PANELS = 5, 3, 3
 EQUAL_COST = 0.05
 """Largest relative difference in training cost between compared points; the examples of most scores cost less."""
+STATIC = "static"
+"""Dynamics whose masks stay: the control of masks that change within a training."""
 TOLERANCE = 0.005
 """Largest distance between the achieved and the requested sparsity; rounding to whole channels may allow more."""
 
@@ -204,12 +208,52 @@ def _at(point: Point) -> str:
 
 
 def _mask_control(plan: Plan) -> Answer:
-    rounds = [spec.typed.restart for spec in plan.stages.values() if KINDS[spec.kind].prunes]
-    found = {restart.control for restart in rounds} - {"none"}
-    found |= {"reinit" for restart in rounds if restart.weights == "reinit" and restart.control != "small"}
-    faults = [] if found else ["none of restart.control=shuffle, reinit, invert, small"]
-    none = "every network is trained, pruned and fine-tuned"
-    return _held([restart for restart in rounds if restart != Restart()], faults, ", ".join(sorted(found)), none)
+    """Look for a control by `restart`; masks that change within a training are controlled by static ones.
+
+    Rounds whose masks change refuse `restart.control`, so a line with dynamics=static on their panel is their control.
+    Static masks that are drawn at random need no control.
+    """
+    rounds = [spec.typed for spec in plan.stages.values() if KINDS[spec.kind].prunes]
+    controls = {each.restart.control for each in rounds} - {"none"}
+    controls |= {"reinit" for each in rounds if each.restart.weights == "reinit" and each.restart.control != "small"}
+    restarted = [each for each in rounds if each.restart != Restart()]
+    fixed = [each for each in restarted if not _changes_masks(each) and not _is_drawn(each)]
+    faults = ["none of restart.control=shuffle, reinit, invert, small"] if fixed and not controls else []
+    changing = _sparse_trainings(plan) if any(map(_changes_masks, restarted)) else {}
+    faults += [
+        f"{model} on {data} has no line with dynamics={STATIC}, the control of dynamics={', '.join(sorted(kinds))}"
+        for (model, data), kinds in changing.items()
+        if STATIC not in kinds
+    ]
+    found = [*sorted(controls), *([f"dynamics={STATIC}"] if changing else [])]
+    none = "masks are drawn at random and stay" if restarted else "every network is trained, pruned and fine-tuned"
+    return _held([*fixed, *changing], faults, ", ".join(found), none)
+
+
+def _changes_masks(fields: StageFields) -> bool:
+    """Whether a round's masks change within its training."""
+    return _is_in_training(fields) and fields.dynamics.kind != STATIC
+
+
+def _is_drawn(fields: StageFields) -> bool:
+    """Whether a round draws its masks at random and keeps them."""
+    return fields.dynamics.kind == STATIC and fields.score.kind == "random"
+
+
+def _is_in_training(fields: StageFields) -> bool:
+    """Whether a round's dynamics belongs to its training, as `static` and `rigl` do."""
+    row = DYNAMICS.get(fields.dynamics.kind or "")
+    return row is not None and row.in_training
+
+
+def _sparse_trainings(plan: Plan) -> dict[tuple[str, str], set[str]]:
+    """Return panel -> names of the dynamics of its trainings from a step, for panels on which masks change in one."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for trial, position in zip(plan.trials, positions(plan), strict=True):
+        for fields in (plan.stages[key].typed for key in trial.stages):
+            if fields.restart != Restart() and _is_in_training(fields):
+                found.setdefault(position.panel, set()).add(str(fields.dynamics.kind))
+    return {panel: kinds for panel, kinds in found.items() if kinds != {STATIC}}
 
 
 def _same_initialisation(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:

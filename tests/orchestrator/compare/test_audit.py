@@ -53,6 +53,68 @@ def test_masks_that_are_trained_from_a_step_need_a_control(control: Mapping[str,
     assert one(Plan(rewound, plan.trials), {}, "control of masks").verdict == verdict
 
 
+RESTARTED = {"weights": "keep", "rates": 0, "optimizer": "restored"}
+
+
+def sparse(*lines: tuple[str, str, str], **changes: Mapping[str, str]) -> Plan:
+    """Return a plan whose trials train from a step; a line is a model, a dynamics and a score."""
+    plan = plan_of([config(f"{k}_{s}", 0.5, 0, 1, model={"name": m}) for m, k, s in lines])
+    chosen = {trial.stages[-1]: line for trial, line in zip(plan.trials, lines, strict=True)}
+    stages = {
+        key: replace(
+            spec,
+            fields={
+                **spec.fields,
+                "dynamics": {"kind": chosen[key][1]},
+                "score": {"kind": chosen[key][2]},
+                "restart": RESTARTED,
+                **changes,
+            },
+        )
+        if key in chosen
+        else spec
+        for key, spec in plan.stages.items()
+    }
+    return Plan(stages, plan.trials)
+
+
+RIGL, STATIC, SNIP = ("cnn", "rigl", "random"), ("cnn", "static", "random"), ("cnn", "nested", "snip")
+
+
+@pytest.mark.parametrize(
+    ("plan", "verdict", "reason"),
+    [
+        (sparse(RIGL, STATIC), "pass", "dynamics=static"),
+        (sparse(RIGL), "fail", "cnn on digits has no line with dynamics=static, the control of dynamics=rigl"),
+        (
+            sparse(RIGL, ("cnn", "set", "random"), ("mlp", "static", "random")),
+            "fail",
+            "cnn on digits has no line with dynamics=static, the control of dynamics=rigl, set",
+        ),
+        (sparse(RIGL, STATIC, SNIP), "fail", "none of restart.control=shuffle, reinit, invert, small"),
+        (sparse(("cnn", "static", "snip")), "fail", "none of restart.control=shuffle, reinit, invert, small"),
+        (sparse(STATIC), "n/a", "masks are drawn at random and stay"),
+        (sparse(RIGL, restart={}), "n/a", "every network is trained, pruned and fine-tuned"),
+        (sparse(SNIP, restart={**RESTARTED, "control": "shuffle"}), "pass", "shuffle"),
+    ],
+)
+def test_masks_that_change_within_a_training_are_controlled_by_static_ones(
+    plan: Plan, verdict: str, reason: str
+) -> None:
+    found = one(plan, {}, "control of masks")
+
+    assert (found.verdict, found.reason) == (verdict, reason)
+
+
+def test_static_masks_that_are_fine_tuned_are_no_control_of_a_training_from_a_step() -> None:
+    plan = sparse(RIGL, STATIC)
+    key = plan.trials[1].stages[-1]
+    fields = {name: value for name, value in plan.stages[key].fields.items() if name != "restart"}
+    tuned = Plan({**plan.stages, key: replace(plan.stages[key], fields=fields)}, plan.trials)
+
+    assert one(tuned, {}, "control of masks").verdict == "fail"
+
+
 def pruned_at_start(restart: Mapping[str, str], rewind: bool, lr: float) -> tuple[Plan, dict[str, StageRecord]]:
     """Return a sweep that prunes at initialisation, optionally with another network to rewind to or compare with."""
     plan = make_plan(("snip",), (0.5,), (0,), rounds=1)
