@@ -12,6 +12,7 @@ from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.planning.forecast import told
 from orchestrator.planning.number_formats import percent
 from orchestrator.planning.plan import device_kind, round_targets, threads
+from pruning.catalogue.dynamics import DYNAMICS
 
 SHOWN = 40
 """Maximum number of trials in the table; a longer sweep shows the first trials and the last one."""
@@ -114,11 +115,13 @@ def _table(plan: Plan, finished: Collection[str]) -> Iterator[str]:
 
 def _rounds(plan: Plan, trial: TrialSpec, finished: Collection[str]) -> Iterator[str]:
     for key, asked in zip(trial.stages[1:], round_targets(trial.config), strict=True):
-        text = "as given" if asked.get("target", 0) is None else _asked(asked)
-        yield f"{text}{_marks(plan, key, finished)}"
+        yield f"{_asked(asked, trial.config)}{_marks(plan, key, finished)}"
 
 
-def _asked(asked: Mapping[str, Any]) -> str:
+def _asked(asked: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """Return the request of a round; `as trained` if the training of a dynamics without a target decides."""
+    if asked.get("target", 0) is None:
+        return "as given" if DYNAMICS[config["dynamics"]["kind"]].has_target else "as trained"
     return percent(asked["target"]) if "target" in asked else f"amount {asked['amount']}"
 
 

@@ -156,6 +156,14 @@ def test_a_dry_run_shows_starts_and_the_dense_training() -> None:
     assert text.count(f"{plan.trials[0].dense[:8]}*") == 2
 
 
+def test_a_dry_run_says_where_the_training_decides_the_sparsity() -> None:
+    densities = ("scope=given", "+scope.densities={a: 0.5}", "schedule=one_shot", "schedule.sparsity=null")
+    trained, given = composed("method=soft_movement"), composed(*densities)
+    rows = preview("sparse", planned(trained, given, composed("method=rigl")), ()).splitlines()[-5:-2]
+
+    assert [row.split("  ")[-1].strip(" *") for row in rows] == ["as trained", "as given", "90.00%"]
+
+
 def test_methods_that_restart_give_way_to_what_is_typed() -> None:
     ticket, rates = composed("method=lottery_ticket"), composed("method=lr_rewinding")
 
