@@ -17,12 +17,12 @@ from orchestrator.compare.panels import positions
 from orchestrator.compare.round_columns import budget_of, reached_of
 from orchestrator.compare.statistics import has_spread, least_gain
 from orchestrator.config.parts.method_choices import decides_itself, published_at_start
+from orchestrator.config.parts.sparse_training import row_of
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import REWIND, Plan
 from orchestrator.core.stage_fields import Restart, StageFields
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.planning.number_formats import in_points, percent, ratio
-from pruning.catalogue.dynamics import DYNAMICS
 
 Verdict = Literal["pass", "fail", "n/a"]
 Answer = tuple[Verdict, str]
@@ -232,17 +232,17 @@ def _mask_control(plan: Plan) -> Answer:
 
 def _changes_masks(fields: StageFields) -> bool:
     """Whether a round's masks change within its training."""
-    return _is_in_training(fields) and fields.dynamics.kind != STATIC
+    return _is_in_training(fields) and fields.dynamics.named != STATIC
 
 
 def _is_drawn(fields: StageFields) -> bool:
     """Whether a round draws its masks at random and keeps them."""
-    return fields.dynamics.kind == STATIC and fields.score.kind == "random"
+    return fields.dynamics.named == STATIC and fields.score.kind == "random"
 
 
 def _is_in_training(fields: StageFields) -> bool:
     """Whether a round's dynamics belongs to its training, as `static` and `rigl` do."""
-    row = DYNAMICS.get(fields.dynamics.kind or "")
+    row = row_of(vars(fields.dynamics))
     return row is not None and row.in_training
 
 
@@ -252,7 +252,7 @@ def _sparse_trainings(plan: Plan) -> dict[tuple[str, str], set[str]]:
     for trial, position in zip(plan.trials, positions(plan), strict=True):
         for fields in (plan.stages[key].typed for key in trial.stages):
             if fields.restart != Restart() and _is_in_training(fields):
-                found.setdefault(position.panel, set()).add(str(fields.dynamics.kind))
+                found.setdefault(position.panel, set()).add(fields.dynamics.named)
     return {panel: kinds for panel, kinds in found.items() if kinds != {STATIC}}
 
 

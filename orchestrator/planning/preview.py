@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from orchestrator.config.parts.method_choices import published_at_start
+from orchestrator.config.parts.sparse_training import row_of
 from orchestrator.core.events import Forecast
 from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.planning.forecast import told
 from orchestrator.planning.number_formats import percent
 from orchestrator.planning.plan import device_kind, round_targets, threads
-from pruning.catalogue.dynamics import DYNAMICS
 
 SHOWN = 40
 """Maximum number of trials in the table; a longer sweep shows the first trials and the last one."""
@@ -121,7 +121,8 @@ def _rounds(plan: Plan, trial: TrialSpec, finished: Collection[str]) -> Iterator
 def _asked(asked: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     """Return the request of a round; `as trained` if the training of a dynamics without a target decides."""
     if asked.get("target", 0) is None:
-        return "as given" if DYNAMICS[config["dynamics"]["kind"]].has_target else "as trained"
+        row = row_of(config["dynamics"])
+        return "as given" if row is None or row.has_target else "as trained"
     return percent(asked["target"]) if "target" in asked else f"amount {asked['amount']}"
 
 

@@ -65,7 +65,7 @@ def sparse(*lines: tuple[str, str, str], **changes: Mapping[str, str]) -> Plan:
             spec,
             fields={
                 **spec.fields,
-                "dynamics": {"kind": chosen[key][1]},
+                "dynamics": {"_target_" if "." in chosen[key][1] else "kind": chosen[key][1]},
                 "score": {"kind": chosen[key][2]},
                 "restart": RESTARTED,
                 **changes,
@@ -90,6 +90,11 @@ RIGL, STATIC, SNIP = ("cnn", "rigl", "random"), ("cnn", "static", "random"), ("c
             sparse(RIGL, ("cnn", "set", "random"), ("mlp", "static", "random")),
             "fail",
             "cnn on digits has no line with dynamics=static, the control of dynamics=rigl, set",
+        ),
+        (
+            sparse(("cnn", "mine.Rotating", "random")),
+            "fail",
+            "cnn on digits has no line with dynamics=static, the control of dynamics=mine.Rotating",
         ),
         (sparse(RIGL, STATIC, SNIP), "fail", "none of restart.control=shuffle, reinit, invert, small"),
         (sparse(("cnn", "static", "snip")), "fail", "none of restart.control=shuffle, reinit, invert, small"),
