@@ -171,6 +171,11 @@ class StageFields:
     measure: MeasuringFields = MeasuringFields()
 
     @property
+    def changes_masks(self) -> bool:
+        """Whether masks change within the training of the round."""
+        return axes.Dynamics(self.dynamics._target_ or self.dynamics.kind or "nested").row.in_training
+
+    @property
     def decides_itself(self) -> bool:
         """Whether a class decides which entries to prune, without a score."""
         return self.amount is not None or decides_itself(self.method)

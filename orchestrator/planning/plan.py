@@ -200,7 +200,8 @@ def _normal(job: Job) -> Job:
             method_choices.scored_as(parts["score"], str(job.config["schedule"].get("at")), _kind(job))
         )
     if {"method", "score"} <= parts.keys():
-        parts["method"]["name"] = method_choices.called(parts["method"], parts["score"])
+        dynamics = parts.get("dynamics", {})
+        parts["method"]["name"] = method_choices.called(parts["method"], parts["score"], dynamics)
     return replace(job, config={**job.config, **parts})
 
 

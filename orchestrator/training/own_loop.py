@@ -114,12 +114,29 @@ class Context:
         self._keep, self._on_point, self._state = keep, on_point, state
         self._changed: Mapping[str, Any] | None = None
         """State of changing masks that the next `attach` continues from."""
+        self._stepped: set[int] = set()
+        """Parameters that an optimizer has moved for this batch."""
+        self._restored: MaskSet | None = None
         self._has_checkpoints = False
 
     @property
     def masks(self) -> MaskSet:
         """The network's masks as they are now; empty while it is dense."""
+        if self._restored is not None:
+            return self._restored
         return self._masks if self.sparse is None else self.sparse.masks
+
+    def restore_masks(self, masks: MaskSet) -> None:
+        """Say that the network has weights of an earlier step again, with the masks of that step.
+
+        Call it once, after the last step: masks no longer change.
+
+        Args:
+            masks: `context.masks` as it was when the weights were copied.
+        """
+        if self.sparse is not None:
+            self.sparse.release()
+            self._restored = masks
 
     def attach(self, optimizer: Optimizer, steps: int | None = None) -> None:
         """Keep pruned weights at exactly 0 after each step of `optimizer`, count its steps, and stop when asked to.
@@ -131,14 +148,13 @@ class Context:
             optimizer: an optimizer of the network.
             steps: number of steps of the training, where masks change; None: the steps of `config`.
         """
-        if (cost := self.cost) is not None:
-            optimizer.register_step_pre_hook(lambda *_: cost.step(self._length.examples))
+        trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        optimizer.register_step_pre_hook(lambda *_: self._count_batch(trained))
         if self._on_optimizer is not None:
             self._on_optimizer(optimizer)
-        if self.sparse is not None and self._is_of_pruned(optimizer):
-            saved, self._changed = self._changed, None
-            length = self._length.steps if steps is None else steps
-            self.sparse.attach(self._model, optimizer, length, self._length.epoch, saved)
+        pruned = {id(self._model.get_parameter(name)) for name in self._masks}
+        if self.sparse is not None and trained & pruned:
+            self._change_masks(self.sparse, optimizer, steps)
         optimizer.register_step_pre_hook(lambda *_: self._end_if_asked())
         optimizer.register_step_post_hook(lambda *_: self._count())
 
@@ -233,6 +249,21 @@ class Context:
                 "step, so that it continues from its checkpoint; add that call."
             )
 
+    def require_changed(self, where: str, config: Mapping[str, Any]) -> None:
+        """Raise `TrainingError` if masks must change, but were not attached, or had not changed for the last time."""
+        if self.sparse is None:
+            return
+        if self.sparse.dynamics is None:
+            raise TrainingError(
+                f"{given(where, config)} must call `context.attach(optimizer)` before the first step, so that masks "
+                "change; call it with the optimizer of the pruned parameters."
+            )
+        if not self.sparse.is_at_target:
+            raise TrainingError(
+                f"{given(where, config)} ended after {self.steps} steps, before the last change of the masks "
+                "(`dynamics.until`); train on, or pass the number of steps to `context.attach(optimizer, steps=...)`."
+            )
+
     def _saved(self, parts: Mapping[str, Any]) -> TrainState:
         state = {
             "step": self.steps,
@@ -245,10 +276,27 @@ class Context:
         }
         return TrainState.of(state)
 
-    def _is_of_pruned(self, optimizer: Optimizer) -> bool:
-        """Return whether an optimizer trains a parameter whose mask changes."""
-        trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
-        return any(id(each) in trained for name, each in self._model.named_parameters() if name in self._masks)
+    def _change_masks(self, sparse: SparseTraining, optimizer: Optimizer, steps: int | None) -> None:
+        """Begin to change masks, or continue from a checkpoint."""
+        if sparse.dynamics is not None:
+            raise TrainingError(
+                "`context.attach` was called twice for pruned parameters, whose masks change within the training; "
+                "train them by one optimizer, and attach it once."
+            )
+        if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
+            raise TrainingError(
+                f"`steps` (={steps!r}) of `context.attach` must be an int of at least 1, the steps of the training."
+            )
+        saved, self._changed = self._changed, None
+        sparse.attach(self._model, optimizer, self._length.steps if steps is None else steps, self._length.epoch, saved)
+
+    def _count_batch(self, trained: set[int]) -> None:
+        """Count the multiply-accumulates of a batch; optimizers of other parameters may take a step for it, too."""
+        if self._stepped & trained or not self._stepped:
+            self._stepped.clear()
+            if self.cost is not None:
+                self.cost.step(self._length.examples)
+        self._stepped |= trained
 
     def _end_if_asked(self) -> None:
         if not self._has_checkpoints and self._cancelled():
@@ -303,11 +351,12 @@ def _run(
         if context.sparse is not None:
             context.sparse.release()
     context.require_resumed()
+    context.require_changed(where, config)
     model.to(context.device)
     for name, parameter in model.named_parameters():
         parameter.grad = None
         parameter.requires_grad_(name in trainable)  # the function may have frozen some
-    _check_network(where, config, model, before, context.masks)
+    _check_network(where, config, model, before, context.masks, changing=context.sparse is not None)
     steps = max([context.steps, *(point.step for point in context.curve[-1:])])
     if not steps and (config.get("epochs") or config.get("steps")):
         raise TrainingError(
@@ -339,7 +388,13 @@ def _shapes_and_dtypes(model: nn.Module) -> dict[str, tuple[tuple[int, ...], tor
 
 
 def _check_network(
-    where: str, config: Mapping[str, Any], model: nn.Module, before: Mapping[str, Any], masks: MaskSet
+    where: str,
+    config: Mapping[str, Any],
+    model: nn.Module,
+    before: Mapping[str, Any],
+    masks: MaskSet,
+    *,
+    changing: bool,
 ) -> None:
     after = _shapes_and_dtypes(model)
     if changed := [name for name in {**before, **after} if before.get(name) != after.get(name)]:
@@ -353,7 +408,9 @@ def _check_network(
             raise Diverged(f"{name} is infinite or NaN after {given(where, config)}: training diverged.")
     for name, mask in masks.items():
         if name in parameters and bool((parameters[name].detach()[~mask.to(parameters[name].device)] != 0).any()):
+            remedy = "call `context.attach(optimizer)` before the first step."
+            if changing:
+                remedy = "for weights of an earlier step, call `context.restore_masks` with the masks of that step."
             raise LawBroken(
-                f"{given(where, config)} must keep pruned weights at 0, but those of {name} are not; call "
-                "`context.attach(optimizer)` before the first step."
+                f"{given(where, config)} must keep pruned weights at 0, but those of {name} are not; {remedy}"
             )

@@ -349,7 +349,7 @@ class _Run(Resumable):
         if improved:
             self.best = value
         if self.config.select == "last" or improved:
-            self.selected_step = point.step
+            self.selected_step = self.step
         if self.config.select == "best" and improved:
             with torch.no_grad():
                 self.best_state = [tensor.detach().clone() for tensor in self._state()]

@@ -45,7 +45,10 @@ class DynamicsRow(Row):
 
 
 _EVERY = Option("every", int, 100, "Steps between two updates.", (whole(1),))
-_PLACE = Rule(lambda value: is_number(value) and value >= 0, "be at least 0: a fraction up to 1, else a step")
+_PLACE = Rule(
+    lambda value: is_number(value) and value >= 0 and (value <= 1 or value == int(value)),
+    "be a fraction of the training up to 1, or else a whole number: a step",
+)
 _FIRST = Option(
     "begin", float, 0.0, "Place of the first update: a fraction of the training up to 1, else a step.", (_PLACE,)
 )
@@ -121,6 +124,7 @@ DYNAMICS: Mapping[str, DynamicsRow] = named(
             ),
             "Mocanu et al. 2018, arXiv 1707.04780",
             keeps_counts=True,
+            scopes=("layer", "global"),
         ),
         DynamicsRow(
             "rigl",
@@ -134,6 +138,7 @@ DYNAMICS: Mapping[str, DynamicsRow] = named(
             ),
             "Evci et al. 2020, arXiv 1911.11134",
             keeps_counts=True,
+            scopes=("layer", "global"),
         ),
         DynamicsRow(
             "sr_ste",

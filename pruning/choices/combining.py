@@ -95,6 +95,8 @@ def _check_dynamics(choices: Choices) -> None:
         "control.kind": (choices.control.kind, (Control().kind,)),
     }
     if not row.ranks:
+        scope = choices.scope
+        taken |= {"scope.min_kept": (scope.min_kept, (0,)), "scope.normalise": (scope.normalise, (None,))}
         taken |= {
             "score.kind": (choices.score.kind, (plain,)),
             "scope.allocation": (choices.scope.allocation, ("each",)),

@@ -51,8 +51,8 @@ class Set(Dynamics):
             return
         masks, grown, values = {}, {}, {}
         for name, kept in self.kept.items():
-            if kept.all():
-                continue  # a dense layer has no place for regrowth
+            if kept.all() or not self.parameter(name).requires_grad:
+                continue  # a dense layer has no place for regrowth, and a frozen one keeps its values
             weight = self.parameter(name).detach()
             with named(name):
                 masks[name], grown[name] = self._moved(weight, kept)

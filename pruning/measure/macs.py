@@ -133,6 +133,9 @@ class Counter:
         self.uses: dict[str, list[Use]] = {}
         self._weights = {p.untyped_storage().data_ptr(): n for n, p in unwrapped(model).named_parameters()}
         self.modules, self._masks, self._masked = dict(plain_modules(model)), masks, masks.sparsity() > 0
+        named = dict(unwrapped(model).named_parameters(remove_duplicate=False))
+        self._by_parameter = {id(named[name]): mask for name, mask in masks.items() if name in named}
+        """Masks by parameter: a shared one has its mask under any of its names."""
         self._running: list[tuple[str, nn.Module]] = []
 
     def enter(self, path: str, module: nn.Module, _inputs: object) -> None:
@@ -149,7 +152,9 @@ class Counter:
         for use in rule(module, Call(inputs, keywords, output)) if rule else []:
             size = attrgetter(use.weight)(module)[use.rows].numel()
             self.uses.setdefault(_joined(path, use.weight), []).append(use)
-            mask = self._masks.get(_joined(path, use.weight))
+            mask = self._by_parameter.get(
+                id(attrgetter(use.weight)(module)), self._masks.get(_joined(path, use.weight))
+            )
             kept = size if mask is None else int(mask[use.rows].count_nonzero())
             self._add(path, use.times * size, use.times * kept)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pruning.holding.parameter import unwrapped
 from pruning.masks.mask_set import MaskSet
 from pruning.measure.layers import Use
 from pruning.measure.macs import counted
@@ -20,11 +21,13 @@ class WeightMacs:
 
     Args:
         total: multiply-accumulates of the dense network.
-        uses: name of a parameter -> its uses.
+        uses: first name of a parameter -> its uses, in all modules that share it.
+        first_names: further name of a shared parameter -> its first name.
     """
 
     total: int
     uses: Mapping[str, tuple[Use, ...]]
+    first_names: Mapping[str, str] = field(default_factory=dict)
 
     def remaining(self, masks: Mapping[str, Tensor]) -> Tensor:
         """Return the multiply-accumulates of unmasked weights, as a float64 tensor on the device of the masks.
@@ -34,10 +37,10 @@ class WeightMacs:
         Products of two activations remain, even where pruning made one factor all 0.
 
         Args:
-            masks: name -> bool tensor, True where an entry is kept; a shared parameter under each of its names.
+            masks: name -> bool tensor, True where an entry is kept; a shared parameter under any of its names.
         """
         found = torch.tensor(float(self.total), dtype=torch.float64)
-        for name, mask in masks.items():
+        for name, mask in {self.first_names.get(name, name): mask for name, mask in masks.items()}.items():
             for use in self.uses.get(name, ()):
                 part = mask[use.rows]
                 found = found.to(mask.device) - use.times * (part.numel() - torch.count_nonzero(part)).double()
@@ -52,7 +55,14 @@ def weight_macs(model: nn.Module, example: Any) -> WeightMacs:
         example: input of the model, as for `macs`.
     """
     counter = counted(model, example, MaskSet({}))
-    return WeightMacs(
-        sum(layer.total for layer in counter.layers.values()),
-        {name: tuple(uses) for name, uses in counter.uses.items()},
-    )
+    first: dict[int, str] = {}
+    names = {
+        name: first.setdefault(id(parameter), name)
+        for name, parameter in unwrapped(model).named_parameters(remove_duplicate=False)
+    }
+    uses: dict[str, list[Use]] = {}
+    for name, own in counter.uses.items():
+        uses.setdefault(names.get(name, name), []).extend(own)
+    total = sum(layer.total for layer in counter.layers.values())
+    shared = {name: own for name, own in names.items() if name != own}
+    return WeightMacs(total, {name: tuple(own) for name, own in uses.items()}, shared)

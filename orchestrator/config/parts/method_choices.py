@@ -75,8 +75,21 @@ def scored_as(score: Mapping[str, Any], at: str, dynamics: str | None) -> Mappin
     return {**score, "batch_norm": "train" if before else "eval"}
 
 
-def called(method: Mapping[str, Any], score: Mapping[str, Any]) -> str | None:
-    """Return a method's name in reports. If another score replaces the method's own, the name tells that score."""
+def called(method: Mapping[str, Any], score: Mapping[str, Any], dynamics: Mapping[str, Any]) -> str | None:
+    """Return a method's name in reports. If another score or dynamics replaces the method's own, the name tells it."""
+    name, own = _ranked_by(method, score), dynamics.get("name") or dynamics.get("kind")
+    if (target := dynamics.get("_target_")) is not None:
+        own = dynamics.get("name") or str(target).rpartition(".")[2]
+    elif (row := DYNAMICS.get(str(own))) is None or not row.in_training:
+        return name
+    published = PUBLISHED.get(str(method.get("name")))
+    if published is not None and published.choices.dynamics.kind == own:
+        return name
+    return str(own) if name in (RANKING, "magnitude") else f"{name}, dynamics={own}"
+
+
+def _ranked_by(method: Mapping[str, Any], score: Mapping[str, Any]) -> str | None:
+    """Return a method's name; if another score replaces the method's own, the name tells that score."""
     name, kind = method.get("name"), score.get("kind")
     published = PUBLISHED.get(str(name))
     if decides_itself(method) or (published is None and method.get("kind") != RANKING):

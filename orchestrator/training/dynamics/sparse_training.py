@@ -29,6 +29,8 @@ from pruning.choices import axes
 from pruning.dynamics.changing_masks import Dynamics
 
 T = TypeVar("T")
+CALLED = ("begin", "wants_dense", "before_step", "after_step", "own_state", "load_own_state", "try_update")
+"""Methods of a dynamics that a class of the user's own may override."""
 OF_ENGINE = ("`", "Changing the mask of", "the first masks")
 """Beginnings of the engine's errors that a user can act on."""
 
@@ -72,7 +74,10 @@ class SparseTraining:
         """
         own = self.asked.fields.dynamics._target_
         node = {"_target_": own, "kind": self.row.name, **self.asked.choices.dynamics.options}
-        for sentence in place_violations(node, length, self._where):
+        whole = self._where
+        if self.asked.fields.restart.rates:
+            whole += f" from `restart.rates` (={self.asked.fields.restart.rates}) on"
+        for sentence in place_violations(node, length, whole):
             raise SparseTrainingError(sentence)
         fields = self.asked.fields
         drawn = torch.Generator().manual_seed(derive(fields.seed, f"{fields.round}/dynamics"))
@@ -80,7 +85,7 @@ class SparseTraining:
             made = self._made(self._options(model, epoch_length))
             made.attach(model, self._first, optimizer, length=length, generator=drawn, state=state)
         self.dynamics, self._now = made, dict(made.kept)
-        if self.row.keeps_counts:
+        if self.row.keeps_counts or self.row.nested:
             optimizer.register_step_post_hook(lambda *_: self._hold_update())
 
     @property
@@ -101,7 +106,8 @@ class SparseTraining:
     @property
     def is_at_target(self) -> bool:
         """Whether the masks prune as much as in the end."""
-        return self.dynamics is None or self.dynamics.is_at_target
+        made = self.dynamics
+        return made is None or self._guarded(lambda: made.is_at_target)()
 
     def state(self) -> Mapping[str, Any] | None:
         """Return what `attach` continues from."""
@@ -118,8 +124,10 @@ class SparseTraining:
     def mask(self, model: nn.Module, averages: list[Tensor]) -> None:
         """Set the pruned entries of averages of the trained parameters to 0."""
         assert self.dynamics is not None
-        names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        self.dynamics.mask(dict(zip(names, averages, strict=True)))
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        averaged = {id(parameter): average for parameter, average in zip(trained, averages, strict=True)}
+        own = {name: averaged.get(id(self.dynamics.parameter(name))) for name in self.dynamics.kept}
+        self.dynamics.mask({name: average for name, average in own.items() if average is not None})
 
     def try_update(self) -> None:
         """Try the updates of the whole training on the network as it is, and change nothing."""
@@ -164,12 +172,14 @@ class SparseTraining:
                 "keys under `dynamics`."
             )
         made = self._guarded(make)(**options)
-        for name in ("begin", "before_step", "after_step"):
+        for name in CALLED:
             setattr(made, name, self._guarded(getattr(made, name)))
         return made
 
     def _guarded(self, function: Callable[..., T]) -> Callable[..., T]:
-        """Convert errors of a function of the user's own to `SparseTrainingError`."""
+        """Convert errors of a class of the user's own to `SparseTrainingError`."""
+        if self.asked.fields.dynamics._target_ is None:
+            return function
 
         @wraps(function)
         def guarded(*args: Any, **kwargs: Any) -> T:
@@ -213,10 +223,10 @@ class SparseTraining:
         return found | ({"example": example_of(model, self._read.data)} if self.asked.spans else {})
 
     def _hold_update(self) -> None:
-        """Check an update: the counts of each tensor, and the values with which regrown entries begin.
+        """Check an update: counts that stay, entries that stay pruned, and the values of regrown entries.
 
         Raises:
-            LawBroken: a count changed, or a regrown entry begins with another value than the method says.
+            LawBroken: a count changed, an entry returned, or a regrown entry begins with another value than it must.
         """
         made = self.dynamics
         assert made is not None
@@ -224,7 +234,9 @@ class SparseTraining:
             before = self._now[name]
             if now is before:
                 continue
-            if int(torch.count_nonzero(now)) != int(torch.count_nonzero(before)):
+            if self.row.nested and bool((now & ~before).any()):
+                raise LawBroken(f"an update of dynamics={self.row.name} brought pruned entries of {name} back.")
+            if self.row.keeps_counts and int(torch.count_nonzero(now)) != int(torch.count_nonzero(before)):
                 raise LawBroken(f"an update of dynamics={self.row.name} changed the number of kept entries of {name}.")
             values = made.parameter(name).detach()[now & ~before]
             low, high = made.new_values

@@ -51,7 +51,8 @@ def furthest(store: StageStore, keys: Sequence[str]) -> TrainState | None:
 
 def masks_of(model: nn.Module, masks: MaskSet) -> list[Tensor | None]:
     """Return the mask of each trained parameter of a plain model, in their order; None for a parameter without one."""
-    return [masks.get(name) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    by_parameter = {id(model.get_parameter(name)): mask for name, mask in masks.items()}  # also under a tied name
+    return [by_parameter.get(id(parameter)) for parameter in model.parameters() if parameter.requires_grad]
 
 
 def restart(network: Network, masks: MaskSet, spec: StageSpec, order: WorkOrder) -> None:
@@ -77,7 +78,8 @@ def onward(model: nn.Module, masks: Sequence[Tensor | None], spec: StageSpec, st
     """Return the state of the dense training that a round continues; None for a round that fine-tunes.
 
     Schedule, scaler, generators and place in the data order are those of the step. Measurements and selected weights
-    are dropped, because they belong to another network; they stay if nothing is masked and the weights are that step's.
+    are dropped, because they belong to another network; they stay if nothing is masked, now or within the training, and
+    the weights are that step's.
 
     Args:
         model: the network to train, with its first weights
@@ -96,7 +98,7 @@ def _masked_state(masks: Sequence[Tensor | None], state: TrainState, model: nn.M
     """Return the state of the dense training as `onward` describes it."""
     parts = {name: state.part(name) for name in state.values} | {"model": module_state(model), "curve": [], **_OWN}
     same = spec.inputs.get(REWIND) == spec.inputs[RATES]
-    if not same or any(mask is not None and not bool(mask.all()) for mask in masks):
+    if not same or spec.typed.changes_masks or any(mask is not None and not bool(mask.all()) for mask in masks):
         parts |= {**_UNMEASURED, "selected_step": parts["step"]}
     averages = parts["averages"] if same else None
     parts["averages"] = averages and [_masked(value, mask) for value, mask in zip(averages, masks, strict=True)]

@@ -206,6 +206,13 @@ def test_weights_are_not_selected_before_the_masks_prune_as_much_as_in_the_end(
             ("method=gradual", "schedule.amount=0.1", "schedule.sparsity=null"),
             "`schedule.amount` .=0.1. is for a class",
         ),
+        (("method=movement", "scope.min_kept=5"), "`scope.min_kept` .=5. cannot be combined"),
+        (("method=sr_ste", "scope.normalise=size"), "`scope.normalise` .='size'. cannot be combined"),
+        (("method=rigl", "scope=row"), "`scope.kind` .='row'. cannot be combined"),
+        (
+            ("method=gradual", "dynamics.until=1.5"),
+            "`dynamics.until` .=1.5. must be a fraction of the training up to 1, or",
+        ),
         (("method=rigl", "train.epochs=0"), "rounds train by `train`, which trains nothing"),
     ],
 )
@@ -339,6 +346,9 @@ def test_a_dynamics_of_ones_own_prunes_to_the_sparsity_that_it_is_given(store: S
     ("name", "overrides", "said"),
     [
         ("Failing", (), "`dynamics._target_` .=own_dynamics.Failing. failed with KeyError: 'no such layer'; fix"),
+        ("Returning", (), "brought pruned entries of .* back"),
+        ("Asking", (), "`dynamics._target_` .=own_dynamics.Asking. failed with ZeroDivisionError"),
+        ("Unsure", (), "`dynamics._target_` .=own_dynamics.Unsure. failed with ZeroDivisionError"),
         ("Losing", (), "changed the number of kept entries of"),
         ("Rotating", ("dynamics.evry=4",), "is called with .evry., but .*missing a required argument"),
         ("function", ("dynamics.every=4",), "must be a class derived from pruning.dynamics.Dynamics, not a function"),
@@ -350,3 +360,99 @@ def test_a_mistake_in_ones_own_dynamics_is_told_in_a_sentence(
 ) -> None:
     with pytest.raises(OrchestratorError, match=said):
         pruned(own(name, *overrides), store)
+
+
+REWOUND = ("schedule=one_shot", "restart=rewind", "restart.step=10", "train.optimizer.lr=0.3")
+
+
+@pytest.mark.parametrize("method", ["gradual", "movement", "sr_ste", "rigl"])
+def test_a_rewound_round_forgets_what_the_dense_training_measured(method: str, store: Store) -> None:
+    """The dense network at step 10 is better than the pruned one, and its patience is almost used up."""
+    sparsity = "schedule.sparsity=null" if method == "sr_ste" else "schedule.sparsity=0.98"
+    plan = asked(method, *REWOUND, sparsity, "train.eval_every=2", "train.patience=2")
+    record = pruned(plan, store)
+
+    assert [point.step for point in record.curve][:2] == [2, 4]
+    assert record.best_step in [point.step for point in record.curve]
+
+
+@pytest.mark.parametrize("method", ["lottery_ticket", "rigl"])
+def test_the_best_step_of_a_rewound_round_counts_from_its_beginning(method: str, store: Store) -> None:
+    METHODS.setdefault("lottery_ticket", ())
+    plan = asked(method, *REWOUND[:3], "schedule.sparsity=0.5", "train.eval_every=5")
+    record = pruned(plan, store)
+    values = {point.step: point.metrics["val/accuracy"] for point in record.curve}
+
+    assert record.best_step == max(values, key=lambda step: (values[step], -step))
+    assert record.after["val/accuracy"] == values[record.best_step]
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if "ste" not in name])
+def test_averages_of_tied_weights_are_masked(method: str, store: Store) -> None:
+    model = ("model._target_=own_dynamics.Tied", "data._target_=own_dynamics.numbers", "prune.include=[head.weight]")
+    typed = [*SHORT[2:], f"method={method}", *METHODS[method], *model, "train.ema=0.9", "scope=layer"]
+    record = pruned(planned(composed(*with_own_options(typed))), store)
+    weights = load(store.read(record.key, "weights.safetensors"))
+
+    assert record.steps == 20
+    for mask in masks_of(record, store).values():
+        assert not weights["head.weight"][~mask].any()
+
+
+def test_frozen_weights_keep_their_values(store: Store) -> None:
+    model = ("model._target_=own_dynamics.frozen", "data._target_=own_dynamics.numbers")
+    typed = [*SHORT[2:], "method=set", "dynamics.every=4", *model]
+    plan = planned(composed(*with_own_options(typed)))
+    record = pruned(plan, store)
+    start = load(store.read(plan.trials[0].stages[0], "weights.safetensors"))
+    weights, masks = load(store.read(record.key, "weights.safetensors")), masks_of(record, store)
+
+    assert torch.equal(weights["0.weight"], start["0.weight"] * masks["0.weight"])
+
+
+def test_a_line_is_named_after_its_dynamics() -> None:
+    def name(*overrides: str) -> str:
+        return str(planned(composed(*with_own_options(overrides))).trials[0].config["method"]["name"])
+
+    assert name("dynamics=rigl", "schedule=during") == "rigl"
+    assert name("method=magnitude", "dynamics=gradual", "schedule=during") == "gradual"
+    assert name("method=rigl") == "rigl"
+    assert name("method=rigl", "dynamics=static") == "rigl, dynamics=static"
+    assert name("method=snip", "dynamics=set", "schedule=during") == "snip, dynamics=set"
+    own = ("dynamics._target_=own_dynamics.Rotating", "dynamics.every=4", "schedule=during")
+    assert name(*own) == "Rotating"
+    assert name("method=snip") == "snip"
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("unattached", "must call `context.attach.optimizer.` before the first step, so that masks change"),
+        ("twice", "`context.attach` was called twice for pruned parameters"),
+        ("early", "ended after 5 steps, before the last change of the masks"),
+        ("without_steps", "`steps` .=0. of `context.attach` must be an int of at least 1"),
+        ("forgetting_masks", "for weights of an earlier step, call `context.restore_masks` with the masks of that"),
+    ],
+)
+def test_what_a_function_does_wrong_with_changing_masks_is_told(function: str, said: str, store: Store) -> None:
+    with pytest.raises(OrchestratorError, match=said):
+        pruned(looped(function), store)
+
+
+def looped(function: str, method: str = "gradual", *overrides: str) -> Plan:
+    return asked(method, f"train._target_=own_dynamics.{function}", "train.select=last", *overrides)
+
+
+def test_a_function_gives_back_earlier_weights_with_their_masks(store: Store) -> None:
+    record = pruned(looped("best_of_two", "rigl", "dynamics.until=1.0"), store)
+
+    assert {update["step"] for update in record.details["mask_updates"]} == {0, 4, 8, 12, 16}
+    weights = load(store.read(record.key, "weights.safetensors"))
+    assert all(not weights[name][~mask].any() for name, mask in masks_of(record, store).items())
+
+
+@pytest.mark.parametrize("method", ["rigl", "static"])
+def test_optimizers_of_different_parameters_count_one_batch_together(method: str, store: Store) -> None:
+    one, two = (pruned(looped(name, method), store) for name in ("plainly", "by_two_optimizers"))
+
+    assert two.details["training_macs"] == one.details["training_macs"]

@@ -139,6 +139,30 @@ def test_counts_by_weight_are_the_counts_of_a_pass_under_the_masks(sparsity: flo
     assert int(found.remaining(masks)) == macs(model, x, held).remaining
 
 
+class Shared(nn.Module):
+    """Two layers of one weight, and a layer in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.last.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.middle(self.first(x)))
+        return out
+
+
+@pytest.mark.parametrize("name", ["first.weight", "last.weight"])
+def test_a_shared_weight_is_masked_in_all_its_uses(name: str) -> None:
+    model, x, mask = Shared(), torch.randn(1, 6), torch.rand(6, 6) > 0.5
+    with torch.no_grad():
+        model.first.weight.mul_(mask)
+    kept = int(mask.sum())
+
+    assert int(weight_macs(model, x).remaining({name: mask})) == 2 * kept + 36
+    assert macs(model, x, MaskSet({name: mask})).remaining == 2 * kept + 36
+
+
 def test_a_cost_that_an_earlier_release_did_not_count_stays_unknown() -> None:
     made = TrainingCost(WeightMacs(6, {}), dict)
     made.step(2)

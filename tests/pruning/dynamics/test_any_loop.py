@@ -237,7 +237,7 @@ def test_mistakes_are_refused_in_a_sentence() -> None:
         dynamics.attach(model, {"third.weight": torch.ones(2)}, steps, length=10)
     for name, options, said in (
         ("rigl", {"every": 0}, r"`every` \(=0\) must be an integer of at least 1"),
-        ("rigl", {"until": -0.5}, r"`until` \(=-0\.5\) must be at least 0"),
+        ("rigl", {"until": -0.5}, r"`until` \(=-0\.5\) must be a fraction of the training up to 1, or"),
         ("gradual", {"sparsity": 1.0}, r"`sparsity` \(=1\.0\) must lie in \[0, 1\)"),
         ("gradual", {}, r"`sparsity` \(=None\) must be given"),
         ("sr_ste", {"decay": -1.0}, r"`decay` \(=-1\.0\)"),

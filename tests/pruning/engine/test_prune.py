@@ -734,7 +734,7 @@ def test_a_method_that_changes_masks_within_a_training_says_where_it_works(name)
     ("options", "said"),
     [
         ({"dynamics": Dynamics("rigl"), "unit": Unit("channel")}, "`unit.kind` .*must be 'entry'"),
-        ({"dynamics": Dynamics("set"), "scope": Scope("window")}, "`scope.kind` .*'layer' or 'global' or 'row'"),
+        ({"dynamics": Dynamics("set"), "scope": Scope("window")}, "`scope.kind` .*'layer' or 'global'"),
         ({"dynamics": Dynamics("sr_ste")}, "`scope.kind` .*must be 'window'"),
         ({"dynamics": Dynamics("movement"), "score": Score("snip")}, "`score.kind` .*must be 'magnitude'"),
         ({"dynamics": Dynamics("gradual"), "repair": Repair("obs")}, "`repair.kind` .*must be 'none'"),
