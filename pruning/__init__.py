@@ -12,7 +12,7 @@ Differences visible to code written for `torch.nn.utils.prune`:
 - `CustomFromMask` does not keep its mask after `apply`; tied parameters count once in global pruning;
 - random methods draw other numbers from the same seed; all methods take `generator`.
 
-A submodule is imported when it is first used, so `pruning.amount` and `pruning.schedule` need no torch.
+A submodule is imported when it is first used, so `pruning.choices.amount` and `pruning.schedule` need no torch.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pruning import dynamics as dynamics
     from pruning import scores as scores
-    from pruning.amount import Amount as Amount
-    from pruning.amount import count_to_prune as count_to_prune
-    from pruning.amount import validate_amount as validate_amount
     from pruning.catalogue.methods import METHODS as METHODS
+    from pruning.choices.amount import Amount as Amount
+    from pruning.choices.amount import count_to_prune as count_to_prune
+    from pruning.choices.amount import validate_amount as validate_amount
     from pruning.choices.combining import Choices as Choices
     from pruning.choices.published import PUBLISHED as PUBLISHED
     from pruning.compact.shrinking import Shrunk as Shrunk
@@ -78,7 +78,7 @@ if TYPE_CHECKING:
 _HOMES = {
     name: home
     for home, names in {
-        "amount": "Amount count_to_prune validate_amount",
+        "choices.amount": "Amount count_to_prune validate_amount",
         "catalogue.methods": "METHODS",
         "choices.combining": "Choices",
         "choices.published": "PUBLISHED",
@@ -112,9 +112,9 @@ _HOMES = {
 
 _TORCH_NAMES = {
     "_compute_norm": ("selection.channel_masks", "channel_norms"),
-    "_compute_nparams_toprune": ("amount", "count_to_prune"),
-    "_validate_pruning_amount": ("amount", "check_amount_fits"),
-    "_validate_pruning_amount_init": ("amount", "validate_amount"),
+    "_compute_nparams_toprune": ("choices.amount", "count_to_prune"),
+    "_validate_pruning_amount": ("choices.amount", "check_amount_fits"),
+    "_validate_pruning_amount_init": ("choices.amount", "validate_amount"),
     "_validate_pruning_dim": ("selection.channel_masks", "check_dim"),
     "_validate_structured_pruning": ("selection.channel_masks", "check_structured"),
 }

@@ -218,7 +218,6 @@ def test_imports_have_no_cycle() -> None:
 
 PRUNING_FLOORS = (
     *(
-        "amount",
         "schedule",
         "catalogue",
         "choices",

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pruning.amount import Amount, resolve_amount
+from pruning.choices.amount import Amount, resolve_amount
 from pruning.holding.masking import masked
 from pruning.holding.parameter import ModuleParameter, check_has_values, check_same_shape
 from pruning.methods.base import BasePruningMethod, commit

@@ -10,7 +10,7 @@ import torch
 import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
-from pruning.amount import Amount, resolve_amount, validate_amount
+from pruning.choices.amount import Amount, resolve_amount, validate_amount
 from pruning.methods.base import BasePruningMethod
 from pruning.methods.next_masks import BuiltinMethod
 from pruning.selection.channel_masks import (
@@ -65,7 +65,7 @@ class RandomStructured(_Structured):
         dim: dimension whose slices are the channels.
 
     Raises:
-        TypeError, ValueError: as `pruning.amount.validate_amount`; ValueError on use, if the tensor has fewer than 2
+        TypeError, ValueError: as `pruning.validate_amount`; ValueError on use, if the tensor has fewer than 2
             dimensions, or an int amount is larger than the number of unpruned channels.
         IndexError: on use, if the tensor has no dimension `dim`.
     """
@@ -94,7 +94,7 @@ class LnStructured(_Structured):
         dim: dimension whose slices are the channels.
 
     Raises:
-        TypeError, ValueError: as `pruning.amount.validate_amount`; ValueError on use, if the tensor has fewer than 2
+        TypeError, ValueError: as `pruning.validate_amount`; ValueError on use, if the tensor has fewer than 2
             dimensions, an int amount is larger than the number of unpruned channels, a norm is NaN, or `n` is not
             defined.
         IndexError: on use, if the tensor has no dimension `dim`.

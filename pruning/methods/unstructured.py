@@ -10,7 +10,7 @@ import torch
 import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
-from pruning.amount import Amount, resolve_amount, validate_amount
+from pruning.choices.amount import Amount, resolve_amount, validate_amount
 from pruning.holding.parameter import check_tensor
 from pruning.methods.base import BasePruningMethod
 from pruning.methods.next_masks import BuiltinMethod
@@ -36,7 +36,7 @@ class RandomUnstructured(BuiltinMethod, BasePruningMethod):
         amount: fraction of the currently unpruned entries in [0, 1] (float), or their number (int).
 
     Raises:
-        TypeError, ValueError: as `pruning.amount.validate_amount`; ValueError on use, if an int amount is larger than
+        TypeError, ValueError: as `pruning.validate_amount`; ValueError on use, if an int amount is larger than
             the number of unpruned entries.
     """
 
@@ -63,7 +63,7 @@ class L1Unstructured(BuiltinMethod, BasePruningMethod):
         amount: fraction of the currently unpruned entries in [0, 1] (float), or their number (int).
 
     Raises:
-        TypeError, ValueError: as `pruning.amount.validate_amount`; ValueError on use, if an int amount is larger than
+        TypeError, ValueError: as `pruning.validate_amount`; ValueError on use, if an int amount is larger than
             the number of unpruned entries, or scores of unpruned entries are NaN.
     """
 

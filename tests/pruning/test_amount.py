@@ -14,7 +14,7 @@ import torch.nn.utils.prune as torch_prune
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pruning import amount as amounts
+from pruning.choices import amount as amounts
 
 
 @pytest.mark.parametrize("bad", ["0.5", None, torch.tensor(0.5), Decimal("0.5"), [0.5], 0.5j])
@@ -84,5 +84,5 @@ def test_a_float_always_fits() -> None:
 
 
 def test_importing_amounts_and_schedules_imports_no_torch() -> None:
-    code = "import sys, pruning, pruning.amount, pruning.schedule; sys.exit('torch' in sys.modules)"
+    code = "import sys, pruning, pruning.choices.amount, pruning.schedule; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -58,7 +58,7 @@ def test_unknown_names_raise_as_usual() -> None:
         importlib.import_module("pruning.nothing")
 
 
-@pytest.mark.parametrize("module", ["pruning", "pruning.amount", "pruning.schedule"])
+@pytest.mark.parametrize("module", ["pruning", "pruning.choices.amount", "pruning.schedule"])
 def test_no_torch_before_it_is_needed(module: str) -> None:
     code = f"import sys, {module}; sys.exit(bool({{'torch', 'numpy'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=SOURCE.parent.parent).returncode == 0
