@@ -71,6 +71,8 @@ if TYPE_CHECKING:
     from pruning.methods.unstructured import Identity as Identity
     from pruning.methods.unstructured import L1Unstructured as L1Unstructured
     from pruning.methods.unstructured import RandomUnstructured as RandomUnstructured
+    from pruning.reconstruction.block_by_block import Layerwise as Layerwise
+    from pruning.reconstruction.block_by_block import layerwise as layerwise
     from pruning.schedule import targets as targets
     from pruning.selection.allocation import allocate as allocate
     from pruning.selection.unit_selection import select as select
@@ -102,6 +104,7 @@ _HOMES = {
         "random_unstructured remove remove_all",
         "methods.structured": "LnStructured RandomStructured",
         "methods.unstructured": "CustomFromMask Identity L1Unstructured RandomUnstructured",
+        "reconstruction.block_by_block": "Layerwise layerwise",
         "schedule": "targets",
         "selection.allocation": "allocate",
         "selection.unit_selection": "select",

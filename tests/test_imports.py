@@ -230,7 +230,7 @@ PRUNING_FLOORS = (
         "graph",
         "compact",
     ),
-    *("dependencies", "scores", "repair", "engine", "dynamics", "integrations"),
+    *("dependencies", "scores", "repair", "reconstruction", "engine", "dynamics", "integrations"),
 )
 """The files and rooms of `pruning` from the ground up: each imports from itself and those before it only."""
 

@@ -1,0 +1,67 @@
+"""The catalogue of methods that prune layer by layer with calibration data. The code is in `pruning/reconstruction`.
+
+A reconstruction is a function (problem: LayerProblem, **options) -> Solution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pruning.catalogue.rows import Option, Row, named
+from pruning.catalogue.value_rules import above, whole
+
+
+@dataclass(frozen=True)
+class Reconstruction(Row):
+    """A method for one layer.
+
+    Args:
+        updates: the values of survivors change.
+        by_row: each row loses floor(sparsity inputs) entries; otherwise the layer's total is exact.
+    """
+
+    FAMILY: ClassVar[str] = "reconstruction"
+
+    updates: bool = False
+    by_row: bool = False
+
+
+_DAMPING = Option("damping", float, 0.01, "Added to the diagonal, as a fraction of its mean.", (above(0),))
+
+RECONSTRUCTIONS: Mapping[str, Reconstruction] = named(
+    (
+        Reconstruction(
+            "sparsegpt",
+            "pruning.reconstruction.column_updates:sparsegpt",
+            "columns from left to right; the columns to the right make up for pruned weights",
+            (_DAMPING, Option("block", int, 128, "Columns of a block, whose entries rank together.", (whole(1),))),
+            "Frantar & Alistarh 2023, arXiv 2301.00774",
+            updates=True,
+        ),
+        Reconstruction(
+            "alps",
+            "pruning.reconstruction.admm:alps",
+            "weights and their sparse copy approach each other; then least squares",
+            (
+                _DAMPING,
+                Option("rounds", int, 300, "Largest number of rounds.", (whole(1),)),
+                Option("refits", int, 10, "Steps of conjugate gradients on the support.", (whole(0),)),
+            ),
+            "Meng et al. 2024, arXiv 2406.07831",
+            updates=True,
+        ),
+        Reconstruction(
+            "wanda",
+            "pruning.reconstruction.ranked_masks:wanda",
+            "weights times the norms of their inputs, by row",
+            paper="Sun et al. 2023, arXiv 2306.11695",
+            by_row=True,
+        ),
+        Reconstruction(
+            "magnitude", "pruning.reconstruction.ranked_masks:magnitude", "the smallest weights of each layer"
+        ),
+    )
+)
+"""Name -> method."""

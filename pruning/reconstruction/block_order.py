@@ -1,0 +1,142 @@
+"""Blocks of a network, found or named, in the order in which a forward pass calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import Tensor, nn
+
+from pruning.holding.parameter import plain_modules, pruned_names
+
+
+@dataclass(frozen=True)
+class Part:
+    """Part of a network that is pruned at once: a block, or a layer outside of the blocks.
+
+    Args:
+        name: qualified name of the module.
+        module: the module.
+        layers: name of a weight -> the layer that it belongs to.
+    """
+
+    name: str
+    module: nn.Module
+    layers: Mapping[str, nn.Module]
+
+
+def parts_of(model: nn.Module, blocks: str | Sequence[str] | None, parameters: Iterable[str] | None) -> list[Part]:
+    """Return the parts of a network in the order of its modules.
+
+    Args:
+        model: a plain network.
+        blocks: names of blocks or of lists of blocks, or patterns for them; None finds them: the children of each
+            ModuleList, and of each Sequential of two or more, that holds like modules with layers inside. [] takes each
+            layer by itself.
+        parameters: names of the weights to prune, or patterns; None: those of the layers in blocks, or of all layers if
+            there are none. A weight that several modules share is left out, or refused if it is named.
+
+    Raises:
+        ValueError: a name fits nothing, a named weight is tied or belongs to no layer, or the model is pruned by hooks.
+    """
+    modules = dict(plain_modules(model))
+    if held := [path for path, module in modules.items() if pruned_names(module)]:
+        raise ValueError(
+            f"`model` (whose {held[0]!r} is pruned by hooks) must be plain; call pruning.remove_all(model) first."
+        )
+    layers = _layers(modules)
+    found = _blocks(modules, layers, blocks)
+    wanted = _wanted(layers, found, parameters)
+    parts = []
+    for name, block in found.items():
+        inside = {weight: layers[weight] for weight in wanted if weight.startswith(f"{name}.")}
+        if inside:
+            parts.append(Part(name, block, inside))
+    taken = {weight for part in parts for weight in part.layers}
+    for weight in wanted:
+        if weight not in taken:
+            path = weight.rpartition(".")[0]
+            parts.append(Part(path, layers[weight], {weight: layers[weight]}))
+    if not parts:
+        raise ValueError("`parameters` (or `blocks`) must leave a linear or convolutional layer to prune.")
+    return parts
+
+
+def is_layer(module: nn.Module) -> bool:
+    """Return whether a module is a layer whose inputs and weights can be laid out as rows."""
+    return isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) or is_transposed(module)
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Return whether a layer is transformers' Conv1D: a linear layer with a weight of (inputs, outputs)."""
+    return type(module).__name__ == "Conv1D" and isinstance(getattr(module, "weight", None), Tensor)
+
+
+def _layers(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return name of a weight -> its layer, without weights that several modules hold."""
+    owners: dict[int, int] = {}
+    for module in modules.values():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    return {
+        f"{path}.weight" if path else "weight": module
+        for path, module in modules.items()
+        if is_layer(module) and owners[id(module.weight)] == 1
+    }
+
+
+def _blocks(
+    modules: Mapping[str, nn.Module], layers: Mapping[str, nn.Module], asked: str | Sequence[str] | None
+) -> dict[str, nn.Module]:
+    """Return name -> block; none lies inside another."""
+    if asked is None:
+        lists = [path for path, module in modules.items() if _is_list_of_blocks(path, module, layers)]
+        outer = [path for path in lists if not any(path.startswith(f"{other}.") for other in lists)]
+        return {name: block for path in outer for name, block in _children(path, modules[path])}
+    found: dict[str, nn.Module] = {}
+    for pattern in [asked] if isinstance(asked, str) else asked:
+        fits = [path for path in modules if path and fnmatchcase(path, pattern)]
+        if not fits:
+            near = ", ".join([path for path, module in modules.items() if isinstance(module, nn.ModuleList)][:3])
+            raise ValueError(f"`blocks` (={pattern!r}) must name modules of the network{near and f', such as {near}'}.")
+        for path in fits:
+            is_list = isinstance(modules[path], nn.ModuleList | nn.Sequential)
+            found |= dict(_children(path, modules[path])) if is_list else {path: modules[path]}
+    return {n: block for n, block in found.items() if not any(n.startswith(f"{other}.") for other in found)}
+
+
+def _children(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    yield from ((f"{path}.{name}" if path else name, child) for name, child in module.named_children())
+
+
+def _is_list_of_blocks(path: str, module: nn.Module, layers: Mapping[str, nn.Module]) -> bool:
+    if not isinstance(module, nn.ModuleList | nn.Sequential):
+        return False
+    children = dict(_children(path, module))
+    kinds = {type(child) for child in children.values()}
+    inside = [any(weight.startswith(f"{name}.") for weight in layers) for name in children]
+    least = 1 if isinstance(module, nn.ModuleList) else 2
+    return len(children) >= least and len(kinds) == 1 and all(inside) and not any(map(is_layer, children.values()))
+
+
+def _wanted(
+    layers: Mapping[str, nn.Module], blocks: Mapping[str, nn.Module], parameters: Iterable[str] | None
+) -> list[str]:
+    """Return the names of the weights to prune, in the order of the network."""
+    if parameters is None:
+        inside = [weight for weight in layers if any(weight.startswith(f"{name}.") for name in blocks)]
+        return inside if blocks else list(layers)
+    patterns = [parameters] if isinstance(parameters, str) else list(parameters)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise TypeError(
+                f"`parameters` (with {type(pattern).__name__}) must hold names such as 'fc1.weight', as strings."
+            )
+        if not any(fnmatchcase(weight, pattern) for weight in layers):
+            raise ValueError(
+                f"`parameters` (={pattern!r}) must name weights of linear or convolutional layers that one module "
+                f"alone holds; such as {', '.join([*layers][:3])}."
+            )
+    return [weight for weight in layers if any(fnmatchcase(weight, pattern) for pattern in patterns)]

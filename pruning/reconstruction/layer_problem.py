@@ -1,0 +1,100 @@
+"""Problem of pruning one layer: weights, statistics of inputs, entries that are left, and how many must go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Target:
+    """Number of entries that a layer loses: a fraction of all, or all but `n` of each `m` consecutive inputs.
+
+    Args:
+        sparsity: fraction of the layer's entries that is 0 in the end.
+        n, m: windows along the input dimension; None prunes to `sparsity`.
+    """
+
+    sparsity: float = 0.0
+    n: int | None = None
+    m: int | None = None
+
+    def count(self, entries: int) -> int:
+        """Return how many of a number of entries are 0 in the end."""
+        return round(self.sparsity * entries)
+
+
+@dataclass(frozen=True)
+class LayerProblem:
+    """One group of a layer: choose which entries go, and the values of the others, so that outputs change least.
+
+        error(V) = tr((V - W) H (V - W)^T) = mean over inputs x of 2 |(V - W) x|^2,      H = 2 / N X^T X
+
+    Args:
+        weight: W, (outputs, inputs), float32 or float64.
+        hessian: H, (inputs, inputs), of the same dtype and device.
+        kept: bool of the shape of W, False for entries that were pruned before; their weights are 0.
+        target: how many entries are 0 in the end.
+    """
+
+    weight: Tensor
+    hessian: Tensor
+    kept: Tensor
+    target: Target
+
+    def error(self, weight: Tensor) -> float:
+        """Return the error of other weights."""
+        change = (weight - self.weight).double()
+        return float(((change @ self.hessian.double()) * change).sum())
+
+    @property
+    def size(self) -> float:
+        """Error of weights that are all 0."""
+        return self.error(torch.zeros_like(self.weight))
+
+    def damped(self, damping: float) -> Tensor:
+        """Return H + damping mean(diag H) I; the identity for a layer without inputs."""
+        level = damping * self.hessian.diagonal().mean()
+        found = self.hessian.clone()
+        found.diagonal().add_(level if bool(level > 0) else 1.0)
+        return found
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Weights of a pruned layer, (outputs, inputs), 0 where `kept` is False."""
+
+    weight: Tensor
+    kept: Tensor
+
+
+def lowest(scores: Tensor, kept: Tensor, count: int) -> Tensor:
+    """Return a mask without the `count` entries of lowest score; entries pruned before go first, ties by index.
+
+    Args:
+        scores: of any shape.
+        kept: bool of that shape.
+        count: number of entries that the mask prunes, those pruned before included; fewer leave all of those pruned.
+    """
+    flat = scores.masked_fill(~kept, -torch.inf).flatten()
+    count = max(count, int(flat.numel() - torch.count_nonzero(kept)))
+    found = torch.ones_like(flat, dtype=torch.bool)
+    found[flat.argsort(stable=True)[:count]] = False
+    return found.view(scores.shape)
+
+
+def lowest_of_rows(scores: Tensor, kept: Tensor, count: int) -> Tensor:
+    """Return a mask in which each row of (rows, columns) loses its `count` entries of lowest score; see `lowest`."""
+    order = scores.masked_fill(~kept, -torch.inf).argsort(dim=1, stable=True)
+    found = torch.ones_like(kept).scatter_(1, order[:, :count], False)
+    return found & kept
+
+
+def lowest_of_windows(scores: Tensor, kept: Tensor, n: int, m: int) -> Tensor:
+    """Return a mask in which each window of `m` columns keeps its `n` entries of highest score."""
+    rows = scores.shape[0]
+    split: Any = (rows * (scores.shape[1] // m), m)
+    return lowest_of_rows(scores.reshape(split), kept.reshape(split), m - n).view(scores.shape)

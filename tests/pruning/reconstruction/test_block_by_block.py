@@ -1,0 +1,360 @@
+"""Pruning block by block: equal to a naive loop, for all kinds of networks, from checkpoints, and refusals."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pruning
+from pruning.reconstruction.column_updates import sparsegpt
+from pruning.reconstruction.layer_problem import LayerProblem, Target
+from pruning.reconstruction.layer_statistics import rows_of_inputs, rows_of_weight, weight_of_rows
+
+
+class Block(nn.Module):
+    """Block with two layers that share an input, a keyword argument, and a tuple as output."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(width, width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor, *, scale: Tensor, mask: Tensor | None = None) -> tuple[Tensor]:
+        x = x + scale * torch.tanh(self.one(x)) * self.two(x)
+        return (x + self.dropout(self.down(torch.relu(self.up(x)))),)
+
+
+class Model(nn.Module):
+    """Embedding, blocks with an argument of their own, and a head that is tied to the embedding."""
+
+    def __init__(self, blocks: int = 3) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.layers = nn.ModuleList([Block() for _ in range(blocks)])
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        x = self.embedding(tokens)
+        for index, block in enumerate(self.layers):
+            x = block(x, scale=torch.tensor(1.0 + index).to(x), mask=attention_mask)[0]
+        out: Tensor = self.head(self.norm(x))
+        return out
+
+
+class Images(nn.Module):
+    """Convolutions, grouped and depthwise, without blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(4, 8, 3, padding=1)
+        self.grouped = nn.Conv2d(8, 8, 3, groups=2, stride=2)
+        self.depthwise = nn.Conv2d(8, 8, 3, groups=8)
+        self.last = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        x = self.depthwise(torch.relu(self.grouped(x)))
+        out: Tensor = self.last(x.mean((2, 3)))
+        return out
+
+
+class TwoLists(nn.Module):
+    """Blocks of an encoder and of a decoder, with code in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.ModuleList([Block() for _ in range(2)])
+        self.decoder = nn.ModuleList([Block() for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.encoder:
+            x = block(x, scale=torch.ones(()).to(x))[0]
+        x = torch.sin(x)
+        for block in self.decoder:
+            x = block(x, scale=x.mean())[0]
+        return x
+
+
+def tokens(count: int = 3, padded: bool = False) -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    batches = [{"tokens": torch.randint(11, (4, 6), generator=generator)} for _ in range(count)]
+    for batch in batches if padded else ():
+        batch["attention_mask"] = (torch.arange(6) < torch.tensor([[6], [4], [2], [5]])).long()
+    return batches
+
+
+def images() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(3, 4, 9, 9, dtype=torch.float64, generator=generator) for _ in range(2)]
+
+
+def vectors() -> list[tuple[Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randn(5, 8, dtype=torch.float64, generator=generator),) for _ in range(2)]
+
+
+def call(model: nn.Module, batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, tuple) else model(batch)
+
+
+def inputs_of(model: nn.Module, name: str, batches: list[Any]) -> Tensor:
+    """Return the input vectors of a layer in whole passes of the network, without padding."""
+    found: list[Tensor] = []
+    for batch in batches:
+        mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+
+        def note(module: nn.Module, inputs: Any, counts: Tensor | None = None if mask is None else mask != 0) -> None:
+            found.append(rows_of_inputs(module, inputs[0].detach(), counts))
+
+        handle = model.get_submodule(name).register_forward_pre_hook(note)
+        call(model, batch)
+        handle.remove()
+    return torch.cat(found, 1)
+
+
+def naively(model: nn.Module, blocks: list[list[str]], batches: list[Any], target: Target) -> nn.Module:
+    """Prune the layers of each block in turn, with inputs from whole passes of the network as it is by then."""
+    model = copy.deepcopy(model).eval()
+    for names in blocks:
+        rows = {name: inputs_of(model, name, batches) for name in names}
+        for name in names:
+            layer: Any = model.get_submodule(name)
+            inputs, weight = rows[name], rows_of_weight(layer, layer.weight.detach())
+            pruned, done = [], 0
+            for index, part in enumerate(weight):
+                product = 2 / inputs.shape[1] * inputs[index].mT @ inputs[index]
+                count = target.count((index + 1) * part.numel()) - done
+                done += count
+                own = target if target.m else Target(count / part.numel())
+                pruned.append(sparsegpt(LayerProblem(part, product, torch.ones_like(part) != 0, own)).weight)
+            with torch.no_grad():
+                layer.weight.copy_(weight_of_rows(layer, torch.stack(pruned), layer.weight.shape))
+    return model
+
+
+def same(one: nn.Module, other: nn.Module) -> None:
+    for (name, a), b in zip(one.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9, msg=name)
+
+
+INSIDE = ("one", "two", "up", "down")
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("target", [Target(0.5), Target(0.5, 2, 4)], ids=["half", "2:4"])
+def test_blocks_get_the_inputs_that_the_pruned_blocks_before_give(target: Target, padded: bool) -> None:
+    torch.manual_seed(0)
+    model, batches = Model().double(), tokens(padded=padded)
+    expected = naively(model, [[f"layers.{i}.{name}" for name in INSIDE] for i in range(3)], batches, target)
+    asked = {"sparsity": 0.5} if target.m is None else {"n": 2, "m": 4}
+    embedding = model.embedding.weight.detach().clone()
+
+    found = pruning.layerwise(model, "sparsegpt", batches, dtype=torch.float64, **asked)  # type: ignore[arg-type]
+
+    same(model, expected)
+    assert [*found.masks] == [f"layers.{i}.{name}.weight" for i in range(3) for name in INSIDE]
+    assert torch.equal(model.embedding.weight, embedding), "tied weights stay"
+    assert all(not model.get_parameter(name)[~mask].any() for name, mask in found.masks.items())
+    counted = sum(int(batch["attention_mask"].sum()) for batch in batches) if padded else 3 * 24
+    assert {report.rows for report in found.layers.values()} == {counted}
+
+
+def test_convolutions_go_layer_by_layer_in_the_order_of_execution() -> None:
+    torch.manual_seed(0)
+    model = Images().double()
+    expected = naively(model, [["first"], ["grouped"], ["depthwise"], ["last"]], images(), Target(0.4))
+
+    found = pruning.layerwise(model, "sparsegpt", images(), sparsity=0.4, dtype=torch.float64)
+
+    same(model, expected)
+    assert [found.masks[name].numel() - int(found.masks[name].sum()) for name in found.masks] == [
+        round(0.4 * mask.numel()) for mask in found.masks.values()
+    ]
+
+
+def test_several_lists_of_blocks_are_found() -> None:
+    torch.manual_seed(0)
+    model = TwoLists().double()
+    blocks = [[f"{part}.{i}.{name}" for name in INSIDE] for part in ("encoder", "decoder") for i in range(2)]
+    expected = naively(model, blocks, vectors(), Target(0.5))
+
+    pruning.layerwise(model, "sparsegpt", vectors(), sparsity=0.5, dtype=torch.float64)
+
+    same(model, expected)
+
+
+def test_activations_beyond_a_limit_go_to_files(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    torch.manual_seed(0)
+    model = Model().double()
+    other = copy.deepcopy(model)
+    saved: list[Any] = []
+    save = torch.save
+    monkeypatch.setattr(torch, "save", lambda *given: (saved.append(given[1]), save(*given)))
+
+    pruning.layerwise(model, "sparsegpt", tokens(), sparsity=0.5)
+    assert not saved
+    pruning.layerwise(other, "sparsegpt", tokens(), sparsity=0.5, held_bytes=3000)
+
+    assert saved
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("after", [1, 2])
+def test_an_interrupted_pruning_goes_on_to_the_same_bits(after: int) -> None:
+    class Interrupted(Exception):
+        pass
+
+    torch.manual_seed(0)
+    model = Model()
+    whole, part = copy.deepcopy(model), copy.deepcopy(model)
+    expected = pruning.layerwise(whole, "sparsegpt", tokens(), sparsity=0.5)
+    seen: list[pruning.Layerwise] = []
+
+    def interrupt(result: pruning.Layerwise) -> None:
+        seen.append(result)
+        if len(seen) == after:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        pruning.layerwise(part, "sparsegpt", tokens(), sparsity=0.5, on_block=interrupt)
+    found = pruning.layerwise(part, "sparsegpt", tokens(), sparsity=0.5, done=seen[-1])
+
+    assert len(seen[-1].layers) == 4 * after
+    assert found.masks == expected.masks
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), part.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("method", ["sparsegpt", "alps", "wanda", "magnitude"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dtypes_and_modes_stay(method: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = Model().to(dtype)
+    model.layers[0].eval()
+
+    found = pruning.layerwise(model, method, tokens(), sparsity=0.5)
+
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    assert [module.training for module in model.layers] == [False, True, True]
+    assert found.masks.sparsity() == pytest.approx(0.5, abs=1e-3)
+    assert all(0 < report.error < 1 for report in found.layers.values())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_wanda_sees_the_layers_of_its_own_block_dense() -> None:
+    """`down` gets the outputs of the dense `up` of its block."""
+    torch.manual_seed(0)
+    model = Model(1).double()
+    dense = copy.deepcopy(model).eval()
+    rows: list[Tensor] = []
+    dense.layers[0].down.register_forward_pre_hook(lambda _m, given: rows.append(given[0].flatten(0, -2)))  # type: ignore[union-attr]
+    for batch in tokens():
+        dense(**batch)
+    weight: Any = dense.layers[0].down.weight  # type: ignore[union-attr]
+    scores = weight.abs() * torch.cat(rows).square().sum(0).sqrt()
+
+    found = pruning.layerwise(model, "wanda", tokens(), sparsity=0.5, dtype=torch.float64)
+
+    kept = found.masks["layers.0.down.weight"]
+    assert not kept.gather(1, scores.argsort(1)[:, :8]).any()
+
+
+def test_sparsities_by_pattern_and_earlier_masks() -> None:
+    torch.manual_seed(0)
+    model = Model()
+    first = pruning.layerwise(model, "magnitude", tokens(), sparsity=0.25)
+    rates = {"*.down.weight": 0.75, "*": 0.5}
+
+    found = pruning.layerwise(model, "sparsegpt", tokens(), sparsity=rates, masks=first.masks)
+
+    assert found.masks.nested_in(first.masks)
+    sparsities = found.masks.sparsities()
+    assert {sparsities[f"layers.{i}.down.weight"] for i in range(3)} == {0.75}
+    assert {sparsities[f"layers.{i}.up.weight"] for i in range(3)} == {0.5}
+
+
+def test_a_layer_without_examples_is_told() -> None:
+    class Unused(Block):
+        def forward(self, x: Tensor, **named: Any) -> tuple[Tensor]:
+            return (x + self.one(x),)
+
+    model = Model(1)
+    model.layers[0] = Unused()
+    with pytest.warns(UserWarning, match=r"no example reaches layers\.0\.two\.weight, layers\.0\.up\.weight, layers"):
+        found = pruning.layerwise(model, "sparsegpt", tokens(), sparsity=0.5)
+
+    assert found.layers["layers.0.up.weight"].rows == 0
+    assert found.masks.sparsity() == 0.5
+
+
+def test_transposed_layers_of_transformers() -> None:
+    pytest.importorskip("transformers")
+    from transformers.pytorch_utils import Conv1D
+
+    torch.manual_seed(0)
+    one = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).double()
+    other = nn.Sequential(Conv1D(16, 8), nn.ReLU(), Conv1D(4, 16)).double()
+    with torch.no_grad():
+        for index in (0, 2):
+            linear, transposed = one[index], other[index]
+            transposed.weight.copy_(linear.weight.mT)  # type: ignore[union-attr, operator]
+            transposed.bias.copy_(linear.bias)  # type: ignore[union-attr, operator, arg-type]
+    for model in (one, other):
+        pruning.layerwise(model, "sparsegpt", vectors(), sparsity=0.5, dtype=torch.float64)
+
+    torch.testing.assert_close(one[2].weight, other[2].weight.mT)  # type: ignore[union-attr, operator]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"sparsity": None}, "`sparsity` .=None., or `n` .=None. and `m` .=None., must be given"),
+        ({"sparsity": 1.5}, r"`sparsity` .=1.5 for .*must lie in \[0, 1\)"),
+        ({"sparsity": None, "n": 2, "m": 3}, "`m` .=3. must divide the 8 inputs of 'layers.0.one.weight'"),
+        ({"sparsity": {"nothing": 0.5}}, "must have a pattern for 'layers.0.one.weight'"),
+        ({"method": "sparsegbt"}, "`method` .='sparsegbt'. must be one of sparsegpt, alps, wanda, magnitude"),
+        ({"dampening": 0.1}, "`dampening` .=0.1. is not taken by the reconstruction sparsegpt, which takes damping"),
+        ({"damping": -1}, "`damping` .=-1. must be above 0"),
+        ({"batches": []}, "`batches` .=... must hold calibration data"),
+        ({"blocks": "layer"}, "`blocks` .='layer'. must name modules of the network, such as layers"),
+        ({"parameters": ["head.weight"]}, "`parameters` .='head.weight'. must name weights .*one module alone holds"),
+        ({"parameters": [("module", "weight")]}, "`parameters` .with tuple. must hold names"),
+    ],
+)
+def test_mistakes_are_refused_in_a_sentence(changes: dict[str, Any], said: str) -> None:
+    given: dict[str, Any] = {"method": "sparsegpt", "batches": tokens(), "sparsity": 0.5, **changes}
+    model = Model()
+    before = copy.deepcopy(model.state_dict())
+
+    with pytest.raises((ValueError, TypeError), match=said):
+        pruning.layerwise(model, given.pop("method"), given.pop("batches"), **given)
+
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_blocks_that_share_weights_and_statistics_that_are_no_numbers_are_refused() -> None:
+    shared = Model()
+    shared.layers[1] = shared.layers[0]
+    with pytest.raises(ValueError, match="must be called once in a forward pass"):
+        pruning.layerwise(shared, "sparsegpt", tokens(), sparsity=0.5, parameters=["layers.0.*"])
+
+    broken = Model()
+    seen: list[pruning.Layerwise] = []
+    with torch.no_grad():
+        broken.layers[0].down.bias[0] = torch.inf  # type: ignore[union-attr, index]
+    with pytest.raises(
+        ValueError, match=r"Pruning layers\.1\.one\.weight of layers\.1: the statistics .* infinite or NaN"
+    ):
+        pruning.layerwise(broken, "sparsegpt", tokens(), sparsity=0.5, on_block=seen.append)
+    assert [*seen[-1].layers] == [f"layers.0.{name}.weight" for name in INSIDE], "the block before is done"
