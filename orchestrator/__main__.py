@@ -53,7 +53,8 @@ def run_command(name: str) -> NoReturn:
 
 
 def _run_sweep() -> None:
-    interrupts.leave_when_interrupted()
+    runs_nothing = any(each.lower() == "dry_run=true" for each in sys.argv[1:])
+    interrupts.leave_when_interrupted(interrupts.INTERRUPTED if runs_nothing else interrupts.LEAVING)
     show_what_can_be_shown()
     import hydra  # late, so that Ctrl-C ends the import without a traceback
 

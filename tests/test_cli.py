@@ -47,7 +47,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
     """Type a command line in this process; figures, which take longer than all else, are left out."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(interrupts, "leave_when_interrupted", lambda: None)
+    monkeypatch.setattr(interrupts, "leave_when_interrupted", lambda *_: None)
     monkeypatch.setattr("orchestrator.views.report.report_files.draw", lambda *_: {})
 
     def typed(*arguments: str) -> None:

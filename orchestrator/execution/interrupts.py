@@ -40,11 +40,11 @@ def leave(_signum: int = 0, _frame: FrameType | None = None, *, saying: str = LE
     os._exit(EXIT_INTERRUPTED)
 
 
-def leave_when_interrupted() -> None:
+def leave_when_interrupted(saying: str = LEAVING) -> None:
     """End the process at once on every signal from now on; signals that are ignored stay ignored."""
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, leave)
+            signal.signal(number, partial(leave, saying=saying))
 
 
 @contextmanager

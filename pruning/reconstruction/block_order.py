@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from torch import Tensor, nn
 
 from pruning.holding.parameter import plain_modules, pruned_names
+from pruning.scores.readings.network import require_name
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def parts_of(model: nn.Module, blocks: str | Sequence[str] | None, parameters: I
         )
     layers = _layers(modules)
     found = _blocks(modules, layers, blocks)
-    wanted = _wanted(layers, found, parameters)
+    wanted = _wanted(model, layers, found, parameters)
     parts = []
     for name, block in found.items():
         inside = {weight: layers[weight] for weight in wanted if weight.startswith(f"{name}.")}
@@ -122,7 +123,7 @@ def _is_list_of_blocks(path: str, module: nn.Module, layers: Mapping[str, nn.Mod
 
 
 def _wanted(
-    layers: Mapping[str, nn.Module], blocks: Mapping[str, nn.Module], parameters: Iterable[str] | None
+    model: nn.Module, layers: Mapping[str, nn.Module], blocks: Mapping[str, nn.Module], parameters: Iterable[str] | None
 ) -> list[str]:
     """Return the names of the weights to prune, in the order of the network."""
     if parameters is None:
@@ -130,10 +131,7 @@ def _wanted(
         return inside if blocks else list(layers)
     patterns = [parameters] if isinstance(parameters, str) else list(parameters)
     for pattern in patterns:
-        if not isinstance(pattern, str):
-            raise TypeError(
-                f"`parameters` (with {type(pattern).__name__}) must hold names such as 'fc1.weight', as strings."
-            )
+        require_name(model, pattern)
         if not any(fnmatchcase(weight, pattern) for weight in layers):
             raise ValueError(
                 f"`parameters` (={pattern!r}) must name weights of linear or convolutional layers that one module "

@@ -66,7 +66,7 @@ def _refuse_tied(net: Network) -> None:
         if owners[key] > 1:
             raise ValueError(
                 f"`model` (whose {name!r} is tied) must have each weight in only one layer for `wanda`, which reads "
-                "that layer's inputs; leave the weight out of `parameters`."
+                f"that layer's inputs; leave the weight out of `parameters`, in a sweep by prune.exclude=[{name}]."
             )
 
 
@@ -126,7 +126,7 @@ def _recorded_inputs(net: Network, found: dict[str, _InputSquares]) -> Iterator[
         if name in seen:
             raise ValueError(
                 f"`model` (whose {name!r} acts more than once in a pass) must call each layer once for `wanda`, which "
-                "reads its inputs; leave the weight out of `parameters`."
+                f"reads its inputs; leave the weight out of `parameters`, in a sweep by prune.exclude=[{name}]."
             )
         seen.add(name)
         found.setdefault(name, _InputSquares(module)).add(given[0] if given else named["input"], output)

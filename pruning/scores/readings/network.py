@@ -100,6 +100,7 @@ def _weights(model: nn.Module, kept: Mapping[int, Tensor], parameters: Iterable[
             _refuse_computed(path, module)
     else:
         for name in parameters:
+            require_name(model, name)
             module, leaf = _find(model, name)
             parameter = dict(plain_parameters(module))[leaf]
             found[name] = Weight(module, leaf, parameter, kept.get(id(parameter)))
@@ -131,6 +132,17 @@ def plain_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     for leaf, parameter in module._parameters.items():
         if parameter is not None:
             yield held.get(leaf, leaf), parameter
+
+
+def require_name(model: nn.Module, given: Any) -> None:
+    """Raise TypeError unless an entry of `parameters` is a name; for a module with a name, say the qualified name."""
+    if isinstance(given, str):
+        return
+    remedy = "pass names such as 'fc1.weight'"
+    if isinstance(given, tuple) and len(given) == 2:
+        path = next((path for path, module in plain_modules(model) if module is given[0]), None)
+        remedy = remedy if path is None else f"pass {f'{path}.{given[1]}'.lstrip('.')!r}"
+    raise TypeError(f"`parameters` (with a {type(given).__name__}) must hold names of parameters as strings; {remedy}.")
 
 
 def _find(model: nn.Module, name: str) -> tuple[nn.Module, str]:

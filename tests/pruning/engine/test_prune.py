@@ -753,3 +753,11 @@ def test_a_dynamics_refuses_options_that_are_not_its_own():
         Dynamics("rigl", {"evry": 3})
     with pytest.raises(ValueError, match=r"`dynamics.fraction` \(=2\) must lie in"):
         Dynamics("set", {"fraction": 2})
+
+
+def test_a_module_and_a_name_are_answered_by_the_qualified_name():
+    model = Golden()
+    with pytest.raises(TypeError, match=r"`parameters` \(with a tuple\) must hold names .*; pass 'fc2.weight'"):
+        pruning.prune(model, "magnitude", sparsity=0.5, parameters=[(model.fc2, "weight")])
+    with pytest.raises(TypeError, match=r"\(with a Parameter\) must hold names .* such as 'fc1.weight'"):
+        pruning.prune(model, "magnitude", sparsity=0.5, parameters=[model.fc2.weight])

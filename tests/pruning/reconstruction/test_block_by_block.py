@@ -329,7 +329,7 @@ def test_transposed_layers_of_transformers() -> None:
         ({"batches": []}, "`batches` .=... must hold calibration data"),
         ({"blocks": "layer"}, "`blocks` .='layer'. must name modules of the network, such as layers"),
         ({"parameters": ["head.weight"]}, "`parameters` .='head.weight'. must name weights .*one module alone holds"),
-        ({"parameters": [("module", "weight")]}, "`parameters` .with tuple. must hold names"),
+        ({"parameters": [("module", "weight")]}, "`parameters` .with a tuple. must hold names"),
     ],
 )
 def test_mistakes_are_refused_in_a_sentence(changes: dict[str, Any], said: str) -> None:
