@@ -153,6 +153,18 @@ def test_masks_change_in_a_training_as_it_is_shown(capsys: pytest.CaptureFixture
     assert all(update.grown == update.dropped > 0 for update in rotating.updates)
 
 
+def test_a_network_is_pruned_block_by_block_as_it_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,), (resumed,) = (snippets("how-to/layerwise.md", name) for name in ("layerwise", "layerwise_resume"))
+    names = dict[str, Any]()
+
+    exec(code, names)
+    exec(resumed, names)
+
+    assert "3.down.weight 50% zeros" in capsys.readouterr().out
+    assert [len(result.layers) for result in names["saved"]] == [2, 4, 6, 8]
+    assert pruning.sparsity(names["model"]) == pytest.approx(0.59, abs=0.02), "floor(0.6 n) of each row"
+
+
 def test_the_reference_lists_all_dynamics() -> None:
     section = (ROOT / "docs/reference/methods.md").read_text().split("## Masks that change within a training")[1]
     listed = {name for row in re.findall(r"^\| (`.*?`) \|", section, re.M) for name in re.findall(r"`(\w+)`", row)}
