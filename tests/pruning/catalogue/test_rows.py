@@ -15,6 +15,7 @@ import pruning
 from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.catalogue.dynamics import DYNAMICS
 from pruning.catalogue.methods import METHODS
+from pruning.catalogue.reconstructions import RECONSTRUCTIONS
 from pruning.catalogue.repairs import REPAIRS
 from pruning.catalogue.rows import REQUIRED, Option, Row, named
 from pruning.catalogue.scores import SCORES
@@ -26,12 +27,18 @@ FIRST: Mapping[str, list[str]] = {
     "repair": ["given", "kept"],
     "method": [],
     "dynamics": [],
+    "reconstruction": ["problem"],
     "allocation": ["shapes", "sizes", "density"],
 }
 """Family -> arguments of its code before the options of a row."""
 BY_ENGINE = {"method": {"amount", "mask"}}
 """Family -> arguments that the engine sets for every row."""
-ROWS = [row for family in (SCORES, REPAIRS, METHODS, ALLOCATIONS, DYNAMICS) for row in family.values() if row.code]
+ROWS = [
+    row
+    for family in (SCORES, REPAIRS, METHODS, ALLOCATIONS, DYNAMICS, RECONSTRUCTIONS)
+    for row in family.values()
+    if row.code
+]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.FAMILY}-{row.name}")
