@@ -7,14 +7,26 @@ from torch import Tensor
 
 from pruning.reconstruction.layer_problem import LayerProblem, Solution, lowest, lowest_of_windows
 
+PENALTY = 0.1
+"""First penalty, for a diagonal of ones."""
+CHECKED = 3
+"""Rounds between two changes of the penalty."""
+GROWTHS = ((0.1, 1.3), (0.005, 1.2))
+"""Pairs: change of the support, as a fraction of the kept entries, and the growth of the penalty above it."""
+SLOW = 1.1
+"""Factor for smaller changes."""
+SETTLED = (30, 0.0003)
+"""Rounds after which a change of the support below this fraction ends the search."""
+
 
 def alps(problem: LayerProblem, *, damping: float = 0.01, rounds: int = 300, refits: int = 10) -> Solution:
     """Prune a layer by ALPS: weights W and their sparse copy D approach each other while the penalty r grows.
 
         W <- (Hc + r I)^-1 (Hc W0 - V + r D),     D <- the largest entries of W + V / r,     V <- V + r (W - D)
 
-    with Hc = H + damping mean(diag H) I, scaled to a diagonal of ones. r grows faster while the support of D changes
-    more, and the search ends when it stays. Then least squares on the support, by `refits` steps of preconditioned
+    with Hc = H + damping mean(diag H) I, scaled to a diagonal of ones. Every three rounds r grows by 1.3, 1.2 or 1.1,
+    faster while the support of D changes more; while it hardly changes at the beginning, r is divided by 5 and the
+    search begins anew. It ends when the support stays. Then least squares on the support, by `refits` steps of
     conjugate gradients.
 
     Args:
@@ -25,27 +37,63 @@ def alps(problem: LayerProblem, *, damping: float = 0.01, rounds: int = 300, ref
 
     Source: Meng et al. 2024, arXiv 2406.07831.
     """
-    scale = problem.damped(damping).diagonal().sqrt()
-    hessian = problem.damped(damping) / scale / scale[:, None]
+    damped = problem.damped(damping)
+    scale = damped.diagonal().sqrt()
+    hessian = damped / scale / scale[:, None]
     first = (problem.weight * scale).masked_fill(problem.hessian.diagonal() == 0, 0)  # unused inputs go first
-    values, vectors = torch.linalg.eigh(hessian)
-    kept, dual, penalty = _support(first, problem), torch.zeros_like(first), 0.1
-    sparse, seen = first * kept, kept
-    product = first @ hessian
-    for step in range(1, rounds + 1):
-        dense = (product - dual + penalty * sparse) @ vectors / (values + penalty) @ vectors.mT
-        raised = dense + dual / penalty
-        kept = _support(raised, problem)
-        sparse = raised * kept
-        dual = dual + penalty * (dense - sparse)
-        if step % 3 == 0:
-            changed = int(torch.count_nonzero(kept ^ seen))
-            if not changed:
-                break
-            seen, size = kept, max(1, int(torch.count_nonzero(kept)))
-            penalty *= 1.3 if changed >= 0.1 * size else 1.2 if changed >= 0.005 * size else 1.1
-    found = refit_by_gradients(sparse * kept, first, hessian, kept, refits)
+    dense = _approached(_Splitting(problem, hessian, first), rounds)
+    kept = _support(dense, problem)
+    found = refit_by_gradients(dense * kept, first, hessian, kept, refits)
     return Solution(found / scale, kept)
+
+
+class _Splitting:
+    """The two copies of the weights and their multipliers, which approach each other."""
+
+    def __init__(self, problem: LayerProblem, hessian: Tensor, first: Tensor) -> None:
+        self._problem, self._first, self._product = problem, first, first @ hessian
+        self._values, self._vectors = torch.linalg.eigh(hessian)
+        self.penalty = PENALTY
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin with the weights, and their largest entries."""
+        self.dense, self.dual = self._first, torch.zeros_like(self._first)
+        self.kept = _support(self._first, self._problem)
+        self._sparse = self._first * self.kept
+
+    def step(self) -> None:
+        """Move both copies and the multipliers once."""
+        goal = self._product - self.dual + self.penalty * self._sparse
+        self.dense = goal @ self._vectors / (self._values + self.penalty) @ self._vectors.mT
+        raised = self.dense + self.dual / self.penalty
+        self.kept = _support(raised, self._problem)
+        self._sparse = raised * self.kept
+        self.dual = self.dual + self.penalty * (self.dense - self._sparse)
+
+
+def _approached(both: _Splitting, rounds: int) -> Tensor:
+    """Return the dense copy once the support of the sparse one stays."""
+    seen, has_grown = both.kept, False
+    for step in range(1, rounds + 1):
+        both.step()
+        if step % CHECKED:
+            continue
+        changed = float(torch.count_nonzero(both.kept ^ seen)) / max(1, int(torch.count_nonzero(seen)))
+        growth = next((growth for least, growth in GROWTHS if changed > least), None)
+        if growth is not None or (changed and has_grown):
+            both.penalty *= growth or SLOW
+            has_grown = True
+        elif has_grown:
+            break
+        else:
+            both.penalty /= 5
+            if changed:
+                both.begin()
+        seen = both.kept
+        if step > SETTLED[0] and changed < SETTLED[1]:
+            break
+    return both.dense
 
 
 def refit_by_gradients(start: Tensor, weight: Tensor, hessian: Tensor, kept: Tensor, steps: int) -> Tensor:
