@@ -234,36 +234,41 @@ class Stage:
         spec, earlier, state = self.spec, self.network.masks, self._checkpoints.latest()
         asked = Round.of(spec.fields)
         chosen = model_building.prunable(self.model, spec.typed.prune)
-        begin = (
-            partial(self._prune_now, asked, earlier) if asked.prunes_first else partial(self._begin_unpruned, chosen)
-        )
-        masks, before, scoring = begin() if state is None else self._prune_result(state)
+        if state is not None:
+            masks, before, scoring = self._prune_result(state)
+        elif asked.prunes_first:
+            masks, before, scoring = self._prune_now(asked, earlier)
+        else:
+            masks, before, scoring = self._begin_unpruned(chosen)
         self.network.masks = masks
         self._checkpoints.holds({"masks": as_tensor(masks.to_bytes()), "before": dict(before), "scoring": scoring.held})
-        in_order = masks_of(self.model, masks)
+        fit = self._fit_under(masks, asked, state)
+        found, history, at_target = dict(scoring.details), {}, True
+        if self.sparse is not None:
+            self.network.masks = self.sparse.masks if fit.masks is None else fit.masks
+            found, at_target = found or self.sparse.scoring, fit.masks is not None
+            history = {"mask_updates": self.sparse.updates}
+        masks, weights = self.network.masks, plain_state(self.model)
+        details = pruning_rounds.details(chosen, asked, earlier, masks, weights, found, at_target=at_target)
+        return Trained(fit, before, details | history, scoring.seconds)
+
+    def _fit_under(self, masks: MaskSet, asked: Round, state: TrainState | None) -> training_loop.FitResult:
+        """Train the pruned network, or the small one that the masks leave, from a checkpoint if there is one."""
         if self.is_small:
-            fit = self._ways.train(self, partial(self._fit_small, masks, state))
-        elif asked.choices.dynamics.row.in_training:
-            self.sparse = SparseTraining(asked, masks, self._read(), spec.training)
-            fit = self._train(state or self._ways.onward(self, in_order))
-            masks = self.network.masks = self.sparse.masks if fit.masks is None else fit.masks
-        elif spec.typed.prune.holding == "hooks" and masks.sparsity():
+            return self._ways.train(self, partial(self._fit_small, masks, state))
+        in_order = masks_of(self.model, masks)
+        if asked.choices.dynamics.row.in_training:
+            self.sparse = SparseTraining(asked, masks, self._read(), self.spec.training)
+            return self._train(state or self._ways.onward(self, in_order))
+        if self.spec.typed.prune.holding == "hooks" and masks.sparsity():
             masks.apply(self.model)
             fit = self._train(state or self._ways.onward(self, in_order))
             remove_all(self.model)
-        else:
-            keeper = MaskKeeper(self.model, masks, kept_gradients(self.config))
-            fit = self._train(state or self._ways.onward(self, in_order), keeper)
-            keeper.release()
-        found = dict(scoring.details)
-        history = {}
-        if self.sparse is not None:
-            changed = self.sparse.details()
-            history = {"mask_updates": changed["updates"]}
-            found = found or changed["scoring"]
-        weights, at_target = plain_state(self.model), fit.masks is not None or self.sparse is None
-        details = pruning_rounds.details(chosen, asked, earlier, masks, weights, found, at_target=at_target)
-        return Trained(fit, before, details | history, scoring.seconds)
+            return fit
+        keeper = MaskKeeper(self.model, masks, kept_gradients(self.config))
+        fit = self._train(state or self._ways.onward(self, in_order), keeper)
+        keeper.release()
+        return fit
 
     def _begin_unpruned(self, chosen: Sequence[Prunable]) -> tuple[MaskSet, dict[str, float], Scoring]:
         """Return the result of `_prune_now` for a round whose training prunes: the masks so far, and no figures."""

@@ -21,7 +21,7 @@ class DynamicsRow(Row):
     Args:
         keeps_counts: the number of kept entries of each tensor never changes.
         nested: pruned entries stay pruned.
-        ranks: the choices of score and unit decide the first masks, or each update.
+        ranking: what decides which entries are kept if the dynamics decides itself; empty: the choice of the score.
         units: the units that the dynamics can change.
         scopes: the scopes in which it works.
         elsewhere: option -> the key that sets it in a sweep, outside of the options of the dynamics.
@@ -32,11 +32,16 @@ class DynamicsRow(Row):
 
     keeps_counts: bool = False
     nested: bool = False
-    ranks: bool = True
+    ranking: str = ""
     units: tuple[str, ...] = ("entry",)
     scopes: tuple[str, ...] = ("layer", "global", "row")
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     has_target: bool = True
+
+    @property
+    def ranks(self) -> bool:
+        """Whether the choice of the score decides the first masks, or each update."""
+        return not self.ranking
 
     @property
     def in_training(self) -> bool:
@@ -146,7 +151,7 @@ DYNAMICS: Mapping[str, DynamicsRow] = named(
             "the largest weights of each window, chosen in each step; the others train on, and decay",
             (_N, _M, Option("decay", float, 2e-4, "Pulls weights that are not kept to 0.", (at_least(0),))),
             "Zhou et al. 2021, arXiv 2102.04010",
-            ranks=False,
+            ranking="magnitude",
             scopes=("window",),
             elsewhere=_OF_WINDOW,
         ),
@@ -156,7 +161,7 @@ DYNAMICS: Mapping[str, DynamicsRow] = named(
             "the largest weights of each window, chosen in each step; the others train on",
             (_N, _M),
             "Bengio et al. 2013, arXiv 1308.3432",
-            ranks=False,
+            ranking="magnitude",
             scopes=("window",),
             elsewhere=_OF_WINDOW,
         ),
@@ -178,7 +183,7 @@ DYNAMICS: Mapping[str, DynamicsRow] = named(
                 ),
             ),
             "Sanh, Wolf & Rush 2020, arXiv 2005.07683",
-            ranks=False,
+            ranking="movement",
             scopes=("layer", "global"),
             elsewhere={**_OF_SCHEDULE, "scope": "scope.kind"},
         ),
@@ -193,7 +198,7 @@ DYNAMICS: Mapping[str, DynamicsRow] = named(
                 _STAYS,
             ),
             "Sanh, Wolf & Rush 2020, arXiv 2005.07683",
-            ranks=False,
+            ranking="movement",
             scopes=("layer",),
             has_target=False,
         ),

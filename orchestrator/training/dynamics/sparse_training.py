@@ -140,13 +140,16 @@ class SparseTraining:
         if self.dynamics is not None and self.dynamics.is_attached:
             self.dynamics.release()
 
-    def details(self) -> dict[str, Any]:
-        """Return the details of the last update for a round's `scoring`, and the history of the masks."""
-        choices = self.asked.choices
-        ranked = str(self.asked.named) if self.row.ranks else "movement" if "movement" in self.row.name else "magnitude"
-        found = dict(getattr(self.dynamics, "details", {}))
-        updates = [] if self.dynamics is None else [asdict(update) for update in self.dynamics.updates]
-        return {"scoring": {"score": ranked, "unit": choices.unit.kind, **found}, "updates": updates}
+    @property
+    def scoring(self) -> dict[str, Any]:
+        """Details of the scoring of the last update, for a round that does not prune before its training."""
+        ranked = str(self.asked.named) if self.row.ranks else self.row.ranking
+        return {"score": ranked, "unit": self.asked.choices.unit.kind, **getattr(self.dynamics, "details", {})}
+
+    @property
+    def updates(self) -> list[dict[str, Any]]:
+        """The changes of the masks so far, as plain data."""
+        return [] if self.dynamics is None else [asdict(update) for update in self.dynamics.updates]
 
     @contextmanager
     def told(self) -> Iterator[None]:
