@@ -73,7 +73,7 @@ def run_here(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["orchestrator", *SWEEP, "cluster=inline", "tracking=none"])
-        patch.setattr(interrupts, "leave_when_interrupted", lambda: None)
+        patch.setattr(interrupts, "leave_when_interrupted", lambda *_: None)
         patch.setattr("orchestrator.views.report.report_files.report", lambda *_: {})
         main()
     GlobalHydra.instance().clear()

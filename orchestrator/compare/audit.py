@@ -115,6 +115,7 @@ def _control(plan: Plan, comparison: Comparison, methods: Sequence[str], score: 
             else trial.config.get("score", {"kind": "magnitude"}).get("kind") == score
         )
         and trial.config.get("restart", {}).get("control", "none") not in ("invert", "shuffle")
+        and (score != "random" or not _changes_masks(plan.stages[trial.stages[-1]].typed))
     }
     pruned = [row for row in comparison.rows if row.round]
     found = "; ".join(dict.fromkeys(row.line for row in pruned if row.trial in choosing))

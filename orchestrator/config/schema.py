@@ -144,19 +144,12 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     named = all(isinstance(config[group], Mapping) for group in ("method", "dynamics"))
     if named and not round_amounts.is_identity(config["method"]):
         yield from round_amounts.given_once(config)
-    for group in config_groups.GROUPS:
-        yield from _built_violations(group, config[group])
-        if isinstance(config[group], Mapping):
-            yield from config_groups.violations_of(group, config[group])
-            for target in sources.targets(list(config[group].values())):
-                if target.startswith("orchestrator."):
-                    yield (
-                        f"`{group}` holds the `_target_` (={target}), which is internal and may change; a target must "
-                        f"be your own; name a built-in component by `{group}.kind`."
-                    )
-    if all(isinstance(config[group], Mapping) for group in ("method", "score", "dynamics", "repair")):
-        told = [*method_choices.violations(config)]
-        yield from told or sparse_training.violations(config)
+    told = [said for group in config_groups.GROUPS for said in _group_violations(group, config[group])]
+    yield from told
+    choices = ("method", "score", "dynamics", "repair")
+    if not told and all(isinstance(config[group], Mapping) for group in choices):
+        together = [*method_choices.violations(config)]
+        yield from together or sparse_training.violations(config)
     for name in ("model", "data", "task", "score", "method", "dynamics", "train", "finetune"):
         yield from sources.unreadable(name, config[name])
     if config["train"]["teacher"] is not None:
@@ -170,6 +163,20 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
         for part in ("optimizer", "scheduler", "loss"):
             if isinstance(config[name][part], Mapping) and config[name][part].get("_target_"):
                 yield from _target_violations(f"{name}.{part}", config[name][part])
+
+
+def _group_violations(group: str, node: Any) -> Iterator[str]:
+    """Yield the errors of a group whose options are rows of a catalogue."""
+    yield from _built_violations(group, node)
+    if not isinstance(node, Mapping):
+        return
+    yield from config_groups.violations_of(group, node)
+    for target in sources.targets(list(node.values())):
+        if target.startswith("orchestrator."):
+            yield (
+                f"`{group}` holds the `_target_` (={target}), which is internal and may change; a target must be your "
+                f"own; name a built-in component by `{group}.kind`."
+            )
 
 
 def _own_violations(name: str, node: Mapping[str, Any]) -> Iterator[str]:

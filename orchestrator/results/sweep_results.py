@@ -152,16 +152,17 @@ class SweepResults:
             return frames.by_step(self.plan.trials, self.records, frames.parameters(self.plan))
 
     def equal_cost(self, budget: float | None = None, reference: str | None = None) -> DataFrame:
-        """Return each line's point with the largest training cost up to a budget, paired by seed with a reference.
+        """Return for each method and sparsity the point with the largest training cost up to a budget, paired by seed.
 
-        The cost is `total_training_macs`. A line without a point up to the budget has a row without figures.
+        The cost is `total_training_macs`. A method without a point up to the budget has a row without figures.
 
         Args:
-            budget: multiply-accumulates of training; None: those of each line's own dense training
-            reference: line whose test figures are subtracted, seed by seed; None: the dense network
+            budget: multiply-accumulates of training; None: those of each point's own dense training
+            reference: method whose test figures at the same sparsity are subtracted, seed by seed; None: the dense
+                network within the budget, or else the cheapest one
 
         Raises:
-            ResultsError: the budget is not a positive number, or no line has the name `reference`
+            ResultsError: the budget is not a positive number, or no method has the name `reference`
         """
         return frames.of_rows(at_equal_cost(self.comparison(), budget, reference), COLUMNS)
 

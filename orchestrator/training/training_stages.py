@@ -200,6 +200,7 @@ class Stage:
             warnings=(
                 *self._checkpoints.warnings,
                 *self._warn_if_random(),
+                *(self.sparse.warnings if self.sparse is not None else ()),
                 *(
                     f"every weight of {name} is pruned: no signal passes through it"
                     for name in done.details.get("dead_tensors", ())

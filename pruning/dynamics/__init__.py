@@ -34,7 +34,11 @@ def __getattr__(name: str) -> Callable[..., Dynamics]:
     @functools.wraps(make)
     def made(*args: Any, **options: Any) -> Dynamics:
         names = [option.name for option in row.options]
-        row.refuse_broken(dict(zip(names, args, strict=False)) | options)
+        given = dict(zip(names, args, strict=False)) | options
+        if row.unlisted:  # further options belong to the pruning method
+            row.refuse_broken(given)
+        else:
+            row.refuse(given)
         found: Dynamics = make(*args, **options)
         return found
 

@@ -13,11 +13,12 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from pruning.dynamics.mask_history import MaskHistory, MaskUpdate
-from pruning.dynamics.masked_parameters import aliases_of, require_trained
+from pruning.dynamics.masked_parameters import aliases_of, attached_to, require_free, require_trained
 from pruning.holding.keeper import MaskKeeper
 from pruning.holding.masking import mask_
 from pruning.holding.parameter import place, unwrapped
 from pruning.masks.mask_set import MaskSet
+from pruning.scores.readings.network import weights_of
 
 RECORDS = 100
 """Largest number of records of a dynamics that changes masks in every step."""
@@ -108,7 +109,7 @@ class Dynamics:
     def attach(
         self,
         model: nn.Module,
-        masks: Mapping[str, Tensor],
+        masks: Mapping[str, Tensor] | None,
         optimizer: Optimizer,
         *,
         length: int,
@@ -121,8 +122,9 @@ class Dynamics:
         Args:
             model: plain network with every parameter that `masks` names, on the device of the training.
             masks: name -> tensor of the parameter's shape, nonzero where an entry is kept; for example a `MaskSet`.
+                None: the weights of all linear and convolutional layers, with all their entries.
             optimizer: optimizer of these parameters; its state of dropped and of regrown entries is set to 0.
-            length: number of steps that the training takes.
+            length: number of steps that the training takes; masks stay in later ones.
             generator: source of random draws; None: torch's default generator.
             hooks: act by the optimizer's hooks; False: the caller calls `before` and `after` around each step.
             state: continue from a `state`, with the network and the optimizer restored to the same step; its masks
@@ -130,17 +132,20 @@ class Dynamics:
 
         Raises:
             ValueError: a parameter is missing, has another shape, is pruned by hooks, is tied to one with another mask,
-                or is trained by another optimizer; `length` is not positive; a place lies outside of the training; or
-                masks are attached already.
+                is trained by another optimizer, or has changing masks already; `length` is not positive; a place lies
+                outside of the training; or this dynamics is attached already.
         """
         if self.is_attached:
             raise ValueError(f"{self} is attached already; call release() first, or make another one.")
+        if masks is None:
+            masks = {name: torch.ones_like(each.value, dtype=torch.bool) for name, each in weights_of(model).items()}
         if not masks:
             raise ValueError("`masks` (={}) must contain at least one mask; make them by pruning.plan, for example.")
         if length < 1:
             raise ValueError(f"`length` (={length}) must be at least 1, the number of steps of the training.")
         aliases = aliases_of(model, masks)
         require_trained(optimizer, model, masks)
+        require_free(optimizer, model, masks)
         self.model, self.optimizer, self.length, self.generator = model, optimizer, length, generator
         self._check_places()
         self.step, self._aliases = 0, aliases
@@ -156,6 +161,7 @@ class Dynamics:
             self._stop()
             raise
         self.is_attached = True
+        attached_to(optimizer).add(self)
         if hooks:
             self._handles = (
                 optimizer.register_step_pre_hook(self._pre_hook),
@@ -341,6 +347,7 @@ class Dynamics:
         if self._keeper is not None:
             self._keeper.stop()
         self._keeper, self.is_attached = None, False
+        attached_to(self.optimizer).discard(self)
         for handle in self._handles:
             handle.remove()
         self._handles = ()

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableSet
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pruning.holding.parameter import place, pruned_names
+
+_ATTACHED: WeakKeyDictionary[Optimizer, WeakSet[Any]] = WeakKeyDictionary()
+"""Optimizer -> dynamics that are attached to it."""
+
+
+def attached_to(optimizer: Optimizer) -> MutableSet[Any]:
+    """Return the dynamics that are attached to an optimizer, to be changed in place."""
+    return _ATTACHED.setdefault(optimizer, WeakSet())
+
+
+def require_free(optimizer: Optimizer, model: nn.Module, masks: Mapping[str, Tensor]) -> None:
+    """Raise ValueError if a dynamics that is attached to the optimizer masks one of these parameters."""
+    for other in attached_to(optimizer):
+        taken = {id(other.parameter(name)): name for name in other.kept}
+        for name, mask in masks.items():
+            module, leaf = place(model, name, mask.shape)
+            if id(module.get_parameter(leaf)) in taken:
+                raise ValueError(f"`{name}` has masks of {other} already; call its release() first.")
 
 
 def aliases_of(model: nn.Module, masks: Mapping[str, Tensor]) -> dict[str, str]:

@@ -94,7 +94,7 @@ def test_secrets_are_not_quoted_in_refusals(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["orchestrator", *LINE, argument, "tracking=none"])
-    monkeypatch.setattr(interrupts, "leave_when_interrupted", lambda: None)
+    monkeypatch.setattr(interrupts, "leave_when_interrupted", lambda *_: None)
 
     with pytest.raises(SystemExit, match="2"):
         main()

@@ -31,6 +31,8 @@ from pruning.dynamics.changing_masks import Dynamics
 T = TypeVar("T")
 CALLED = ("begin", "wants_dense", "before_step", "after_step", "own_state", "load_own_state", "try_update")
 """Methods of a dynamics that a class of the user's own may override."""
+FEW_UPDATES, MANY_UPDATES, LEAST_SPARSITY = 5, 0.1, 0.01
+"""Limits of warnings: number of updates, fraction of the steps that are updates, and sparsity."""
 OF_ENGINE = ("`", "Changing the mask of", "the first masks")
 """Beginnings of the engine's errors that a user can act on."""
 
@@ -145,6 +147,30 @@ class SparseTraining:
         """Details of the scoring of the last update, for a round that does not prune before its training."""
         ranked = str(self.asked.named) if self.row.ranks else self.row.ranking
         return {"score": ranked, "unit": self.asked.choices.unit.kind, **getattr(self.dynamics, "details", {})}
+
+    @property
+    def warnings(self) -> Iterator[str]:
+        """Warnings of a training in which masks hardly changed, or whose steps mostly changed masks."""
+        made = self.dynamics
+        if made is None:
+            return
+        every, steps = getattr(made, "every", None), [update.step for update in made.updates]
+        begin, until = made.place_of(made.first), made.place_of(made.until)
+        if every and not made.changes_each_step and (until - begin) / every < FEW_UPDATES:
+            yield (
+                f"masks changed in {len(steps)} of {made.length} steps (dynamics.every={every}): too few for "
+                f"{self.row.name}; pass a smaller dynamics.every, such as {max(1, (until - begin) // 20)}"
+            )
+        if self.row.name == "rigl" and len(steps) > MANY_UPDATES * made.length:
+            yield (
+                f"{len(steps)} of {made.length} steps changed masks in place of weights (dynamics.every={every}); pass "
+                "a larger dynamics.every"
+            )
+        if not self.row.has_target and self.masks.sparsity() < LEAST_SPARSITY:
+            yield (
+                f"{self.row.name} pruned {self.masks.sparsity():.2%}: pass a larger dynamics.penalty, dynamics.rate or "
+                "dynamics.threshold"
+            )
 
     @property
     def updates(self) -> list[dict[str, Any]]:

@@ -113,7 +113,7 @@ def test_a_score_alone_ranks_instead_of_magnitudes() -> None:
 def test_a_method_of_another_score_goes_by_it(typed: Sequence[str], called: str) -> None:
     config = composed("schedule.sparsity=0.5", *typed)
 
-    assert method_choices.called(config["method"], config["score"] | {"name": config["score"]["kind"]}) == called
+    assert method_choices.called(config["method"], config["score"] | {"name": config["score"]["kind"]}, {}) == called
 
 
 @pytest.mark.parametrize("name", ["magnitude", "snip", "lottery_ticket", "random"])

@@ -42,7 +42,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     (tmp_path / "theirs.py").write_text("def digits(size): ...\ndef Net(width): ...\nclass Largest: ...\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(interrupts, "leave_when_interrupted", lambda: None)
+    monkeypatch.setattr(interrupts, "leave_when_interrupted", lambda *_: None)
 
     def typed(*arguments: str) -> str:
         monkeypatch.setattr(sys, "argv", ["orchestrator", *arguments, "dry_run=true"])

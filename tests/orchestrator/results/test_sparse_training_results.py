@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
-from orchestrator.results.equal_cost import COLUMNS
+from orchestrator.results.equal_cost import COLUMNS, at_equal_cost
 from orchestrator.results.frames import MASK_UPDATE_COLUMNS
 from orchestrator.results.sweep_results import SweepResults
 from orchestrator.store.saved_sweep import SavedSweep
@@ -26,6 +27,7 @@ from orchestrator.views.report.figures.mask_history import mask_history
 from orchestrator.views.report.report_files import report
 
 PLAN = make_plan(("rigl", "static"), (0.5, 0.9), (0, 1, 2), rounds=1)
+COUNTS = {"steps": 1, "examples": 1, "forward": 0}
 ENTRIES = sum(SIZES.values())
 
 
@@ -66,44 +68,82 @@ def lines(frame: Any, *names: str) -> list[tuple[Any, ...]]:
     return [tuple(None if value != value else value for value in row) for row in frame[[*names]].to_numpy()]
 
 
-def test_each_line_has_its_costliest_point_up_to_the_budget() -> None:
+def test_each_method_has_its_costliest_point_up_to_the_budget_at_each_sparsity() -> None:
     found = costing(COSTS).equal_cost(1450)
 
     assert list(found.columns) == list(COLUMNS)
-    assert lines(found, "line", "budget", "total_training_macs", "seeds") == [
-        ("dense", 1450, 1000.0, "0 1 2"),
-        ("rigl", 1450, 1100.0, "0 1 2"),
-        ("static", 1450, 1400.0, "0 1 2"),
+    assert lines(found, "method", "requested_sparsity", "budget", "total_training_macs", "seeds") == [
+        ("dense", None, 1450, 1000.0, "0 1 2"),
+        ("rigl", 0.5, 1450, None, None),
+        ("rigl", 0.9, 1450, 1100.0, "0 1 2"),
+        ("static", 0.5, 1450, 1400.0, "0 1 2"),
+        ("static", 0.9, 1450, 1090.0, "0 1 2"),
     ]
-    assert found["sparsity"].tolist() == pytest.approx([0.0, 0.9, 0.5], abs=0.001)
-    assert found["test_mean"].tolist() == pytest.approx([0.9, 0.9 - 0.12, 0.9 - 0.04])
+    assert lines(found, "test_mean")[2:] == [(pytest.approx(0.78),), (pytest.approx(0.86),), (pytest.approx(0.76),)]
+
+
+def test_trainings_of_several_lengths_are_candidates_together() -> None:
+    """RigL at 0.9 is trained for 100 and, on another line, for 400 multiply-accumulates; the budget decides."""
+    sweep = costing({**COSTS, ("rigl", 0.5): 400})
+    comparison = sweep.comparison()
+    moved = [
+        replace(point, line="rigl, longer", requested_sparsity=0.9)
+        if point.method == "rigl" and point.requested_sparsity == 0.5
+        else point
+        for point in comparison.operating_points
+    ]
+    longer = SimpleNamespace(
+        dense=comparison.dense, operating_points=moved, panels=comparison.panels, rows=comparison.rows
+    )
+
+    def chosen(budget: float) -> Any:
+        return next(row["line"] for row in at_equal_cost(longer, budget) if row["method"] == "rigl")  # type: ignore[arg-type]
+
+    assert chosen(1400) == "rigl, longer"
+    assert chosen(1399) == "rigl"
 
 
 def test_a_point_may_cost_the_whole_budget_and_no_more() -> None:
     sweep = costing(COSTS)
 
-    assert sweep.equal_cost(1500)["total_training_macs"].tolist() == [1000.0, 1500.0, 1400.0]
-    assert sweep.equal_cost(1499)["total_training_macs"].tolist() == [1000.0, 1100.0, 1400.0]
+    assert lines(sweep.equal_cost(1500), "total_training_macs")[1] == (1500.0,)
+    assert lines(sweep.equal_cost(1499), "total_training_macs")[1] == (None,)
 
 
-def test_the_budget_is_that_of_the_dense_training_and_lines_above_it_have_no_figures() -> None:
+def test_the_budget_is_that_of_the_dense_training_and_points_above_it_have_no_figures() -> None:
     found = costing({**COSTS, ("static", 0.9): 0}).equal_cost()
 
-    assert lines(found, "line", "budget", "total_training_macs", "difference_mean") == [
+    assert lines(found, "method", "budget", "total_training_macs", "difference_mean") == [
         ("dense", 1000.0, 1000.0, 0.0),
-        ("rigl", 1000.0, None, None),
+        *[("rigl", 1000.0, None, None)] * 2,
+        ("static", 1000.0, None, None),
         ("static", 1000.0, 1000.0, pytest.approx(-0.14)),
     ]
 
 
-def test_lines_are_paired_by_seed_with_a_reference() -> None:
-    found = costing(COSTS).equal_cost(1500, reference="static").set_index("line")
+def test_a_dense_network_above_the_budget_is_still_compared_with_and_its_cost_is_told() -> None:
+    sweep = costing(COSTS)
+    records = {
+        key: replace(record, details={"training_macs": {"sparse": {**COUNTS, "backward": 5000}}})
+        if record.kind == "dense"
+        else record
+        for key, record in sweep.records.items()
+    }
+    found = results(PLAN, records).equal_cost(4000)
+
+    assert lines(found, "total_training_macs", "difference_mean")[0] == (None, None)
+    assert set(found["reference_training_macs"]) == {5000.0}
+
+
+def test_methods_are_paired_by_seed_with_a_reference_at_the_same_sparsity() -> None:
+    found = costing(COSTS).equal_cost(1500, reference="static").set_index(["method", "requested_sparsity"])
 
     # rigl - static by seed: 0.01, 0.02, 0.03; t(0.975, 2) * 0.01 / sqrt(3) = 0.0248414
-    rigl = found.loc["rigl"]
-    assert (rigl["difference_mean"], rigl["difference_std"]) == pytest.approx((0.02, 0.01))
-    assert (rigl["difference_low"], rigl["difference_high"]) == pytest.approx((-0.0048414, 0.0448414), abs=1e-6)
-    assert found.loc["static", "difference_mean"] == 0.0
+    for sparsity in (0.5, 0.9):
+        rigl = found.loc["rigl", sparsity]
+        assert (rigl["difference_mean"], rigl["difference_std"]) == pytest.approx((0.02, 0.01))
+        assert (rigl["difference_low"], rigl["difference_high"]) == pytest.approx((-0.0048414, 0.0448414), abs=1e-6)
+        assert found.loc[("static", sparsity), "difference_mean"] == 0.0
     assert set(found["reference"]) == {"static"}
 
 
@@ -111,11 +151,12 @@ def test_only_seeds_of_both_lines_are_paired() -> None:
     sweep = costing(COSTS)
     (lost,) = (trial.stages[-1] for trial in PLAN.trials if trial.name == "static sparsity=0.5 seed=2")
     left = {key: record for key, record in sweep.records.items() if key != lost}
-    found = results(PLAN, left).equal_cost(1500, reference="static").set_index("line")
+    found = results(PLAN, left).equal_cost(1500, reference="static").set_index(["method", "requested_sparsity"])
+    rigl, static = found.loc["rigl", 0.5], found.loc["static", 0.5]
 
-    assert found["seeds"].to_dict() == {"dense": "0 1 2", "rigl": "0 1 2", "static": "0 1"}
-    assert found.loc["rigl", "difference_mean"] == pytest.approx((0.01 + 0.02) / 2)
-    assert found.loc["rigl", "test_mean"] - found.loc["static", "test_mean"] == pytest.approx(0.01)
+    assert (rigl["seeds"], static["seeds"]) == ("0 1 2", "0 1")
+    assert rigl["difference_mean"] == pytest.approx((0.01 + 0.02) / 2)
+    assert rigl["test_mean"] - static["test_mean"] == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +178,7 @@ def test_a_wrong_budget_or_reference_is_refused(arguments: dict[str, Any], said:
 def test_older_records_have_no_cost_to_compare_at() -> None:
     found = results(PLAN, make_records(PLAN)).equal_cost()
 
-    assert found["line"].tolist() == ["dense", "rigl", "static"]
+    assert found["method"].tolist() == ["dense", "rigl", "rigl", "static", "static"]
     assert found["total_training_macs"].isna().all()
     with pytest.raises(OrchestratorError, match="finished rounds of two lines with recorded multiply-accumulates"):
         results(PLAN, make_records(PLAN)).plot.tradeoff("training_macs")

@@ -13,7 +13,7 @@ import pruning
 
 PAGE = Path(__file__).parents[3] / "docs/how-to/sparse-training.md"
 (SHOWN,) = re.findall(r"```python own\n(.*?)```", PAGE.read_text(), re.S)
-_names: dict[str, Any] = {"pruning": pruning, "torch": torch}
+_names: dict[str, Any] = {}
 exec(SHOWN, _names)
 Rotating = _names["Rotating"]
 

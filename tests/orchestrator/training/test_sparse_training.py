@@ -456,3 +456,25 @@ def test_optimizers_of_different_parameters_count_one_batch_together(method: str
     one, two = (pruned(looped(name, method), store) for name in ("plainly", "by_two_optimizers"))
 
     assert two.details["training_macs"] == one.details["training_macs"]
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides", "said"),
+    [
+        ("rigl", ("dynamics.every=9",), "masks changed in 2 of 20 steps (dynamics.every=9): too few for rigl"),
+        ("gradual", ("dynamics.every=100",), "too few for gradual; pass a smaller dynamics.every, such as 1"),
+        ("rigl", ("dynamics.every=1",), "15 of 20 steps changed masks in place of weights (dynamics.every=1)"),
+        ("soft_movement", ("dynamics.rate=0.01",), "soft_movement pruned 0.00%: pass a larger dynamics.penalty"),
+    ],
+)
+def test_a_training_whose_masks_hardly_change_is_warned_of(
+    method: str, overrides: tuple[str, ...], said: str, store: Store
+) -> None:
+    record = pruned(asked(method, *overrides), store)
+
+    assert any(said in each for each in record.warnings)
+
+
+def test_usual_trainings_are_not_warned_of(store: Store) -> None:
+    assert not pruned(asked("rigl", "dynamics.every=12", "train.steps=80"), store).warnings
+    assert not pruned(asked("static"), store).warnings

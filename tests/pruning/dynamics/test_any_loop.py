@@ -331,3 +331,27 @@ def test_gradual_pruning_of_groups_continues_from_its_state() -> None:
         found.append(dynamics.masks)
     assert found[0] == found[1]
     assert "norm.weight" in found[0]
+
+
+def test_a_parameter_has_masks_of_one_dynamics() -> None:
+    model, steps, dynamics = attached()
+    with pytest.raises(ValueError, match=r"has masks of pruning\.dynamics\.RigL already; call its release\(\) first"):
+        pruning.dynamics.static().attach(model, masks(0.5), steps, length=10)
+    dynamics.release()
+    other = pruning.dynamics.static()
+    other.attach(model, masks(0.5), steps, length=10)
+    other.release()
+
+
+def test_no_masks_are_all_weights_of_layers() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4))
+    dynamics = pruning.dynamics.gradual(0.5, every=1)
+    dynamics.attach(model, None, torch.optim.SGD(model.parameters(), lr=0.1), length=10)
+
+    assert dynamics.masks.sizes() == {"0.weight": 16, "2.weight": 16}
+    assert dynamics.masks.sparsity() == 0
+
+
+def test_an_unknown_option_is_answered_by_those_that_there_are() -> None:
+    with pytest.raises(ValueError, match=r"`evry` \(=3\) is not taken by the dynamics rigl, which takes every, until"):
+        pruning.dynamics.rigl(evry=3)
