@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -12,17 +15,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from pruning.catalogue.reconstructions import RECONSTRUCTIONS
 from pruning.masks.mask_set import MaskSet
 from pruning.measure.macs import in_mode
 from pruning.reconstruction.block_order import Part, parts_of
-from pruning.reconstruction.captured_calls import Batch, Call, HeldTensors, Link, captured, order_of_calls
 from pruning.reconstruction.layer_problem import LayerProblem, Solution, Target
 from pruning.reconstruction.layer_statistics import Collector, InputStatistics, rows_of_weight, weight_of_rows
 
 Solve = Callable[[LayerProblem], Solution]
+Batch = Any
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class LayerReport:
     Args:
         block: name of the block.
         sparsity: fraction of the layer's entries that is 0.
-        error: mean squared change of the outputs on calibration data, as a fraction of the outputs' mean square.
+        error: mean squared change of the outputs on calibration data, as a fraction of the outputs' mean square; NaN if
+            no example reached the layer.
         rows: number of input vectors that the statistics have; 0 if no example reached the layer.
         seconds: time for choosing the mask and the weights.
     """
@@ -69,15 +72,14 @@ def layerwise(
     parameters: Iterable[str] | None = None,
     masks: Mapping[str, Tensor] | None = None,
     dtype: torch.dtype = torch.float32,
-    held_bytes: int | None = None,
     done: Layerwise | None = None,
     on_block: Callable[[Layerwise], object] = lambda _: None,
     **options: Any,
 ) -> Layerwise:
     """Prune a network block by block with calibration data, in place, and return its masks.
 
-    The inputs of a block come from the blocks before it as they are pruned. One pass gives the statistics of all layers
-    of a block; then each layer is pruned. The network stays plain, with zeros, and keeps its dtype and modes.
+    For each block in the order of their calls, whole passes of the network as it is by then give the statistics of the
+    block's layers; then each layer is pruned. The network stays plain, with zeros, and keeps its dtype and modes.
 
         result = pruning.layerwise(model, "sparsegpt", batches, sparsity=0.5)
         result = pruning.layerwise(model, "wanda", batches, n=2, m=4, blocks="model.layers")
@@ -93,7 +95,6 @@ def layerwise(
         parameters: names of weights or patterns; None: those of layers in blocks. Tied weights are left out.
         masks: masks so far; pruned entries stay pruned.
         dtype: dtype of statistics and weights while a layer is pruned, float32 or float64.
-        held_bytes: bytes of activations in memory; more go to a temporary folder. None: all in memory.
         done: result of an interrupted call, as `on_block` received it, with the network restored to that state.
         on_block: called after each block with the result so far.
         options: options of the method, such as `damping`.
@@ -103,21 +104,77 @@ def layerwise(
 
     Source: Frantar & Alistarh 2023, arXiv 2301.00774 (the order).
     """
-    solve = _solver(method, options)
-    listed = list(batches)
-    if not listed:
-        raise ValueError("`batches` (=[]) must hold calibration data, such as [{'input_ids': tokens}].")
+    solve, listed = _solver(method, options), _listed(batches)
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"`dtype` (={dtype}) must be torch.float32 or torch.float64.")
     parts = parts_of(model, blocks, parameters)
     weights = {name: layer for part in parts for name, layer in part.layers.items()}
-    targets = {name: _target(name, layer, sparsity, n, m) for name, layer in weights.items()}
-    run = _Run(model, solve, listed, targets, dict(masks or {}), dtype, held_bytes, done or Layerwise(MaskSet({}), {}))
-    with in_mode(model, training=False), torch.no_grad():
-        order, links = order_of_calls(model, parts, listed[0])
-        for chain in _chains(order, links):
-            run.prune_chain(chain, on_block)
+    targets = _targets(weights, sparsity, n, m)
+    before = _checked_masks(weights, masks or {})
+    run = _Run(model, solve, listed, targets, before, dtype, done or Layerwise(MaskSet({}), {}))
+    run.require_done(weights)
+    with in_mode(model, training=False), torch.no_grad(), eagerly():
+        order = _order(model, parts, listed)
+        for part in order:
+            if not set(part.layers) <= set(run.result.layers):
+                run.prune_part(part)
+                on_block(run.result)
     if unseen := [part.name for part in parts if part not in order]:
-        warnings.warn(f"the network calls no {', '.join(unseen[:3])} on these batches: not pruned", stacklevel=2)
+        warnings.warn(f"no batch calls {', '.join(unseen[:3])}: not pruned", stacklevel=2)
     return run.result
+
+
+def call_model(model: nn.Module, batch: Batch) -> Any:
+    """Call a network with a batch: a dict by keyword, a tuple or list by position, anything else as one argument."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, tuple | list) else model(batch)
+
+
+def copied(batch: Batch) -> Batch:
+    """Return a batch with copies of its tensors, which a network may change in place."""
+    if isinstance(batch, Mapping):
+        return {name: copied(each) for name, each in batch.items()}
+    if type(batch) in (tuple, list):
+        return type(batch)(map(copied, batch))
+    return batch.clone() if isinstance(batch, Tensor) else batch
+
+
+@contextmanager
+def eagerly() -> Iterator[None]:
+    """Run compiled modules without their compiled code, which calls no hooks."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def _listed(batches: Iterable[Batch]) -> list[Batch]:
+    if isinstance(batches, Mapping | str) or not isinstance(batches, Iterable):
+        raise TypeError(f"`batches` (a {type(batches).__name__}) must be a list of batches; pass [batch].")
+    found = list(batches)
+    if not found:
+        raise ValueError("`batches` (=[]) must hold calibration data, such as [{'input_ids': tokens}].")
+    return found
+
+
+def _order(model: nn.Module, parts: Sequence[Part], batches: Sequence[Batch]) -> list[Part]:
+    """Return the parts in the order of their first calls; batches are run until all parts were called."""
+    called: list[Part] = []
+
+    def note(part: Part) -> Callable[..., None]:
+        return lambda *_: None if part in called else called.append(part)
+
+    handles = [part.module.register_forward_pre_hook(note(part)) for part in parts]
+    try:
+        for batch in batches:
+            if len(called) < len(parts):
+                call_model(model, copied(batch))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return called
 
 
 def _solver(method: str | Solve, options: Mapping[str, Any]) -> Solve:
@@ -130,101 +187,104 @@ def _solver(method: str | Solve, options: Mapping[str, Any]) -> Solve:
     return partial(row.load(), **options)
 
 
-def _target(
-    name: str, layer: nn.Module, sparsity: float | Mapping[str, float] | None, n: int | None, m: int | None
-) -> Target:
-    """Return the target of a layer."""
+def _targets(
+    layers: Mapping[str, nn.Module], sparsity: float | Mapping[str, float] | None, n: int | None, m: int | None
+) -> dict[str, Target]:
+    """Return name of a weight -> its target."""
     if (n is None) != (m is None) or (n is None) == (sparsity is None):
         raise ValueError(f"`sparsity` (={sparsity}), or `n` (={n}) and `m` (={m}), must be given; pass exactly one.")
     if n is not None and m is not None:
-        width = rows_of_weight(layer, layer.weight).shape[-1]  # type: ignore[arg-type]
-        if not 0 <= n <= m or m < 1 or width % m:
+        return {name: _window(name, layer, n, m) for name, layer in layers.items()}
+    patterns = sparsity if isinstance(sparsity, Mapping) else {"*": sparsity}
+    used: set[str] = set()
+    found = {}
+    for name in layers:
+        pattern = next((each for each in patterns if fnmatchcase(name, each)), None)
+        if pattern is None:
+            raise ValueError(f"`sparsity` (of {len(patterns)} patterns) must have a pattern for {name!r}.")
+        given = patterns[pattern]
+        if not isinstance(given, int | float) or not 0 <= given < 1:
             raise ValueError(
-                f"`m` (={m}) must divide the {width} inputs of {name!r}, with `n` (={n}) in [0, m]; leave the layer "
-                "out of `parameters`."
+                f"`sparsity` (={given!r} for {name!r}) must lie in [0, 1): the fraction of entries that go."
             )
-        return Target(n=n, m=m, sparsity=1 - n / m)
-    given = sparsity
-    if isinstance(sparsity, Mapping):
-        given = next((each for pattern, each in sparsity.items() if fnmatchcase(name, pattern)), None)
-        if given is None:
-            raise ValueError(f"`sparsity` (of {len(sparsity)} patterns) must have a pattern for {name!r}.")
-    if not isinstance(given, int | float) or not 0 <= given < 1:
-        raise ValueError(f"`sparsity` (={given!r} for {name!r}) must lie in [0, 1): the fraction of entries that go.")
-    return Target(float(given))
-
-
-def _chains(order: Sequence[Part], links: Sequence[Link | None]) -> list[list[tuple[Part, Link | None]]]:
-    """Return runs of parts in which each is linked to the one before."""
-    found: list[list[tuple[Part, Link | None]]] = []
-    for part, link in zip(order, links, strict=True):
-        if link is None:
-            found.append([])
-        found[-1].append((part, link))
+        used.add(pattern)
+        found[name] = Target(float(given))
+    if unused := [pattern for pattern in patterns if pattern not in used]:
+        raise ValueError(f"`sparsity` (with {unused[0]!r}) must hold patterns for weights; no weight has this name.")
     return found
+
+
+def _window(name: str, layer: nn.Module, n: int, m: int) -> Target:
+    width = rows_of_weight(layer, layer.weight).shape[-1]  # type: ignore[arg-type]
+    whole = all(isinstance(each, int) and not isinstance(each, bool) for each in (n, m))
+    if not whole or not 0 <= n <= m or m < 1 or width % m:
+        raise ValueError(
+            f"`m` (={m}) must divide the {width} inputs of {name!r}, with `n` (={n}) in [0, m]; leave the layer out of "
+            "`parameters`."
+        )
+    return Target(n=n, m=m, sparsity=1 - n / m)
+
+
+def _checked_masks(layers: Mapping[str, nn.Module], masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return name -> bool mask; raise ValueError for a mask that fits no weight."""
+    for name, mask in masks.items():
+        layer = layers.get(name)
+        if layer is None or layer.weight.shape != mask.shape or bool(mask.isnan().any()):
+            raise ValueError(
+                f"`masks` (with {name!r}, {tuple(mask.shape)}) must fit weights that are pruned, and hold numbers; "
+                f"such as {next(iter(layers))}."
+            )
+    return {name: mask != 0 for name, mask in masks.items()}
 
 
 @dataclass
 class _Run:
+    """Pruning of a network, part by part. The inputs of a part come from whole passes of the network as it is."""
+
     model: nn.Module
     solve: Solve
     batches: list[Batch]
     targets: Mapping[str, Target]
-    masks: dict[str, Tensor]
+    masks: Mapping[str, Tensor]
     dtype: torch.dtype
-    held_bytes: int | None
     result: Layerwise
 
-    def prune_chain(self, chain: list[tuple[Part, Link | None]], on_block: Callable[[Layerwise], object]) -> None:
-        """Prune the parts of a chain that are not done, each with the inputs that the one before gives."""
-        left = [each for each in chain if not set(each[0].layers) <= set(self.result.layers)]
-        if not left:
-            return
-        held, calls = self._captured(left)
-        for place, (part, _) in enumerate(left):
-            collector = Collector(part.layers, self.dtype)
+    def require_done(self, layers: Mapping[str, nn.Module]) -> None:
+        """Raise ValueError unless the result to continue from belongs to this network and to these targets."""
+        for name, report in self.result.layers.items():
+            mask, layer = self.result.masks.get(name), layers.get(name)
+            weight: Any = None if layer is None else layer.weight
+            fits = mask is not None and weight is not None and mask.shape == weight.shape
+            if mask is None or not fits or bool((weight.detach()[~mask.to(weight.device)] != 0).any()):
+                raise ValueError(f"`done` (with {name!r}) must belong to this network, with its pruned weights.")
+            slack = 1 / max(1, rows_of_weight(layer, weight).shape[-1])  # type: ignore[arg-type]
+            if report.sparsity < self.targets[name].sparsity - slack:
+                raise ValueError(
+                    f"`done` (with {name!r} at {report.sparsity:.4f}) must be of the same `sparsity` "
+                    f"(={self.targets[name].sparsity:g})."
+                )
+
+    def prune_part(self, part: Part) -> None:
+        """Collect the statistics of a part's layers, and prune them."""
+        collector, device = Collector(part.layers, self.dtype), next(part.module.parameters()).device
+        for batch in self.batches:
+            collector.counts = _counts(batch, device)
             with collector.collecting():
-                for index in range(len(self.batches)):
-                    self._run(part, calls[index][place], held, index, collector)
-            self._prune_part(part, collector)
-            if place + 1 < len(left) and (link := left[place + 1][1]) is not None:
-                for index in range(len(self.batches)):
-                    outputs = tree_leaves(self._run(part, calls[index][place], held, index))
-                    held.put(index, {goal: outputs[source] for source, goal in link.leaves})
-            on_block(self.result)
-        held.close()
-
-    def _captured(self, left: Sequence[tuple[Part, Link | None]]) -> tuple[HeldTensors, list[list[Call]]]:
-        """Return for each batch the inputs of the first part, and the calls of all parts without linked inputs."""
-        held, calls = HeldTensors(self.held_bytes), []
-        parts = [part for part, _ in left]
-        for index, batch in enumerate(self.batches):
-            first, *others = captured(self.model, parts, batch, whole=len(parts) > 1)
-            call, inputs = first.split()
-            held.put(index, inputs)
-            links = [link.goals if link else set[int]() for _, link in left[1:]]
-            calls.append([call, *(each.split(goals)[0] for each, goals in zip(others, links, strict=True))])
-        return held, calls
-
-    def _run(self, part: Part, call: Call, held: HeldTensors, index: int, collector: Collector | None = None) -> Any:
-        """Call a part with the held inputs of a batch; a collector reads the inputs of its layers."""
-        device = next(part.module.parameters()).device
-        if collector is not None:
-            collector.counts = _counts(self.batches[index], device)
-        args, kwargs = call.arguments(held.get(index, device))
-        return part.module(*args, **kwargs)
-
-    def _prune_part(self, part: Part, collector: Collector) -> None:
+                call_model(self.model, copied(batch))
         masks, layers = dict(self.result.masks), dict(self.result.layers)
         for name, layer in part.layers.items():
             try:
-                masks[name], layers[name] = self._prune_layer(part, name, layer, collector.found.get(name))
+                with torch.autocast(device.type, enabled=False):
+                    masks[name], layers[name] = self._prune_layer(part, name, layer, collector.found.get(name))
             except ValueError as error:
                 raise ValueError(f"Pruning {name} of {part.name}: {error}") from error
+        torch.clear_autocast_cache()  # it holds copies of the weights before their pruning
         self.result = Layerwise(MaskSet(masks), layers)
         if unseen := [name for name in part.layers if not layers[name].rows]:
             warnings.warn(
-                f"no example reaches {', '.join(unseen)}: pruned without statistics of their inputs", stacklevel=2
+                f"no example reaches {', '.join(unseen)}, or their weights are used without a call of the layer: "
+                "pruned without statistics of their inputs",
+                stacklevel=2,
             )
 
     def _prune_layer(
@@ -233,10 +293,9 @@ class _Run:
         """Prune a layer in place; return its mask and its report."""
         begun = time.perf_counter()
         parameter: Any = layer.weight
-        rows = rows_of_weight(layer, parameter.detach().to(self.dtype))
-        before = self.masks.get(name)
-        whole = torch.ones_like(parameter) if before is None else before.to(parameter)
-        kept = rows_of_weight(layer, whole) != 0
+        rows = rows_of_weight(layer, parameter.detach().to(self.dtype, copy=True))
+        before = self.masks.get(name, torch.ones(parameter.shape, dtype=torch.bool)).to(parameter.device)
+        kept = rows_of_weight(layer, before)
         groups, _, width = rows.shape
         hessians = (statistics or InputStatistics(self.dtype)).hessian(width, groups, rows)
         if not bool(hessians.isfinite().all()):
@@ -249,18 +308,20 @@ class _Run:
             own = target
             if target.m is None:  # groups round cumulatively, so that the layer's total is exact
                 count = target.count((group + 1) * rows[0].numel()) - done
-                own, done = Target(count / rows[0].numel()), done + count
-            problem = LayerProblem(rows[group], hessians[group], kept[group], own)
+                own, done = Target(count / rows[0].numel(), by_row=target.sparsity), done + count
+            problem = LayerProblem(rows[group].clone(), hessians[group], kept[group], own)
             solved.append(self.solve(problem))
             errors, sizes = errors + problem.error(solved[-1].weight), sizes + problem.size
-        mask = weight_of_rows(layer, torch.stack([each.kept for each in solved]), parameter.shape)
+        mask = weight_of_rows(layer, torch.stack([each.kept for each in solved]), parameter.shape) & before
         found = weight_of_rows(layer, torch.stack([each.weight for each in solved]), parameter.shape)
         if not bool(found.isfinite().all()):
-            raise ValueError("its new weights are infinite or NaN; pass a larger `damping`, or dtype=torch.float64.")
+            raise ValueError("its new weights are infinite or NaN.")
         parameter.copy_(found.masked_fill(~mask, 0))
         seen = 0 if statistics is None else statistics.rows
         left = float(torch.count_nonzero(mask)) / mask.numel()
-        report = LayerReport(part.name, 1 - left, errors / sizes if sizes else 0.0, seen, time.perf_counter() - begun)
+        report = LayerReport(
+            part.name, 1 - left, errors / sizes if sizes else math.nan, seen, time.perf_counter() - begun
+        )
         return mask, report
 
 

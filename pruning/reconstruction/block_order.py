@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from torch import Tensor, nn
+from torch import nn
 
-from pruning.holding.parameter import plain_modules, pruned_names
+from pruning.holding.parameter import plain_modules, pruned_names, unwrapped
 from pruning.scores.readings.network import require_name
 
 
@@ -46,7 +47,7 @@ def parts_of(model: nn.Module, blocks: str | Sequence[str] | None, parameters: I
         raise ValueError(
             f"`model` (whose {held[0]!r} is pruned by hooks) must be plain; call pruning.remove_all(model) first."
         )
-    layers = _layers(modules)
+    layers = _layers(unwrapped(model), modules)
     found = _blocks(modules, layers, blocks)
     wanted = _wanted(model, layers, found, parameters)
     parts = []
@@ -66,25 +67,28 @@ def parts_of(model: nn.Module, blocks: str | Sequence[str] | None, parameters: I
 
 def is_layer(module: nn.Module) -> bool:
     """Return whether a module is a layer whose inputs and weights can be laid out as rows."""
-    return isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) or is_transposed(module)
+    known = isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) or is_transposed(module)
+    return known and isinstance(module._parameters.get("weight"), nn.Parameter)
 
 
 def is_transposed(module: nn.Module) -> bool:
     """Return whether a layer is transformers' Conv1D: a linear layer with a weight of (inputs, outputs)."""
-    return type(module).__name__ == "Conv1D" and isinstance(getattr(module, "weight", None), Tensor)
+    weight = module._parameters.get("weight")
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf") and weight is not None and weight.ndim == 2
 
 
-def _layers(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Return name of a weight -> its layer, without weights that several modules hold."""
-    owners: dict[int, int] = {}
-    for module in modules.values():
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+def _layers(root: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return name of a weight -> its layer, without weights that have several places in the network."""
+    owners = Counter(
+        id(parameter)
+        for _, module in root.named_modules(remove_duplicate=False)
+        for parameter in module._parameters.values()
+        if parameter is not None
+    )
     return {
         f"{path}.weight" if path else "weight": module
         for path, module in modules.items()
-        if is_layer(module) and owners[id(module.weight)] == 1
+        if is_layer(module) and owners[id(module._parameters["weight"])] == 1
     }
 
 
@@ -94,7 +98,7 @@ def _blocks(
     """Return name -> block; none lies inside another."""
     if asked is None:
         lists = [path for path, module in modules.items() if _is_list_of_blocks(path, module, layers)]
-        outer = [path for path in lists if not any(path.startswith(f"{other}.") for other in lists)]
+        outer = [path for path in lists if not any(_is_inside(path, other) for other in lists)]
         return {name: block for path in outer for name, block in _children(path, modules[path])}
     found: dict[str, nn.Module] = {}
     for pattern in [asked] if isinstance(asked, str) else asked:
@@ -103,9 +107,13 @@ def _blocks(
             near = ", ".join([path for path, module in modules.items() if isinstance(module, nn.ModuleList)][:3])
             raise ValueError(f"`blocks` (={pattern!r}) must name modules of the network{near and f', such as {near}'}.")
         for path in fits:
-            is_list = isinstance(modules[path], nn.ModuleList | nn.Sequential)
+            is_list = isinstance(modules[path], nn.ModuleList) or _is_list_of_blocks(path, modules[path], layers)
             found |= dict(_children(path, modules[path])) if is_list else {path: modules[path]}
-    return {n: block for n, block in found.items() if not any(n.startswith(f"{other}.") for other in found)}
+    return {name: block for name, block in found.items() if not any(_is_inside(name, other) for other in found)}
+
+
+def _is_inside(path: str, other: str) -> bool:
+    return path != other and (not other or path.startswith(f"{other}."))
 
 
 def _children(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

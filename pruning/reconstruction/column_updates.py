@@ -41,7 +41,7 @@ def sparsegpt(problem: LayerProblem, *, damping: float = 0.01, block: int = 128)
             count = target.count(rows * end) - pruned
             kept[:, part] = lowest(scores, kept[:, part], max(0, count))
             pruned += int(rows * (end - start) - torch.count_nonzero(kept[:, part]))
-        errors = _block(weight, kept, upper, start, end, problem)
+        errors = _block(weight, kept, upper, start, end, problem, unused)
         weight[:, end:].sub_(errors @ upper[part, end:])
     return Solution(weight.masked_fill_(~kept, 0), kept)
 
@@ -63,7 +63,9 @@ def inverse_factor(hessian: Tensor) -> Tensor:
     return upper
 
 
-def _block(weight: Tensor, kept: Tensor, upper: Tensor, start: int, end: int, problem: LayerProblem) -> Tensor:
+def _block(
+    weight: Tensor, kept: Tensor, upper: Tensor, start: int, end: int, problem: LayerProblem, unused: Tensor
+) -> Tensor:
     """Prune the columns of a block in place; return the error e of each, (rows, columns of the block)."""
     target, columns = problem.target, weight[:, start:end]
     inside, masks = upper[start:end, start:end], kept[:, start:end]
@@ -72,6 +74,7 @@ def _block(weight: Tensor, kept: Tensor, upper: Tensor, start: int, end: int, pr
         if target.m is not None and target.n is not None and j % target.m == 0:
             window = slice(j, j + target.m)
             scores = (columns[:, window] / inside.diagonal()[window]).square()
+            scores[:, unused[start:end][window]] = 0
             masks[:, window] = lowest_of_rows(scores, masks[:, window], target.m - target.n)
         error = columns[:, j].masked_fill(masks[:, j], 0) / inside[j, j]
         columns[:, j:].addr_(error, inside[j, j:], alpha=-1)

@@ -14,13 +14,15 @@ class Target:
     """Number of entries that a layer loses: a fraction of all, or all but `n` of each `m` consecutive inputs.
 
     Args:
-        sparsity: fraction of the layer's entries that is 0 in the end.
+        sparsity: fraction of the entries that is 0 in the end; its count is rounded.
         n, m: windows along the input dimension; None prunes to `sparsity`.
+        by_row: fraction of each row, for methods that rank rows; None: `sparsity`.
     """
 
     sparsity: float = 0.0
     n: int | None = None
     m: int | None = None
+    by_row: float | None = None
 
     def count(self, entries: int) -> int:
         """Return how many of a number of entries are 0 in the end."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,39 +35,37 @@ def rows_of_inputs(module: nn.Module, inputs: Tensor, counts: Tensor | None) -> 
     Args:
         module: the layer.
         inputs: its input; the patches of a convolution's input are its vectors.
-        counts: bool of the leading dimensions of `inputs`, False where a position is padding; None: all count.
+        counts: bool of (examples, positions), False where a position is padding; None: all count. It applies to inputs
+            of the shape (examples, positions, ...), and (examples * positions, inputs).
     """
     if isinstance(module, _ConvNd):
-        cut = patches(inputs, module)
+        cut = patches(inputs if inputs.ndim == len(module.kernel_size) + 2 else inputs[None], module)
         return cut.view(*cut.shape[:2], module.groups, -1).permute(2, 0, 1, 3).flatten(1, 2)
-    if counts is not None and inputs.shape[: counts.ndim] == counts.shape and inputs.ndim > counts.ndim:
+    if counts is not None and inputs.ndim > 2 and inputs.shape[:2] == counts.shape:
         return inputs[counts].flatten(0, -2)[None]
-    return inputs.flatten(0, -2)[None]
+    if counts is not None and inputs.ndim == 2 and len(inputs) == counts.numel():
+        return inputs[counts.flatten()][None]
+    return inputs.reshape(-1, inputs.shape[-1])[None]
 
 
 @dataclass
 class InputStatistics:
-    """X^T X of one input, for each group of a layer.
+    """X^T X of a layer's inputs, for each group of the layer.
 
     Args:
         dtype: dtype of the sums.
-        product: (groups, inputs, inputs); None before the first batch.
+        product: (groups, inputs, inputs); None before the first input.
         rows: number of rows of X.
-        last: the input of the last call, by which layers that share an input are recognised.
     """
 
     dtype: torch.dtype
     product: Tensor | None = None
     rows: int = 0
-    last: Any = None
 
-    def add(self, rows: Tensor) -> None:
-        """Add vectors: (groups, vectors, inputs)."""
-        rows = rows.to(self.dtype)
-        if self.product is None:
-            self.product = rows.new_zeros(rows.shape[0], rows.shape[2], rows.shape[2])
-        self.product.baddbmm_(rows.mT, rows)
-        self.rows += rows.shape[1]
+    def add(self, product: Tensor, rows: int) -> None:
+        """Add X^T X of further rows."""
+        self.product = product.clone() if self.product is None else self.product.add_(product)
+        self.rows += rows
 
     def hessian(self, width: int, groups: int, like: Tensor) -> Tensor:
         """Return 2 / N X^T X, (groups, inputs, inputs); zeros if there was no input."""
@@ -79,8 +78,6 @@ class InputStatistics:
 class Collector:
     """Statistics of the layers of one part of a network, while batches run through it.
 
-    Layers that get one tensor share one `InputStatistics`.
-
     Args:
         layers: name of a weight -> its layer.
         dtype: dtype of the sums.
@@ -92,12 +89,13 @@ class Collector:
     dtype: torch.dtype
     counts: Tensor | None = None
     found: dict[str, InputStatistics] = field(default_factory=dict)
+    _products: list[tuple[Tensor, int, Tensor, int]] = field(default_factory=list)
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Read the inputs of the layers inside the context."""
+        """Read the inputs of the layers in one forward pass inside the context."""
         handles = [
-            module.register_forward_pre_hook(self._reader(name), with_kwargs=True)
+            module.register_forward_pre_hook(partial(self._read, name), with_kwargs=True)
             for name, module in self.layers.items()
         ]
         try:
@@ -105,20 +103,25 @@ class Collector:
         finally:
             for handle in handles:
                 handle.remove()
-            for statistics in self.found.values():
-                statistics.last = None
+            self._products.clear()
 
-    def _reader(self, name: str) -> Any:
-        def read(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-            inputs = given[0] if given else named["input"]
-            key = (inputs.data_ptr(), inputs._version, inputs.shape, inputs.stride(), inputs.dtype)
-            own = self.found.get(name)
-            if own is None:
-                shared = [each for each in self.found.values() if each.last is not None and each.last[0] == key]
-                alike = not isinstance(module, _ConvNd)
-                own = self.found[name] = shared[0] if shared and alike else InputStatistics(self.dtype)
-            if own.last is None or own.last[0] != key:
-                own.last = (key, inputs)  # the tensor stays alive, so that its address stays its own
-                own.add(rows_of_inputs(module, inputs.detach(), self.counts))
+    def _read(self, name: str, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        inputs = next((each for each in (*given, *named.values()) if isinstance(each, Tensor)), None)
+        if inputs is not None:
+            product, rows = self._product(module, inputs.detach())
+            self.found.setdefault(name, InputStatistics(self.dtype)).add(product, rows)
 
-        return read
+    def _product(self, module: nn.Module, inputs: Tensor) -> tuple[Tensor, int]:
+        """Return X^T X and the number of rows of X; linear layers that get one tensor share one product."""
+        version = -1 if inputs.is_inference() else inputs._version
+        is_shared = version >= 0 and not isinstance(module, _ConvNd)
+        for tensor, then, product, rows in self._products if is_shared else ():
+            same = tensor.data_ptr() == inputs.data_ptr() and tensor.stride() == inputs.stride()
+            if same and then == version and tensor.shape == inputs.shape and tensor.dtype == inputs.dtype:
+                return product, rows
+        vectors = rows_of_inputs(module, inputs, self.counts).to(self.dtype)
+        with torch.autocast(inputs.device.type, enabled=False):
+            product, rows = vectors.mT @ vectors, vectors.shape[1]
+        if is_shared:
+            self._products.append((inputs, version, product, rows))  # the tensor stays alive, and keeps its address
+        return product, rows

@@ -26,7 +26,8 @@ def wanda(problem: LayerProblem) -> Solution:
     if target.m is not None and target.n is not None:
         kept = lowest_of_windows(scores, problem.kept, target.n, target.m)
     else:
-        count = int(target.sparsity * problem.weight.shape[1] + 1e-9)
+        rate = target.sparsity if target.by_row is None else target.by_row
+        count = int(rate * problem.weight.shape[1] + 1e-9)
         kept = lowest_of_rows(scores, problem.kept, count)
     return Solution(problem.weight.masked_fill(~kept, 0), kept)
 

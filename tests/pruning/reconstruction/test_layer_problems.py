@@ -8,8 +8,9 @@ from itertools import combinations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import pruning
 from pruning.catalogue.reconstructions import RECONSTRUCTIONS
 from pruning.reconstruction.admm import alps
 from pruning.reconstruction.column_updates import inverse_factor, sparsegpt
@@ -186,6 +187,23 @@ def test_an_input_that_is_always_zero_goes_first() -> None:
     for method in (wanda, partial(sparsegpt, block=4), alps):
         kept = method(problem(inputs=inputs, sparsity=0.25)).kept
         assert not kept[:, 1].any()
+
+
+@pytest.mark.parametrize(("sparsity", "columns", "count"), [(0.6, 3, 1), (0.55, 7, 3), (0.5, 9, 4)])
+def test_wanda_prunes_the_floor_of_each_row(sparsity: float, columns: int, count: int) -> None:
+    model = nn.Sequential(nn.Conv1d(columns, 2 * columns, 1, groups=1))
+    found = pruning.layerwise(model, "wanda", [torch.randn(5, columns, 3)], sparsity=sparsity)
+
+    assert set((~found.masks["0.weight"]).flatten(1).sum(1).tolist()) == {count}
+
+
+def test_a_dead_input_goes_first_in_a_window_however_large_its_weights_are() -> None:
+    weight = torch.tensor([[100.0, 0.1, 0.2, 0.3]], dtype=torch.float64)
+    inputs = INPUTS.clone()
+    inputs[:, 0] = 0
+
+    for method in (wanda, partial(sparsegpt, block=4), alps):
+        assert not method(problem(weight, inputs, sparsity=0.5, n=2, m=4)).kept[0, 0]
 
 
 def test_wanda_does_not_depend_on_the_scale_of_a_row_and_is_magnitude_at_equal_norms() -> None:
