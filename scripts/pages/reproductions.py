@@ -78,6 +78,8 @@ class Protocol:
     claim: str
     published: Sequence[Mapping[str, Any]]
     scales: Mapping[str, Mapping[str, Any]]
+    checks: Sequence[str] = ()
+    """What is examined if an expected figure or order is not found, to tell whether the implementation is the cause."""
 
 
 def protocols(folder: Path = FOLDER) -> dict[str, Protocol]:

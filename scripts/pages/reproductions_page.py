@@ -57,6 +57,10 @@ def _section(protocol: Protocol, records: Mapping[tuple[str, str], Record], read
     yield f"## {name.replace('_', ' ')}\n"
     yield f"{protocol['title']}, arXiv [{paper}](https://arxiv.org/abs/{paper})."
     yield f"{protocol['claim']} [Protocol](reproductions/{name}/protocol.yaml).\n"
+    if checks := protocol.get("checks"):
+        yield "Checks, named in the protocol, if an expected figure or order is not found:\n"
+        yield from (f"- {check}" for check in checks)
+        yield ""
     for scale, settings in protocol["scales"].items():
         record = records.get((name, scale))
         if record is None:
