@@ -102,7 +102,7 @@ def _row(published: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
 
 def _levels(trials: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the table of all measurements: one line for trials that differ only in their seed."""
-    groups: dict[tuple[str, str, str, int, str], dict[int, Mapping[str, Any]]] = {}
+    groups: dict[tuple[str, str, str, int, str, int], dict[int, Mapping[str, Any]]] = {}
     for row in trials:
         restart = "" if row["restart"] in (None, "keep") else row["restart"]
         place = (
@@ -111,13 +111,14 @@ def _levels(trials: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             restart,
             row["round"],
             f"{row['sparsity']:.6f}",
+            row["steps"],
         )
         groups.setdefault(place, {})[row["seed"]] = row
     yield "\n<details><summary>All measurements, means over seeds</summary>\n"
     yield "| network | trials | round | left % | test | validation | at early stopping | after steps | seeds |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for place, rows in sorted(groups.items()):
-        model, line, restart, number, _ = place
+        model, line, restart, number, *_ = place
         kept = f"{100 * (1 - _mean(rows, 'sparsity')):.2f}"
         figures = [_known(_mean(rows, name), ".4f") for name in ("test", "val", "early_val")]
         steps = f"{_known(_mean(rows, 'early_step'), ',.0f')} of {_mean(rows, 'steps'):,.0f}"
