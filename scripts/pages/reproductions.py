@@ -83,7 +83,7 @@ class Protocol:
     published: Sequence[Mapping[str, Any]]
     scales: Mapping[str, Mapping[str, Any]]
     checks: Sequence[str] = ()
-    """What is examined if an expected figure or order is not found, to tell whether the implementation is the cause."""
+    """Examinations that tell whether the implementation is the cause if an expected figure or order is not found."""
 
 
 def protocols(folder: Path = FOLDER) -> dict[str, Protocol]:
