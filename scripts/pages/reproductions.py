@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Reproduce published numbers by protocols, write records, and make docs/reproductions.md from them.
 
-    scripts/reproduce all                                   # scale default: each within 40 minutes on two cores
+    scripts/reproduce all                                   # scale default: each within an hour on two cores
     scripts/reproduce snip lottery_ticket --scale full --data ~/data cluster.max_concurrent=2
     scripts/reproduce --page                                # only write the page, from the existing records
 

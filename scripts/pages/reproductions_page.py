@@ -15,7 +15,7 @@ HEAD = """\
 After this page you can compare published numbers with ours, and run the experiments again. Each experiment has a
 protocol that was committed before its first run: settings, seeds, deviations from the paper, and the tolerance within
 which a figure agrees. Our figures are means over seeds with 95% t intervals. `full` has the lengths of the paper, if
-they are known; `default` ends within 40 minutes on two cores.
+they are known; `default` ends within an hour on two cores.
 
     scripts/reproduce all                              # scale default; continues after an interruption
     scripts/reproduce lottery_ticket --scale full --data ROOT
