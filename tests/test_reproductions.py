@@ -28,6 +28,21 @@ def test_every_command_of_every_protocol_can_be_planned(name: str, scale: str, t
         assert tool.planned([*command, "seed=0"]).trials
 
 
+def test_a_command_begins_from_the_network_that_the_command_before_has_trained(tmp_path: Path) -> None:
+    given = (PROTOCOLS["movement"], "default", "data", str(tmp_path), [])
+    first, unknown = tool.commands(*given)
+    assert not any(each.startswith("model.") for each in unknown)  # initial weights, to be planned
+    (key,) = (key for key, stage in tool.planned(first).stages.items() if stage.kind == "dense")
+    file = tmp_path / "stages" / key / "weights.safetensors"
+    file.parent.mkdir(parents=True)
+    file.touch()
+
+    _, known = tool.commands(*given)
+
+    assert f"model.weights={file}" in known
+    assert "model.reinitialise=['fc3.*']" in known
+
+
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_judges_read_what_records_hold(name: str) -> None:
     for published in PROTOCOLS[name].published:
@@ -127,6 +142,7 @@ def test_the_page_says_what_did_not_run_and_what_does_not_agree(tmp_path: Path) 
         "title": "It",
         "paper": "1234.5678",
         "claim": "So it is.",
+        "checks": ["look there"],
         "published": [
             {**published(), "what": "this", "unit": "%", "where": "there"},
             {**published(), "what": "that", "unit": "%", "where": "there", "id": "other", "direction": "least"},
@@ -160,6 +176,7 @@ def test_the_page_says_what_did_not_run_and_what_does_not_agree(tmp_path: Path) 
     assert "| this (%) | 1 | 0.3 | 2 [-4.353, 8.353] | 2 | **does not**, off by +1 |" in said
     assert "| that (%) | ≥ 1 | 0.3 | 2.5 | 1 | agrees, by one seed |" in said
     assert "**default**: not run." in said
+    assert "if an expected figure or order is not found:\n\n- look there\n" in said
     assert "| mlp | dense | 0 | 100.00 | 0.5500 | 0.5000 | 0.2500 | – of 1,000 | 2 |" in said
     assert "| mlp | snip | 2 | 25.00 | 0.5500 | 0.5000 | 0.2500 | 200 of 1,000 | 2 |" in said
     assert "| mlp | snip, scored 9 times | 2 | 25.00 | 0.5000 | 0.5000 | 0.2500 | 400 of 1,000 | 1 |" in said

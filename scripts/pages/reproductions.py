@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Reproduce published numbers by protocols, write records, and make docs/reproductions.md from them.
 
-    scripts/reproduce all                                   # scale default: each within 40 minutes on two cores
+    scripts/reproduce all                                   # scale default: each within an hour on two cores
     scripts/reproduce snip lottery_ticket --scale full --data ~/data cluster.max_concurrent=2
     scripts/reproduce --page                                # only write the page, from the existing records
 
@@ -20,7 +20,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -43,8 +43,10 @@ from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.statistics import estimate
 from orchestrator.config import hydra_options
 from orchestrator.config.compose import compose_jobs
+from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.specs import Plan
 from orchestrator.planning.plan import make_plan
+from orchestrator.store.finished.stage_commit import folder_of
 from orchestrator.store.store import Store
 from orchestrator.training.state.stage_environment import environment
 from orchestrator.views.report.plain_files import rows_csv
@@ -63,6 +65,8 @@ KEPT = (
 INTERRUPTED = 130
 NEUTRAL = ("cluster", "tracking", "store", "data.root", "data.download", "retry_failed")
 """Keys and groups that may be overridden, because they change no result."""
+OF_TRAINED = ("model.weights=", "model.reinitialise=")
+"""Overrides that need a trained network."""
 COMBINED: Mapping[str, Callable[[float, float], float]] = {"minus": sub, "over": truediv}
 Row = Mapping[str, Any]
 
@@ -78,6 +82,8 @@ class Protocol:
     claim: str
     published: Sequence[Mapping[str, Any]]
     scales: Mapping[str, Mapping[str, Any]]
+    checks: Sequence[str] = ()
+    """Examinations that tell whether the implementation is the cause if an expected figure or order is not found."""
 
 
 def protocols(folder: Path = FOLDER) -> dict[str, Protocol]:
@@ -158,16 +164,30 @@ def _plain(name: str, cell: str) -> Any:
     return int(number) if cell.lstrip("-").isdigit() else number
 
 
-def commands(protocol: Protocol, scale: str, data: str, store: str, overrides: Sequence[str]) -> list[list[str]]:
-    """Return the overrides of each command of a scale; `{data}` in one is the folder of the data sets."""
-    found = []
+def commands(protocol: Protocol, scale: str, data: str, store: str, overrides: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the overrides of each command of a scale, after the commands before it have run.
+
+    `{data}` becomes the folder of the data sets, and `{trained}` the file of the dense network that the command before
+    has trained; if it has not run, the network begins with its initial weights, so the command can be planned.
+    """
+    before: list[str] = []
     for given in protocol.scales[scale]["commands"]:
         filled = [each.replace("{data}", data) for each in given]
+        if any("{trained}" in each for each in filled):
+            found = trained_weights(before, store)
+            filled = [each.replace("{trained}", str(found)) for each in filled]
+            filled = [each for each in filled if found or not each.startswith(OF_TRAINED)]
         placed = any(each == "data=digits" or each.startswith("data.root=") for each in filled)
         root = [] if placed else [f"data.root={data}"]
         kept = "store.keep=all"  # what one command has trained the next goes on from
-        found.append([*filled, *root, f"store.uri={store}", kept, "tracking=none", *overrides])
-    return found
+        before = [*filled, *root, f"store.uri={store}", kept, "tracking=none", *overrides]
+        yield before
+
+
+def trained_weights(overrides: Sequence[str], store: str) -> Path | None:
+    """Return the file of the only dense network of a command in a store on this machine; None if it is not trained."""
+    (key,) = (key for key, stage in planned(overrides).stages.items() if stage.kind == "dense")
+    return next(Path(store, folder_of(key)).rglob(WEIGHTS), None)
 
 
 def main() -> int:
@@ -212,8 +232,9 @@ def planned(overrides: Sequence[str]) -> Plan:
 
 def _reproduce(protocol: Protocol, given: argparse.Namespace) -> int:
     """Run the commands of a protocol, each in its own process, and write the record of their results."""
-    status, asked = 0, commands(protocol, given.scale, given.data, given.store, given.overrides)
-    for overrides in asked:
+    status, asked = 0, list[list[str]]()
+    for overrides in commands(protocol, given.scale, given.data, given.store, given.overrides):
+        asked.append(overrides)
         print(f"$ python -m orchestrator {shlex.join(overrides)}", flush=True)
         if given.dry_run:
             plan = planned(overrides)

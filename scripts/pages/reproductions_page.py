@@ -15,7 +15,7 @@ HEAD = """\
 After this page you can compare published numbers with ours, and run the experiments again. Each experiment has a
 protocol that was committed before its first run: settings, seeds, deviations from the paper, and the tolerance within
 which a figure agrees. Our figures are means over seeds with 95% t intervals. `full` has the lengths of the paper, if
-they are known; `default` ends within 40 minutes on two cores.
+they are known; `default` ends within an hour on two cores.
 
     scripts/reproduce all                              # scale default; continues after an interruption
     scripts/reproduce lottery_ticket --scale full --data ROOT
@@ -57,6 +57,10 @@ def _section(protocol: Protocol, records: Mapping[tuple[str, str], Record], read
     yield f"## {name.replace('_', ' ')}\n"
     yield f"{protocol['title']}, arXiv [{paper}](https://arxiv.org/abs/{paper})."
     yield f"{protocol['claim']} [Protocol](reproductions/{name}/protocol.yaml).\n"
+    if checks := protocol.get("checks"):
+        yield "Checks, named in the protocol, if an expected figure or order is not found:\n"
+        yield from (f"- {check}" for check in checks)
+        yield ""
     for scale, settings in protocol["scales"].items():
         record = records.get((name, scale))
         if record is None:
@@ -98,7 +102,7 @@ def _row(published: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
 
 def _levels(trials: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the table of all measurements: one line for trials that differ only in their seed."""
-    groups: dict[tuple[str, str, str, int, str], dict[int, Mapping[str, Any]]] = {}
+    groups: dict[tuple[str, str, str, int, str, int], dict[int, Mapping[str, Any]]] = {}
     for row in trials:
         restart = "" if row["restart"] in (None, "keep") else row["restart"]
         place = (
@@ -107,13 +111,14 @@ def _levels(trials: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             restart,
             row["round"],
             f"{row['sparsity']:.6f}",
+            row["steps"],
         )
         groups.setdefault(place, {})[row["seed"]] = row
     yield "\n<details><summary>All measurements, means over seeds</summary>\n"
     yield "| network | trials | round | left % | test | validation | at early stopping | after steps | seeds |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for place, rows in sorted(groups.items()):
-        model, line, restart, number, _ = place
+        model, line, restart, number, *_ = place
         kept = f"{100 * (1 - _mean(rows, 'sparsity')):.2f}"
         figures = [_known(_mean(rows, name), ".4f") for name in ("test", "val", "early_val")]
         steps = f"{_known(_mean(rows, 'early_step'), ',.0f')} of {_mean(rows, 'steps'):,.0f}"
