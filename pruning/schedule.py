@@ -87,3 +87,8 @@ def targets(kind: str, sparsity: float, rounds: int, start: float = 0.0) -> tupl
 
 def _is(kind: type, value: object) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def step_of(place: float, length: int) -> int:
+    """Return the step of a place in a training of `length` steps: up to 1 a fraction of it, above 1 a step."""
+    return round(place * length) if place <= 1 else int(place)

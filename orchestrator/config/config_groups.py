@@ -17,7 +17,7 @@ from orchestrator.catalogue.models import COUNT, MODELS, SIZES
 from orchestrator.catalogue.tasks import TASKS
 from orchestrator.config.key_rules import violations
 from orchestrator.config.well_formed import mistyped
-from pruning.catalogue.dynamics import DYNAMICS, DynamicsRow
+from pruning.catalogue.dynamics import DYNAMICS
 from pruning.catalogue.methods import METHODS
 from pruning.catalogue.repairs import REPAIRS
 from pruning.catalogue.rows import Check, Option, Row, named
@@ -182,11 +182,9 @@ class Group:
             yield from self.own
             return
         for option in (*self.built_in, *row.options):
-            if isinstance(row, DynamicsRow) and option.name in row.elsewhere:
+            if option.name in row.elsewhere:
                 continue
-            default = (
-                row.name if option in (_KIND, _REPAIR, _DYNAMICS) else row.in_sweeps.get(option.name, option.default)
-            )
+            default = row.name if option.name == "kind" else row.in_sweeps.get(option.name, option.default)
             yield Option(option.name, option.type, default, option.meaning, option.rules)
 
 

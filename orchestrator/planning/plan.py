@@ -187,11 +187,11 @@ def _normal(job: Job) -> Job:
     if job.config is None:
         return job
     parts = {name: dict(part) for name in OPEN if isinstance(part := job.config.get(name), Mapping)}
-    for group, part in parts.items():
+    for part in parts.values():
         for key in ("kind", "_target_"):
             if part.get(key, "") is None:
                 del part[key]
-        if group != "dynamics" and part.get("kind") and part.get("name") is None:
+        if part.get("kind") and part.get("name", "") is None:
             part["name"] = part["kind"]
     if "method" in parts:
         parts["method"] = dict(with_written_infinities(parts["method"], "n"))

@@ -7,7 +7,7 @@ A row without code belongs to a pruning. The code of the others is in `pruning/d
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from pruning.catalogue.rows import REQUIRED, Option, Row, named
@@ -24,7 +24,6 @@ class DynamicsRow(Row):
         ranking: what decides which entries are kept if the dynamics decides itself; empty: the choice of the score.
         units: the units that the dynamics can change.
         scopes: the scopes in which it works.
-        elsewhere: option -> the key that sets it in a sweep, outside of the options of the dynamics.
         has_target: a sparsity can be requested, by the schedule or by a window.
     """
 
@@ -35,7 +34,6 @@ class DynamicsRow(Row):
     ranking: str = ""
     units: tuple[str, ...] = ("entry",)
     scopes: tuple[str, ...] = ("layer", "global", "row")
-    elsewhere: Mapping[str, str] = field(default_factory=dict)
     has_target: bool = True
 
     @property

@@ -66,6 +66,7 @@ class Row:
         in_sweeps: option -> its default in a sweep, if that differs from the default in the code.
         check: rules over several options.
         unlisted: arguments of the code that only the engine sets; sweeps do not have them.
+        elsewhere: option -> the key that sets it in a sweep, outside of the row's group.
         version: raised when equal arguments give different bits than before; part of the keys of stages.
     """
 
@@ -82,6 +83,7 @@ class Row:
     in_sweeps: Mapping[str, Any] = field(default_factory=dict)
     check: Check | None = None
     unlisted: tuple[str, ...] = ()
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
     version: int = 1
 
     def load(self) -> Any:

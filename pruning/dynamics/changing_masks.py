@@ -18,6 +18,7 @@ from pruning.holding.keeper import MaskKeeper
 from pruning.holding.masking import mask_
 from pruning.holding.parameter import place, unwrapped
 from pruning.masks.mask_set import MaskSet
+from pruning.schedule import step_of
 from pruning.scores.readings.network import weights_of
 
 RECORDS = 100
@@ -45,6 +46,8 @@ class Dynamics:
     """Whether the number of kept entries of each tensor never changes; a sweep then prunes before the training."""
     nested: ClassVar[bool] = False
     """Whether pruned entries stay pruned."""
+    replaces_steps: ClassVar[bool] = False
+    """Whether an update takes the place of a step of the optimizer."""
     enforces_itself: ClassVar[bool] = False
     """Whether the method reads all gradients in every step and enforces the masks itself."""
     changes_each_step: ClassVar[bool] = False
@@ -321,7 +324,7 @@ class Dynamics:
 
     def place_of(self, given: float) -> int:
         """Return the step of a place: up to 1 it is a fraction of the training, above 1 a step."""
-        return round(given * self.length) if given <= 1 else int(given)
+        return step_of(given, self.length)
 
     def _enforce(self) -> None:
         """Enforce the masks of now, with the gradients that the next step needs."""

@@ -104,6 +104,7 @@ class RigL(Dynamics):
     """
 
     keeps_counts = True
+    replaces_steps = True
     new_values = (0.0, 0.0)
 
     def __init__(self, every: int = 100, until: float = 0.75, fraction: float = 0.3, begin: float = 0) -> None:

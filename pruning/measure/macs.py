@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -94,8 +94,7 @@ def counted(model: nn.Module, example: Any, masks: MaskSet) -> Counter:
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
         torch.backends.mha.set_fastpath_enabled(False)  # the fast path calls no layers
         stack.enter_context(sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]))  # others pad features
-        if COMPILING & sys.modules.keys():  # a dispatch mode does not see the products of compiled code
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(eagerly())  # a dispatch mode does not see the products of compiled code
         stack.enter_context(in_mode(model, training=False))
         with torch.no_grad(), Products(counter.product):
             plain = unwrapped(model)
@@ -106,6 +105,13 @@ def counted(model: nn.Module, example: Any, masks: MaskSet) -> Counter:
 def arguments_of(example: Any) -> tuple[Any, ...]:
     """Return an example as positional arguments: the items of a plain tuple, or one argument of any other type."""
     return example if type(example) is tuple else (example,)
+
+
+@contextmanager
+def eagerly() -> Iterator[None]:
+    """Run compiled modules as they were written: compiled code calls no hooks and hides its products."""
+    with torch.compiler.set_stance("force_eager") if COMPILING & sys.modules.keys() else nullcontext():
+        yield
 
 
 @contextmanager

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -17,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from pruning.catalogue.reconstructions import RECONSTRUCTIONS
+from pruning.graph.tracing import copied
 from pruning.masks.mask_set import MaskSet
-from pruning.measure.macs import in_mode
+from pruning.measure.macs import eagerly, in_mode
 from pruning.reconstruction.block_order import Part, parts_of
 from pruning.reconstruction.layer_problem import LayerProblem, Solution, Target
 from pruning.reconstruction.layer_statistics import Collector, InputStatistics, rows_of_weight, weight_of_rows
@@ -125,29 +124,12 @@ def layerwise(
 
 
 def call_model(model: nn.Module, batch: Batch) -> Any:
-    """Call a network with a batch: a dict by keyword, a tuple or list by position, anything else as one argument."""
+    """Call a network with a copy of a batch: a dict by keyword, a tuple or list by position, else one argument."""
     if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(*batch) if isinstance(batch, tuple | list) else model(batch)
-
-
-def copied(batch: Batch) -> Batch:
-    """Return a batch with copies of its tensors, which a network may change in place."""
-    if isinstance(batch, Mapping):
-        return {name: copied(each) for name, each in batch.items()}
-    if type(batch) in (tuple, list):
-        return type(batch)(map(copied, batch))
-    return batch.clone() if isinstance(batch, Tensor) else batch
-
-
-@contextmanager
-def eagerly() -> Iterator[None]:
-    """Run compiled modules without their compiled code, which calls no hooks."""
-    if "torch._dynamo" not in sys.modules:
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
+        args, kwargs = copied(((), dict(batch)))
+    else:
+        args, kwargs = copied((tuple(batch) if isinstance(batch, tuple | list) else (batch,), {}))
+    return model(*args, **kwargs)
 
 
 def _listed(batches: Iterable[Batch]) -> list[Batch]:
@@ -170,7 +152,7 @@ def _order(model: nn.Module, parts: Sequence[Part], batches: Sequence[Batch]) ->
     try:
         for batch in batches:
             if len(called) < len(parts):
-                call_model(model, copied(batch))
+                call_model(model, batch)
     finally:
         for handle in handles:
             handle.remove()
@@ -252,10 +234,9 @@ class _Run:
     def require_done(self, layers: Mapping[str, nn.Module]) -> None:
         """Raise ValueError unless the result to continue from belongs to this network and to these targets."""
         for name, report in self.result.layers.items():
-            mask, layer = self.result.masks.get(name), layers.get(name)
-            weight: Any = None if layer is None else layer.weight
-            fits = mask is not None and weight is not None and mask.shape == weight.shape
-            if mask is None or not fits or bool((weight.detach()[~mask.to(weight.device)] != 0).any()):
+            mask, layer = self.result.masks[name], layers.get(name)
+            weight = None if layer is None else layer.get_parameter("weight").detach()
+            if weight is None or mask.shape != weight.shape or bool(weight[~mask.to(weight.device)].any()):
                 raise ValueError(f"`done` (with {name!r}) must belong to this network, with its pruned weights.")
             slack = 1 / max(1, rows_of_weight(layer, weight).shape[-1])  # type: ignore[arg-type]
             if report.sparsity < self.targets[name].sparsity - slack:
@@ -270,7 +251,7 @@ class _Run:
         for batch in self.batches:
             collector.counts = _counts(batch, device)
             with collector.collecting():
-                call_model(self.model, copied(batch))
+                call_model(self.model, batch)
         masks, layers = dict(self.result.masks), dict(self.result.layers)
         for name, layer in part.layers.items():
             try:
@@ -299,19 +280,11 @@ class _Run:
         groups, _, width = rows.shape
         hessians = (statistics or InputStatistics(self.dtype)).hessian(width, groups, rows)
         if not bool(hessians.isfinite().all()):
-            raise ValueError(
-                "the statistics of its inputs are infinite or NaN; pass dtype=torch.float64, or check the data."
-            )
-        solved, errors, sizes, done = [], 0.0, 0.0, 0
-        target = self.targets[name]
-        for group in range(groups):
-            own = target
-            if target.m is None:  # groups round cumulatively, so that the layer's total is exact
-                count = target.count((group + 1) * rows[0].numel()) - done
-                own, done = Target(count / rows[0].numel(), by_row=target.sparsity), done + count
-            problem = LayerProblem(rows[group].clone(), hessians[group], kept[group], own)
-            solved.append(self.solve(problem))
-            errors, sizes = errors + problem.error(solved[-1].weight), sizes + problem.size
+            raise ValueError("the statistics of its inputs are infinite or NaN; check the data and the network.")
+        problems = _problems(rows, hessians, kept, self.targets[name])
+        solved = [self.solve(problem) for problem in problems]
+        errors = sum(problem.error(each.weight) for problem, each in zip(problems, solved, strict=True))
+        sizes = sum(problem.size for problem in problems)
         mask = weight_of_rows(layer, torch.stack([each.kept for each in solved]), parameter.shape) & before
         found = weight_of_rows(layer, torch.stack([each.weight for each in solved]), parameter.shape)
         if not bool(found.isfinite().all()):
@@ -329,3 +302,15 @@ def _counts(batch: Batch, device: torch.device) -> Tensor | None:
     """Return where the positions of a batch count, if it has a mask of padding."""
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
     return mask.to(device) != 0 if isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask.all()) else None
+
+
+def _problems(rows: Tensor, hessians: Tensor, kept: Tensor, target: Target) -> list[LayerProblem]:
+    """Return the problem of each group of a layer; groups round cumulatively, so that the layer's total is exact."""
+    found, size, before = [], rows[0].numel(), 0
+    for group in range(len(rows)):
+        own = target
+        if target.m is None:
+            until = target.count((group + 1) * size)
+            own, before = Target((until - before) / size, by_row=target.sparsity), until
+        found.append(LayerProblem(rows[group].clone(), hessians[group], kept[group], own))
+    return found

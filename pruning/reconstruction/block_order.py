@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from pruning.holding.parameter import plain_modules, pruned_names, unwrapped
+from pruning.repair import passes
 from pruning.scores.readings.network import require_name
 
 
@@ -67,7 +68,7 @@ def parts_of(model: nn.Module, blocks: str | Sequence[str] | None, parameters: I
 
 def is_layer(module: nn.Module) -> bool:
     """Return whether a module is a layer whose inputs and weights can be laid out as rows."""
-    known = isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) or is_transposed(module)
+    known = passes.is_layer(module) or is_transposed(module)
     return known and isinstance(module._parameters.get("weight"), nn.Parameter)
 
 

@@ -74,12 +74,12 @@ class Solution:
 
 
 def lowest(scores: Tensor, kept: Tensor, count: int) -> Tensor:
-    """Return a mask without the `count` entries of lowest score; entries pruned before go first, ties by index.
+    """Return a mask without the `count` entries of lowest score; ties: lowest index first.
 
     Args:
         scores: of any shape.
         kept: bool of that shape.
-        count: number of entries that the mask prunes, those pruned before included; fewer leave all of those pruned.
+        count: number of entries that the mask prunes. Entries pruned before count, and always stay pruned.
     """
     flat = scores.masked_fill(~kept, -torch.inf).flatten()
     count = max(count, int(flat.numel() - torch.count_nonzero(kept)))

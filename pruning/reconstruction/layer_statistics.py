@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from pruning.reconstruction.block_order import is_transposed
-from pruning.scores.readings.per_example import patches
+from pruning.repair.passes import laid_out
 
 
 def rows_of_weight(module: nn.Module, weight: Tensor) -> Tensor:
@@ -39,13 +39,12 @@ def rows_of_inputs(module: nn.Module, inputs: Tensor, counts: Tensor | None) -> 
             of the shape (examples, positions, ...), and (examples * positions, inputs).
     """
     if isinstance(module, _ConvNd):
-        cut = patches(inputs if inputs.ndim == len(module.kernel_size) + 2 else inputs[None], module)
-        return cut.view(*cut.shape[:2], module.groups, -1).permute(2, 0, 1, 3).flatten(1, 2)
+        return laid_out(module, inputs if inputs.ndim == len(module.kernel_size) + 2 else inputs[None])
     if counts is not None and inputs.ndim > 2 and inputs.shape[:2] == counts.shape:
-        return inputs[counts].flatten(0, -2)[None]
-    if counts is not None and inputs.ndim == 2 and len(inputs) == counts.numel():
-        return inputs[counts.flatten()][None]
-    return inputs.reshape(-1, inputs.shape[-1])[None]
+        inputs = inputs[counts]
+    elif counts is not None and inputs.ndim == 2 and len(inputs) == counts.numel():
+        inputs = inputs[counts.flatten()]
+    return laid_out(module, inputs if inputs.ndim > 1 else inputs[None])
 
 
 @dataclass

@@ -1,9 +1,6 @@
-"""Masks by scores of one layer, and the refit of any mask by least squares."""
+"""Masks by scores of one layer."""
 
 from __future__ import annotations
-
-import torch
-from torch import Tensor
 
 from pruning.reconstruction.layer_problem import (
     LayerProblem,
@@ -40,23 +37,3 @@ def magnitude(problem: LayerProblem) -> Solution:
     else:
         kept = lowest(scores, problem.kept, target.count(scores.numel()))
     return Solution(problem.weight.masked_fill(~kept, 0), kept)
-
-
-def refit(problem: LayerProblem, kept: Tensor, damping: float = 0.01) -> Tensor:
-    """Return the weights of least error under H + damping mean(diag H) I that are 0 where `kept` is False.
-
-        for each row w with survivors S:     v_S = w_S + [H_SS]^-1 H_SZ w_Z,      Z the pruned entries
-
-    Args:
-        problem: the layer.
-        kept: bool of the weight's shape.
-        damping: fraction of the mean of the diagonal.
-    """
-    hessian, weight = problem.damped(damping), problem.weight
-    found = torch.zeros_like(weight)
-    for row, mask in enumerate(kept):
-        if bool(mask.any()):
-            part = hessian[mask]
-            change = part[:, ~mask] @ weight[row, ~mask]
-            found[row, mask] = weight[row, mask] + torch.linalg.solve(part[:, mask], change)
-    return found

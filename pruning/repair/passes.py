@@ -45,7 +45,11 @@ def rows_of(module: nn.Module, inputs: Tensor) -> Tensor:
 
     The vectors are the inputs of a linear layer, or the patches of a convolution's inputs.
     """
-    inputs = inputs.detach().to(torch.float64)
+    return laid_out(module, inputs.detach().to(torch.float64))
+
+
+def laid_out(module: nn.Module, inputs: Tensor) -> Tensor:
+    """Return the inputs of a layer as `rows_of`, in their own dtype."""
     if not isinstance(module, _ConvNd):
         return inputs.flatten(0, -2)[None]
     cut = patches(inputs, module)

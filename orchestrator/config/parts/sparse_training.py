@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pruning.catalogue.dynamics import DYNAMICS, DynamicsRow, own_row
+from pruning.schedule import step_of
 
 
 def violations(config: Mapping[str, Any]) -> Iterator[str]:
@@ -69,14 +70,10 @@ def place_violations(node: Mapping[str, Any], length: int, what: str) -> Iterato
     """
     row = row_of(node)
     options = {option.name: option.default for option in (row.options if row else ())} | dict(node)
-    begin, until = (_step(options.get(name, default), length) for name, default in (("begin", 0.0), ("until", 1.0)))
+    begin, until = (step_of(options.get(name, default), length) for name, default in (("begin", 0.0), ("until", 1.0)))
     if not begin < until <= length:
         given = ", ".join(f"`dynamics.{name}` (={options[name]})" for name in ("begin", "until") if name in options)
         yield (
             f"{given} must give steps begin < until <= {length}, the steps of the training ({what}), but give {begin} "
             f"and {until}; up to 1 a place is a fraction of the training."
         )
-
-
-def _step(place: float, length: int) -> int:
-    return round(place * length) if place <= 1 else int(place)

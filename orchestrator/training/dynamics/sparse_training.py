@@ -57,7 +57,7 @@ class SparseTraining:
         self.asked, self.row, self._read, self._where = asked, asked.choices.dynamics.row, read, where
         self._first, self._now = masks, dict[str, Tensor]()
         self.dynamics: Dynamics | None = None
-        """The masks that change; None before the training and after it."""
+        """The masks that change; None before the training."""
 
     def attach(
         self, model: nn.Module, optimizer: Optimizer, length: int, epoch_length: int, state: Mapping[str, Any] | None
@@ -161,7 +161,7 @@ class SparseTraining:
                 f"masks changed in {len(steps)} of {made.length} steps (dynamics.every={every}): too few for "
                 f"{self.row.name}; pass a smaller dynamics.every, such as {max(1, (until - begin) // 20)}"
             )
-        if self.row.name == "rigl" and len(steps) > MANY_UPDATES * made.length:
+        if made.replaces_steps and len(steps) > MANY_UPDATES * made.length:
             yield (
                 f"{len(steps)} of {made.length} steps changed masks in place of weights (dynamics.every={every}); pass "
                 "a larger dynamics.every"

@@ -30,7 +30,7 @@ class TrainingCost:
 
     Args:
         weights: multiply-accumulates of one example, by weight.
-        masks: returns the masks of now; equal tensors mean equal masks.
+        masks: returns the masks of now; a mask that did not change is the same tensor.
         reads_all: returns whether the next step reads the gradients of all weights.
     """
 
@@ -85,12 +85,12 @@ class TrainingCost:
 
 
 def cost_of(
-    model: nn.Module, data: Data, device: torch.device, masks: MaskSet | None, sparse: SparseTraining | None
+    model: nn.Module, data: Data, device: torch.device, masks: MaskSet, sparse: SparseTraining | None
 ) -> TrainingCost:
     """Return the empty cost of a training of `model`, under masks that stay or masks that change."""
     example = moved(first(data.train), device)  # a real example, because tokens are integers
     given, named = arguments(model, example, labels=False)
     weights = weight_macs(model, named or given)
     if sparse is None:
-        return TrainingCost(weights, lambda: masks or {})
+        return TrainingCost(weights, lambda: masks)
     return TrainingCost(weights, lambda: sparse.kept, lambda: sparse.reads_all)

@@ -15,7 +15,7 @@ from pruning.catalogue.reconstructions import RECONSTRUCTIONS
 from pruning.reconstruction.admm import alps
 from pruning.reconstruction.column_updates import inverse_factor, sparsegpt
 from pruning.reconstruction.layer_problem import LayerProblem, Solution, Target
-from pruning.reconstruction.ranked_masks import refit, wanda
+from pruning.reconstruction.ranked_masks import wanda
 
 WEIGHT = torch.tensor(
     [[0.5, -0.3, 0.8, 0.1], [-0.6, 0.4, 0.2, -0.9], [0.25, 0.7, -0.45, 0.35], [-0.15, 0.55, 0.65, 0.05]],
@@ -51,6 +51,26 @@ def drawn(rows: int = 6, columns: int = 12, count: int = 30, seed: int = 0, **ta
     mixed = torch.randn(columns, columns, dtype=torch.float64, generator=generator)
     inputs = torch.randn(count, columns, dtype=torch.float64, generator=generator) @ mixed
     return problem(torch.randn(rows, columns, dtype=torch.float64, generator=generator), inputs, **target)
+
+
+def refit(problem: LayerProblem, kept: Tensor, damping: float = 0.01) -> Tensor:
+    """Return the weights of least error under H + damping mean(diag H) I that are 0 where `kept` is False.
+
+        for each row w with survivors S:     v_S = w_S + [H_SS]^-1 H_SZ w_Z,      Z the pruned entries
+
+    Args:
+        problem: the layer.
+        kept: bool of the weight's shape.
+        damping: fraction of the mean of the diagonal.
+    """
+    hessian, weight = problem.damped(damping), problem.weight
+    found = torch.zeros_like(weight)
+    for row, mask in enumerate(kept):
+        if bool(mask.any()):
+            part = hessian[mask]
+            change = part[:, ~mask] @ weight[row, ~mask]
+            found[row, mask] = weight[row, mask] + torch.linalg.solve(part[:, mask], change)
+    return found
 
 
 def rounded(weight: Tensor) -> list[float]:
