@@ -36,6 +36,7 @@ SPARED: set[int] = set()
 def leave(_signum: int = 0, _frame: FrameType | None = None, *, saying: str = LEAVING) -> NoReturn:
     """End this process and all processes that it has started, at once."""
     _say(saying)
+    _say_no_more()
     _kill_descendants()
     os._exit(EXIT_INTERRUPTED)
 
@@ -127,6 +128,13 @@ class Interruptible:
 def _say(text: str) -> None:
     """Write to standard error without Python's buffers, as the signal may have interrupted a write to them."""
     os.write(2, f"\n{text}\n".encode())
+
+
+def _say_no_more() -> None:
+    """Drop what threads still print: those that talk to the killed processes report every lost connection."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
 
 
 def _kill_descendants() -> None:
