@@ -19,9 +19,10 @@ from orchestrator.config.key_rules import violations
 from orchestrator.config.well_formed import mistyped
 from pruning.catalogue.dynamics import DYNAMICS
 from pruning.catalogue.methods import METHODS
+from pruning.catalogue.reconstructions import SOLVERS, Reconstruction
 from pruning.catalogue.repairs import REPAIRS
 from pruning.catalogue.rows import Check, Option, Row, named
-from pruning.catalogue.scores import SCORES
+from pruning.catalogue.scores import SCORES, Score
 from pruning.catalogue.value_rules import Rule, is_int, whole, within
 
 _KIND = Option("kind", str | None, None, "Name of a built-in component; pass exactly one of `kind` and `_target_`.")
@@ -140,7 +141,7 @@ def _scoring_data(where: str, values: Mapping[str, Any]) -> Iterator[str]:
             f"`{where}.examples` (={examples}) and `{where}.per_class` (={per_class}) are both given; pass exactly "
             f"one: add `{where}.examples=null` or `{where}.per_class=null`."
         )
-    row = SCORES.get(str(values.get("kind")))
+    row = _RANKING.get(str(values.get("kind")))
     examples = values.get("examples", row.in_sweeps.get("examples") if row else None)
     if row and row.reads_data and examples is None and per_class is None:
         yield (
@@ -188,12 +189,13 @@ class Group:
             yield Option(option.name, option.type, default, option.meaning, option.rules)
 
 
+_RANKING: Mapping[str, Score | Reconstruction] = {**SCORES, **SOLVERS}
 GROUPS: Mapping[str, Group] = named(
     (
         Group("model", MODELS, NETWORK, BUILT_IN_NETWORK, _weights_given),
         Group("data", DATA, DATA_SET, DATA_SET, _one_cut),
         Group("task", TASKS, COMPONENT, COMPONENT),
-        Group("score", SCORES, SCORING, SCORING, _scoring_data),
+        Group("score", _RANKING, SCORING, SCORING, _scoring_data),
         Group("dynamics", DYNAMICS, COMPONENT, (_DYNAMICS,)),
         Group("repair", REPAIRS, (_REPAIR,), (_REPAIR,)),
         Group("method", {n: row for n, row in METHODS.items() if row.in_sweep}, COMPONENT, COMPONENT, _scope_elsewhere),

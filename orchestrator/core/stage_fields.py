@@ -150,6 +150,7 @@ class StageFields:
     threads: Count = 1
     round: Count = 0
     inner: Count = 1
+    order: Literal["at_once", "sequential"] = "at_once"
     target: float | None = None
     amount: float | int | None = None
     until: Place | None = None
@@ -207,7 +208,7 @@ def choices_of(fields: Mapping[str, Any], typed: StageFields) -> Choices:
         score=axes.Score() if by_class else axes.Score(typed.score.named, score),
         unit=axes.Unit(**unit),
         scope=scope,
-        schedule=axes.Schedule(sparsity, typed.inner),
+        schedule=axes.Schedule(sparsity, typed.inner, typed.order),
         dynamics=axes.Dynamics(
             typed.dynamics._target_ or typed.dynamics.kind or "nested", _options(fields.get("dynamics", {}))
         ),

@@ -144,6 +144,7 @@ def _stages(config: Mapping[str, Any]) -> tuple[list[StageSpec], tuple[str, ...]
 
     chain = [dense if config["schedule"]["at"] == "trained" else start(0)]
     taught = {TEACHER: dense.key} if config["finetune"]["teacher"] else {}
+    order = _order(config)
     shared: dict[tuple[str, ...], dict[str, Any]] = {}
     targets = round_targets(config)
     for index, target in enumerate(targets, start=1):
@@ -153,13 +154,19 @@ def _stages(config: Mapping[str, Any]) -> tuple[list[StageSpec], tuple[str, ...]
             shared[parts] = _parts(config, parts) | {"sources": _sources(config, DENSE_PARTS + parts)}
         inputs = {NETWORK: chain[-1].key, **taught}
         inputs |= {role: start(restart[name]).key for name, role in AT_STEPS.items() if name in restart}
-        place = {"round": index, "inner": config["schedule"]["inner"]}
+        place = {"round": index, "inner": config["schedule"]["inner"]} | order
         fields = shared[parts] | ({"restart": restart} if restart else {}) | place | target
         chain.append(StageSpec("round", fields, inputs, location=location))
     saving = tuple(spec.key for place, spec in starts.items() if place)
     deployed, measured = deployments(config["deploy"], dense, chain[-1])
     stages = [*starts.values(), replace(dense, starts_from=saving), *chain[1:], *deployed]
     return stages, tuple(spec.key for spec in chain), dense.key, measured
+
+
+def _order(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the order of the layers as a field of a round, which rounds without it have at once."""
+    found = method_choices.order_of(config)
+    return {} if found == "at_once" else {"order": found}
 
 
 def _parts(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -169,7 +176,8 @@ def _parts(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     for part in parts.values():
         if part.get("teacher", "dense") is None:
             part |= UNTAUGHT
-    return parts | {"seed": config["seed"], "versions": versions_of(parts)}
+    sequential = "method" in names and bool(_order(config))
+    return parts | {"seed": config["seed"], "versions": versions_of(parts, sequential=sequential)}
 
 
 def _sources(config: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import pruning
 from orchestrator.core.errors import OrchestratorError
+from orchestrator.training.scoring.layer_by_layer import Blocks, prune_layers
 from orchestrator.training.scoring.ranking import Read, Round, Scoring, rank
 from orchestrator.workloads.model_building import Prunable, prunable
 from pruning import MaskSet
@@ -28,15 +29,21 @@ class Overflow(LawBroken):
     """Pruned network whose loss is infinite or NaN."""
 
 
-def prune_round(model: nn.Module, asked: Round, parent: MaskSet, read: Read) -> tuple[MaskSet, Scoring]:
+def prune_round(
+    model: nn.Module, asked: Round, parent: MaskSet, read: Read, blocks: Blocks | None = None
+) -> tuple[MaskSet, Scoring]:
     """Prune a plain model by a round's method on top of the masks so far; return the new masks and the scoring costs.
 
     A score ranks by the round's choices. A method class gets a count: for a target sparsity s and the default
     allocation, a tensor of n units with z already masked loses round(s n) - z more. A structured class counts channels;
     in a global scope one count covers the entries of all tensors. A raw amount goes to the class unchanged. If the
-    control is shuffle, the masks are shuffled. The model is left plain, with zeros where the masks are 0.
+    control is shuffle, the masks are shuffled. In the sequential order, `blocks` notes each pruned block. The model is
+    left plain, with zeros where the masks are 0.
     """
-    masks, scoring = rank(model, prunable(model, asked.fields.prune), asked, parent, read)
+    chosen = prunable(model, asked.fields.prune)
+    if asked.choices.schedule.order == "sequential":
+        return prune_layers(model, chosen, asked, parent, read, blocks or Blocks())
+    masks, scoring = rank(model, chosen, asked, parent, read)
     pruning.remove_all(model)
     return masks, scoring
 

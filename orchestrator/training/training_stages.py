@@ -30,6 +30,7 @@ from orchestrator.training.dynamics.sparse_training import SparseTraining, first
 from orchestrator.training.dynamics.training_cost import cost_of
 from orchestrator.training.evaluation import evaluate
 from orchestrator.training.own_loop import Context, Length, run_own_loop
+from orchestrator.training.scoring.layer_by_layer import BLOCKS, Blocks
 from orchestrator.training.scoring.ranking import Read, Round, Scoring, example_of
 from orchestrator.training.stage_networks import Network, fitting, initialised, restored, stored
 from orchestrator.training.state.checkpointing import Checkpointing
@@ -118,6 +119,10 @@ class Ways:
         sizes = {"batch_size": stage.config["eval_batch_size"], "precision": stage.config["precision"]}
         return evaluate(stage.model, split, stage.task, device=stage.device, **sizes)
 
+    def after_block(self, stage: Stage, blocks: Blocks) -> None:
+        """Save a checkpoint if one is due, and end the pruning if the stage must end."""
+        stage.keep_or_end(partial(blocks.state, stage.model))
+
     def restart(self, stage: Stage, masks: MaskSet) -> None:
         """Set the weights from which the round trains."""
         restart(stage.network, masks, stage.spec, stage.order)
@@ -155,6 +160,8 @@ class Stage:
         self.is_small = spec.typed.restart.control == "small"
         self.sparse: SparseTraining | None = None
         """Masks that change within the training of the round."""
+        self.pruned_all = True
+        """Whether the round pruned all its layers; a rehearsal in the sequential order prunes the first block."""
 
     def result(self, act: Callable[[Stage], Trained]) -> Result:
         """Run `act`; return the stage's record, its files and its network."""
@@ -233,18 +240,20 @@ class Stage:
     def prune(self) -> Trained:
         """Prune the network, fine-tune it under the new masks, and check the result."""
         spec, earlier, state = self.spec, self.network.masks, self._checkpoints.latest()
-        asked = Round.of(spec.fields)
+        asked, begun = Round.of(spec.fields), None
+        if state is not None and BLOCKS in state.values:
+            state, begun = None, state
         chosen = model_building.prunable(self.model, spec.typed.prune)
         if state is not None:
             masks, before, scoring = self._prune_result(state)
         elif asked.prunes_first:
-            masks, before, scoring = self._prune_now(asked, earlier)
+            masks, before, scoring = self._prune_now(asked, earlier, begun)
         else:
             masks, before, scoring = self._begin_unpruned(chosen)
         self.network.masks = masks
         self._checkpoints.holds({"masks": as_tensor(masks.to_bytes()), "before": dict(before), "scoring": scoring.held})
         fit = self._fit_under(masks, asked, state)
-        found, history, at_target = dict(scoring.details), {}, True
+        found, history, at_target = dict(scoring.details), {}, self.pruned_all
         if self.sparse is not None:
             self.network.masks = self.sparse.masks if fit.masks is None else fit.masks
             found, at_target = found or self.sparse.scoring, fit.masks is not None
@@ -283,9 +292,24 @@ class Stage:
         order = torch.Generator().manual_seed(derive(self.spec.typed.seed, f"{self.spec.round}/shuffle"))
         return Read(self.data, self.task, order)
 
-    def _prune_now(self, asked: Round, earlier: MaskSet) -> tuple[MaskSet, dict[str, float], Scoring]:
+    def keep_or_end(self, current: Callable[[], TrainState]) -> None:
+        """Save the state if a checkpoint is due; raise `Cancelled` if the stage must end."""
+        ending = self.order.cancelled()
+        self._checkpoints.keep(current, ending)
+        if ending:
+            raise training_loop.Cancelled
+
+    def _prune_now(
+        self, asked: Round, earlier: MaskSet, begun: TrainState | None
+    ) -> tuple[MaskSet, dict[str, float], Scoring]:
         """Prune on top of the masks so far; return the new masks, metrics before fine-tuning, and scoring costs."""
-        masks, scoring = pruning_rounds.prune_round(self.model, asked.before_training, earlier, self._read())
+        blocks = Blocks(after=partial(self._ways.after_block, self))
+        try:
+            if begun is not None:
+                blocks.restore(self.model, begun)
+        except ValueError as error:
+            raise Unfit(str(error)) from error
+        masks, scoring = pruning_rounds.prune_round(self.model, asked.before_training, earlier, self._read(), blocks)
         if self.is_small:  # the small network takes no weights from the pruned one
             return masks, {}, scoring
         self._ways.restart(self, masks)

@@ -20,14 +20,18 @@ class Reconstruction(Row):
     Args:
         updates: the values of survivors change.
         by_row: each row loses floor(sparsity inputs) entries; otherwise the layer's total is exact.
+        reads_data: the method reads statistics of the layer's inputs.
     """
 
     FAMILY: ClassVar[str] = "reconstruction"
 
     updates: bool = False
     by_row: bool = False
+    reads_data: bool = True
 
 
+_CALIBRATION = {"examples": 128, "batch_size": 8}
+"""Calibration data in a sweep, as in the papers; batches of a size that language models fit in."""
 _DAMPING = Option("damping", float, 0.01, "Added to the diagonal, as a fraction of its mean.", (above(0),))
 
 RECONSTRUCTIONS: Mapping[str, Reconstruction] = named(
@@ -38,6 +42,7 @@ RECONSTRUCTIONS: Mapping[str, Reconstruction] = named(
             "columns from left to right; the columns to the right make up for pruned weights",
             (_DAMPING, Option("block", int, 128, "Columns of a block, whose entries rank together.", (whole(1),))),
             "Frantar & Alistarh 2023, arXiv 2301.00774",
+            in_sweeps=_CALIBRATION,
             updates=True,
         ),
         Reconstruction(
@@ -50,6 +55,7 @@ RECONSTRUCTIONS: Mapping[str, Reconstruction] = named(
                 Option("refits", int, 10, "Steps of conjugate gradients on the support.", (whole(0),)),
             ),
             "Meng et al. 2024, arXiv 2406.07831",
+            in_sweeps=_CALIBRATION,
             updates=True,
         ),
         Reconstruction(
@@ -60,8 +66,14 @@ RECONSTRUCTIONS: Mapping[str, Reconstruction] = named(
             by_row=True,
         ),
         Reconstruction(
-            "magnitude", "pruning.reconstruction.ranked_masks:magnitude", "the smallest weights of each layer"
+            "magnitude",
+            "pruning.reconstruction.ranked_masks:magnitude",
+            "the smallest weights of each layer",
+            reads_data=False,
         ),
     )
 )
 """Name -> method."""
+SOLVERS: Mapping[str, Reconstruction] = {name: row for name, row in RECONSTRUCTIONS.items() if row.updates}
+"""Methods that choose and update entries of one layer together. They rank only layer by layer, so they are no scores of
+`pruning.scores`; choices name them as a score."""

@@ -20,6 +20,7 @@ UnitKind: TypeAlias = Literal["entry", "block", "channel", "group"]
 Reduction: TypeAlias = Literal["sum", "l1", "l2", "square_of_sum"]
 ScopeKind: TypeAlias = Literal["layer", "global", "row", "window"]
 Normalisation: TypeAlias = Literal["size", "group"]
+Order: TypeAlias = Literal["at_once", "sequential"]
 Budget: TypeAlias = Literal["channels", "parameters", "macs", "bytes"]
 ControlKind: TypeAlias = Literal["none", "shuffle", "invert"]
 
@@ -147,19 +148,23 @@ class Scope:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Final sparsity of one pruning, and its number of steps.
+    """Final sparsity of one pruning, its number of steps, and the order of the layers.
 
     Args:
         sparsity: the fraction of all units that is pruned in the end, in [0, 1); None if the scope alone decides it.
         inner: number of steps, each with its own scoring and without training in between; density falls geometrically.
+        order: "at_once" scores all tensors before any is pruned; "sequential" prunes block by block, each with the
+            inputs that the pruned blocks before it give (`pruning.layerwise`).
     """
 
     sparsity: float | None = None
     inner: int = 1
+    order: Order = "at_once"
 
     def __post_init__(self) -> None:
         """Refuse invalid values."""
         _at_least("schedule.inner", self.inner, 1)
+        _one_of("schedule.order", self.order, get_args(Order))
         targets("geometric", 0.0 if self.sparsity is None else self.sparsity, self.inner)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pruning.catalogue.allocations import ALLOCATIONS
+from pruning.catalogue.reconstructions import RECONSTRUCTIONS, SOLVERS
 from pruning.catalogue.repairs import REPAIRS
 from pruning.catalogue.scores import SCORES
 from pruning.choices.axes import Control, Dynamics, Repair, Schedule, Scope, Score, Unit
@@ -53,6 +54,7 @@ def check_combination(choices: Choices) -> None:
         )
     _check_groups(choices)
     _check_dynamics(choices)
+    _check_order(choices)
     row = SCORES.get(choices.score.kind) if isinstance(choices.score.kind, str) else None
     if row is not None and not row.across_layers and choices.scope.kind == "global":
         raise ValueError(
@@ -140,4 +142,42 @@ def _check_groups(choices: Choices) -> None:
             raise ValueError(
                 f"`{name}` (={value!r}) cannot be combined with dependency groups, which span several tensors; with "
                 f"unit.kind='group' it must be {' or '.join(map(repr, allowed))}."
+            )
+
+
+def _check_order(choices: Choices) -> None:
+    """Raise ValueError for choices that do not go with the order in which layers are pruned."""
+    kind, order, scope = choices.score.kind, choices.schedule.order, choices.scope
+    if order == "at_once":
+        if kind in SOLVERS:
+            raise ValueError(
+                f"`schedule.order` (='at_once') scores all tensors before any is pruned, but score.kind={kind!r} "
+                "prunes layer by layer; use order='sequential'."
+            )
+        return
+    rows = {name: row for name, row in RECONSTRUCTIONS.items() if row.reads_data}
+    if not isinstance(kind, str) or kind not in rows:
+        raise ValueError(
+            f"`schedule.order` (='sequential') prunes each layer by its inputs, which score.kind "
+            f"(={kind if isinstance(kind, str) else 'a function'}) does not do; use a score of {', '.join(rows)}, or "
+            "order='at_once'."
+        )
+    ranked = "row" if rows[kind].by_row else "layer"
+    taken: dict[str, tuple[Any, tuple[Any, ...]]] = {
+        "select": (choices.select, (None,)),
+        "unit.kind": (choices.unit.kind, ("entry",)),
+        "scope.kind": (scope.kind, (ranked, "window")),
+        "scope.allocation": (scope.allocation, ("each", "given")),
+        "scope.min_kept": (scope.min_kept, (0,)),
+        "scope.normalise": (scope.normalise, (None,)),
+        "schedule.inner": (choices.schedule.inner, (1,)),
+        "dynamics.kind": (choices.dynamics.kind, (Dynamics().kind,)),
+        "repair.kind": (choices.repair.kind, (Repair().kind,)),
+        "control.kind": (choices.control.kind, (Control().kind,)),
+    }
+    for name, (value, allowed) in taken.items():
+        if value not in allowed:
+            raise ValueError(
+                f"`{name}` (={value!r}) cannot be combined with score.kind={kind!r} in the order 'sequential', layer "
+                f"by layer; it must be {' or '.join(map(repr, allowed))}."
             )

@@ -102,6 +102,18 @@ PUBLISHED: Mapping[str, Method] = named(
             paper="Hassibi & Stork 1993; Singh & Alistarh 2020, arXiv 2004.14340",
         ),
         Method("wanda", Choices(Score("wanda"), scope=Scope("row")), paper="Sun et al. 2023, arXiv 2306.11695"),
+        Method(
+            "sparsegpt",
+            Choices(Score("sparsegpt"), schedule=Schedule(order="sequential")),
+            "layer by layer; the columns to the right make up for pruned weights",
+            "Frantar & Alistarh 2023, arXiv 2301.00774",
+        ),
+        Method(
+            "alps",
+            Choices(Score("alps"), schedule=Schedule(order="sequential")),
+            "layer by layer; weights and their sparse copy approach each other, then least squares",
+            "Meng et al. 2024, arXiv 2406.07831",
+        ),
         Method("fpgm", Choices(Score("fpgm"), _FILTERS), paper="He et al. 2019, arXiv 1811.00250"),
         Method(
             "slimming",

@@ -27,6 +27,7 @@ from pruning.engine.scoring import (
     compute_scores,
     generator_of,
     names_to_score,
+    no_plan,
     row_of,
     share,
 )
@@ -102,6 +103,8 @@ def plan(
             f"`dynamics.kind` (={choices.dynamics.kind!r}) changes masks within a training, which a pruning is not; "
             f"attach pruning.dynamics.{choices.dynamics.kind}(...) to an optimizer, or use dynamics.kind='nested'."
         )
+    if choices.schedule.order == "sequential":
+        raise no_plan(choices.score)
     cut, before = _cut(model, choices, masks, names_to_score(model, choices.score, parameters), example)
     if choices.dynamics.kind == "free":
         model = _with_full_masks(model)

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from pruning.catalogue.reconstructions import SOLVERS
 from pruning.catalogue.scores import SCORES
 from pruning.catalogue.scores import Score as ScoreRow
 from pruning.choices.axes import Score
@@ -156,13 +157,24 @@ def row_of(score: Score) -> ScoreRow | None:
     """Return the catalogue row of a built-in score, None for a custom function.
 
     Raises:
-        ValueError: the name is unknown.
+        ValueError: the name is unknown, or ranks only layer by layer.
     """
     if callable(score.kind):
         return None
+    if score.kind in SOLVERS:
+        raise no_plan(score)
     if score.kind not in SCORES:
         raise ValueError(f"`score.kind` (={score.kind!r}) must be a function, or one of {', '.join(SCORES)}.")
     return SCORES[score.kind]
+
+
+def no_plan(score: Score) -> ValueError:
+    """Return the error for a method that prunes layer by layer, where one plan for all layers is asked for."""
+    return ValueError(
+        f"`schedule.order` (='sequential') prunes by {_name(score)} layer by layer, each with the pruned layers before "
+        f"it, so no plan comes first; call pruning.layerwise(model, {_name(score)!r}, batches, sparsity=0.5) with "
+        "batches that the model is called with."
+    )
 
 
 def names_to_score(model: nn.Module, score: Score, parameters: Iterable[str] | None) -> Iterable[str] | None:

@@ -26,6 +26,7 @@ SHARED = {
     ],
     "own_class": ["pruning.engine.classes._build_method"],
     "deploy": [f"orchestrator.deploy.deployment_stages.{name}" for name in ("deploy", "measure")],
+    "layerwise": [f"{TRAINING}.scoring.layer_by_layer.prune_layers", "pruning.reconstruction.ranked_masks.wanda"],
     "round": [f"{TRAINING}.pruning_rounds.{name}" for name in ("prune_round", "hold_laws", "hold_finite")],
 }
 HARMLESS = (
@@ -175,17 +176,27 @@ def rows() -> Iterator[tuple[str, str]]:
 
 
 def closures() -> tuple[dict[str, ast.stmt], dict[str, ast.stmt]]:
-    """Return the code of training and of rounds; code that both use counts as training, which all stages have."""
+    """Return the code of training and of rounds; code that both use counts as training, which all stages have.
+
+    Code that only the sequential order uses is in neither.
+    """
     read = closure([root for root in SHARED["training"] if root.startswith(WORKLOADS)])
-    rounds = closure(SHARED["round"], left_out=read)
-    return closure(SHARED["training"], left_out=rounds), rounds
+    sequential = dict(filter(None, map(definition_at, SHARED["layerwise"])))
+    rounds = closure(SHARED["round"], left_out=read | sequential)
+    return closure(SHARED["training"], left_out=rounds | sequential), rounds
+
+
+def definition_at(path: str) -> tuple[str, ast.stmt] | None:
+    """Return the path of a definition with its statement."""
+    found = definition(path)
+    return None if found is None else (path, found[1])
 
 
 def digests() -> dict[str, str]:
     training, rounds = closures()
     shared = rounds | training
     found = {"training": digest(training), "round": digest(rounds)}
-    found |= {name: digest(closure(SHARED[name], left_out=shared)) for name in ("own_class", "deploy")}
+    found |= {name: digest(closure(SHARED[name], left_out=shared)) for name in ("own_class", "deploy", "layerwise")}
     return found | {component: digest(closure([root], left_out=shared)) for component, root in rows()}
 
 

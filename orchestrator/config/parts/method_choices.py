@@ -18,6 +18,7 @@ from orchestrator.core.stage_fields import RANKING, Component, StageFields, choi
 from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.catalogue.dynamics import DYNAMICS
 from pruning.catalogue.methods import METHODS
+from pruning.catalogue.reconstructions import SOLVERS
 from pruning.catalogue.value_rules import one_of
 from pruning.choices import axes
 from pruning.choices.combining import Choices
@@ -73,6 +74,13 @@ def scored_as(score: Mapping[str, Any], at: str, dynamics: str | None) -> Mappin
     row = DYNAMICS.get(str(dynamics))
     before = at == "start" or (at == "during" and row is not None and row.keeps_counts)
     return {**score, "batch_norm": "train" if before else "eval"}
+
+
+def order_of(config: Mapping[str, Any]) -> str:
+    """Return the order in which a round prunes its layers; null in the configuration follows the score."""
+    given = config["schedule"]["order"]
+    is_solver = config["score"].get("kind") in SOLVERS and not decides_itself(config["method"])
+    return str(given or ("sequential" if is_solver else "at_once"))
 
 
 def called(method: Mapping[str, Any], score: Mapping[str, Any], dynamics: Mapping[str, Any]) -> str | None:
@@ -140,7 +148,8 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
         yield from told
         return
     fields: dict[str, Any] = {name: config[name] for name in ("method", *CHOICES)}
-    fields |= {"inner": schedule["inner"], "restart": {"control": config["restart"]["control"]}}
+    fields |= {"inner": schedule["inner"], "order": order_of(config)}
+    fields["restart"] = {"control": config["restart"]["control"]}
     try:
         for each in ("unit", "scope"):
             getattr(axes, each.capitalize())(**config[each])
@@ -159,6 +168,11 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
         )
     elif schedule["amount"] is not None:
         yield from _of_a_class(config)
+    if choices.schedule.order == "sequential" and config["restart"]["control"] == "shuffle":
+        yield (
+            "`restart.control` (=shuffle) shuffles a mask, but in the sequential order the weights are updated for it; "
+            "pass restart.control=none, or method=random for a control."
+        )
     scope, rounds, sparsity = choices.scope, schedule["rounds"], schedule["sparsity"]
     if scope.kind == "window":
         exact = 1 - scope.n / scope.m
@@ -187,6 +201,7 @@ def _of_a_class(config: Mapping[str, Any]) -> Iterator[str]:
         "dynamics": (_named(config["dynamics"]), plain.dynamics.kind),
         "repair": (config["repair"]["kind"], plain.repair.kind),
         "schedule.inner": (config["schedule"]["inner"], plain.schedule.inner),
+        "schedule.order": (order_of(config), plain.schedule.order),
     }
     for name, (value, default) in chosen.items():
         if value != default:

@@ -26,6 +26,7 @@ from orchestrator.training import pruning_rounds, training_loop
 from orchestrator.training.evaluation import monitored
 from orchestrator.training.preflight.first_step import require_loss, require_trainable
 from orchestrator.training.preflight.misfits import Misfit, Tried, labels_misfit, misfit, named
+from orchestrator.training.scoring.layer_by_layer import Blocks, Enough
 from orchestrator.training.scoring.ranking import Round
 from orchestrator.training.stage_networks import data_node, initialised
 from orchestrator.training.training_stages import Stage, Ways
@@ -234,6 +235,12 @@ class _Rehearsal(Ways):
             require_trainable(stage, model)
             if stage.config["epochs"] or stage.config["steps"]:
                 require_loss(stage, self.first_batches("train")["train"], model)
+
+    def after_block(self, stage: Stage, blocks: Blocks) -> None:
+        """End the pruning after its first block, which shows as much as all."""
+        del blocks
+        stage.pruned_all = False
+        raise Enough
 
     def restart(self, stage: Stage, masks: MaskSet) -> None:
         """Leave the weights unchanged: initial weights stand for those of any step."""

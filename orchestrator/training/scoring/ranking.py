@@ -168,7 +168,7 @@ def rank(
     except Exception as error:
         if by_score and not isinstance(error, ValueError | TypeError | RuntimeError | IndexError):
             raise
-        raise _refusal(asked, error) from error
+        raise engine_refusal(asked, error) from error
     ones = {each.name: torch.ones_like(getattr(each.module, each.parameter), dtype=torch.bool) for each in chosen}
     masks = MaskSet({**{name: plan.masks.get(name, ones[name]) for name in names}, **plan.masks})
     details = {name: plan.details[name] for name in ("unit", "units", "removed", "step") if name in plan.details}
@@ -179,7 +179,7 @@ def rank(
     return masks, Scoring(details, dict(plan.seconds))
 
 
-def _refusal(asked: Round, error: Exception) -> OrchestratorError:
+def engine_refusal(asked: Round, error: Exception) -> OrchestratorError:
     """Return the error to raise for an error of the engine, of a score or of a method class."""
     said = " ".join(str(error).split())
     if asked.choices.select is not None:

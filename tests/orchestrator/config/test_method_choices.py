@@ -48,6 +48,7 @@ def chosen(config: Mapping[str, Any]) -> Choices:
     fields = {name: config[name] for name in method_choices.CHOICES} | {
         "method": {},
         "inner": config["schedule"]["inner"],
+        "order": method_choices.order_of(config),
     }
     found = choices_of(fields, read_as(StageFields, fields))
     return replace(found, score=Score(found.score.kind), dynamics=Dynamics(found.dynamics.kind))

@@ -547,7 +547,7 @@ WITHOUT_VALUES = {
     **{
         name: lambda model, name=name: pruning.prune(model, name, sparsity=0.5, **DATA)
         for name, method in pruning.PUBLISHED.items()
-        if not method.choices.dynamics.row.in_training
+        if not (method.choices.dynamics.row.in_training or method.choices.schedule.order == "sequential")
     },
     "group": lambda model: pruning.prune(model, unit="group", sparsity=0.5, example=torch.randn(2, 8)),
     "a class": lambda model: pruning.prune(model, pruning.L1Unstructured, amount=0.5),

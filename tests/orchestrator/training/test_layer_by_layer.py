@@ -1,0 +1,202 @@
+"""Rounds in the sequential order: equal to the engine's call, equal bits after interruptions, laws and refusals."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load
+from small_trials import composed, planned, train
+
+import pruning
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan, StageSpec
+from orchestrator.core.work_order import WorkOrder
+from orchestrator.execution.segment import run_segment
+from orchestrator.planning.plan import ConfigError
+from orchestrator.store.store import Store
+from orchestrator.training.preflight.rehearsal import run_preflight
+from orchestrator.training.scoring.examples import ScoringData
+from orchestrator.training.training_loop import Cancelled
+from orchestrator.training.training_stages import Stage
+from orchestrator.workloads.networks.classifiers import mlp
+from pruning import MaskSet
+
+SHORT = (
+    *("model=mlp", "model.hidden=[16,12]", "train.epochs=null", "train.steps=6", "train.batch_size=32"),
+    *("finetune.epochs=null", "finetune.steps=4", "finetune.batch_size=32", "prune.exclude=[]", "score.examples=24"),
+)
+ONE_ROUND = ("schedule=one_shot", "schedule.sparsity=0.5", "score.batch_size=8")
+ORDERS = {
+    "sparsegpt": ONE_ROUND,
+    "alps": (*ONE_ROUND, "score.rounds=20"),
+    "wanda": (*ONE_ROUND, "schedule.order=sequential"),
+    "sparsegpt 2:4": ("method=sparsegpt", "scope=window", "schedule=half", "score.batch_size=8"),
+}
+"""Name -> overrides of a method that prunes layer by layer."""
+
+
+def asked(name: str, *overrides: str) -> Plan:
+    return planned(composed(*SHORT, f"method={name.split()[0]}", *ORDERS[name], *overrides))
+
+
+def bits(record: StageRecord, store: Store) -> list[Any]:
+    return [record.result(), store.read(record.key, "weights.safetensors"), store.read(record.key, "masks.npz")]
+
+
+def chain(plan: Plan) -> tuple[StageSpec, ...]:
+    often = {part: {"checkpoint_minutes": 1.0} for part in ("train", "finetune")}
+    return tuple(replace(plan.stages[key], location=often) for key in plan.trials[0].stages)
+
+
+def interrupted(specs: tuple[StageSpec, ...], store: Store, after: int) -> tuple[StageRecord, list[int]]:
+    """Run stages, each attempt interrupted after some blocks or batches; return the record and the checkpoints."""
+    reached: list[int] = []
+    for _ in range(100):
+        left = tuple(spec for spec in specs if not store.finished([spec.key]))
+        if not left:
+            break
+        calls = iter(range(10**9))
+        order = WorkOrder(
+            left,
+            store,
+            lineage=specs[: len(specs) - len(left)],
+            cancelled=lambda calls=calls: next(calls) >= after,  # type: ignore[misc]
+            grace=9,
+        )
+        with suppress(Cancelled):
+            list(run_segment(order))
+        reached.append(store.checkpoints.reached(specs[-1].key))
+    return store.finished([specs[-1].key])[specs[-1].key], reached
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_an_interrupted_pruning_gives_the_same_bits(name: str, store: Store, tmp_path: Path) -> None:
+    specs = chain(asked(name))
+    quiet = list(run_segment(WorkOrder(specs, store)))[-1]
+
+    for number, after in enumerate((1, 2)):
+        fresh = Store(str(tmp_path / f"other{number}"))
+        found, reached = interrupted(specs, fresh, after)
+        assert bits(found, fresh) == bits(quiet, store)
+        assert {1, 2} & {*reached}, "it was interrupted between blocks"
+        assert fresh.checkpoints.known() == []
+
+
+def test_a_round_is_the_engines_call(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network, the examples and the settings of the sweep give what `pruning.layerwise` gives by hand."""
+    seen: dict[str, Any] = {}
+    taken = ScoringData.batches
+
+    def batches(self: ScoringData, rescorings: int) -> Any:
+        seen["batches"] = taken(self, rescorings)
+        return seen["batches"]
+
+    monkeypatch.setattr(ScoringData, "batches", batches)
+    plan = asked("sparsegpt", "finetune.steps=null", "finetune.epochs=0")
+    records = train(plan, store)
+    dense, last = plan.trials[0].stages
+    network = mlp((1, 8, 8), 10, (16, 12))
+    network.load_state_dict(load(store.read(dense, "weights.safetensors")))
+    found = pruning.layerwise(network, "sparsegpt", [images for images, _ in seen["batches"]], sparsity=0.5)
+
+    weights = load(store.read(last, "weights.safetensors"))
+    for name, tensor in network.state_dict().items():
+        assert torch.equal(weights[name], tensor)
+    assert sum(len(images) for images, _ in seen["batches"]) == 24
+    details = records[last].details["scoring"]
+    assert [each["error"] for each in details["layers"].values()] == [each.error for each in found.layers.values()]
+    assert {each["rows"] for each in details["layers"].values()} == {24}
+    assert (details["examples"], details["score"], details["removed"]) == (24, "sparsegpt", records[last].sparsity)
+
+
+def test_rounds_are_nested_and_exact(store: Store) -> None:
+    plan = asked("sparsegpt", "schedule=geometric", "schedule.sparsity=0.875", "schedule.rounds=3")
+    records = train(plan, store)
+    _, *rounds = plan.trials[0].stages
+    masks = [MaskSet.from_bytes(store.read(key, "masks.npz")) for key in rounds]
+
+    assert all(later.nested_in(earlier) for earlier, later in pairwise(masks))
+    assert [records[key].sparsity for key in rounds] == pytest.approx([0.5, 0.75, 0.875], abs=1e-3)
+
+
+def test_given_densities_and_what_is_not_pruned(store: Store) -> None:
+    plan = asked(
+        "sparsegpt",
+        "schedule.sparsity=null",
+        "scope=given",
+        "+scope.densities={fc1.*: 0.25, fc2.*: 0.75}",
+        "prune.exclude=[fc3.weight]",
+    )
+    record = train(plan, store)[plan.trials[0].stages[-1]]
+
+    assert record.tensor_sparsity == pytest.approx({"fc1.weight": 0.75, "fc2.weight": 0.25})
+
+
+def test_a_rehearsal_prunes_the_first_block(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, pruned = asked("sparsegpt"), []
+    monkeypatch.setattr(Stage, "measured", measured_noting(pruned))
+    dense, last = (plan.stages[key] for key in plan.trials[0].stages)
+
+    assert next(run_preflight(WorkOrder((last,), store, lineage=(dense,))))
+    assert pruned[0] == [True, False, False]
+
+
+def measured_noting(pruned: list[list[bool]]) -> Any:
+    """Return `Stage.measured`, which also notes which layers have zeros."""
+    real = Stage.measured
+
+    def measured(self: Stage, split: Any) -> Any:
+        weights = [each for name, each in self.model.named_parameters() if name.endswith("weight")]
+        pruned.append([bool((each == 0).any()) for each in weights])
+        return real(self, split)
+
+    return measured
+
+
+def test_an_order_that_follows_the_score_is_no_other_stage() -> None:
+    def keys(*overrides: str) -> tuple[str, ...]:
+        return planned(composed(*SHORT, *ONE_ROUND, *overrides)).trials[0].stages
+
+    assert keys("method=wanda") == keys("method=wanda", "schedule.order=at_once")
+    assert keys("method=wanda")[-1] != keys("method=wanda", "schedule.order=sequential")[-1]
+    assert keys("method=sparsegpt") == keys("method=magnitude", "score=sparsegpt")
+    assert keys("method=sparsegpt") == keys("method=sparsegpt", "schedule.order=sequential")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("method=sparsegpt", "schedule.order=at_once"), "prunes layer by layer; use order='sequential'"),
+        (("method=magnitude", "schedule.order=sequential"), "use a score of sparsegpt, alps, wanda, or order="),
+        (("method=random_unstructured", "schedule.order=sequential"), "leave out `schedule.order`"),
+        (("method=sparsegpt", "scope=row"), "it must be 'layer' or 'window'"),
+        (("method=wanda", "schedule.order=sequential", "scope=layer"), "it must be 'row' or 'window'"),
+        (("method=sparsegpt", "scope=global"), "`scope.kind` (='global') cannot be combined"),
+        (("method=sparsegpt", "unit=channel"), "`unit.kind` (='channel') cannot be combined"),
+        (("method=sparsegpt", "scope=erk"), "`scope.allocation` (='erk') cannot be combined"),
+        (("method=sparsegpt", "repair=least_squares"), "`repair.kind` (='least_squares') cannot be combined"),
+        (("method=sparsegpt", "schedule.inner=3"), "`schedule.inner` (=3) cannot be combined"),
+        (("method=sparsegpt", "dynamics=free"), "`dynamics.kind` (='free') cannot be combined"),
+        (("method=sparsegpt", "restart.control=invert"), "`restart.control` (='invert') cannot be combined"),
+        (("method=sparsegpt", "restart.control=shuffle"), "`restart.control` (=shuffle) shuffles a mask"),
+        (("method=sparsegpt", "score.examples=null"), "`score.examples` (=null) must be given"),
+        (("method=sparsegpt", "score.damping=0"), "`score.damping` (=0"),
+        (("schedule.order=both",), "`schedule.order` (=both) must be"),
+    ],
+)
+def test_what_cannot_be_together_is_refused(overrides: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        planned(composed("schedule=one_shot", "schedule.sparsity=0.5", *overrides))
+
+    assert said in str(error.value)
+
+
+def test_one_call_names_the_function_for_it() -> None:
+    with pytest.raises(ValueError, match=r"call pruning\.layerwise\(model, 'sparsegpt', batches, sparsity=0\.5\)"):
+        pruning.prune(torch.nn.Linear(4, 4), "sparsegpt", sparsity=0.5)
