@@ -1,4 +1,4 @@
-"""What a process that leaves at once still says."""
+"""Output of a process that leaves at once."""
 
 from __future__ import annotations
 
