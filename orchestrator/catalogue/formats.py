@@ -25,6 +25,7 @@ class Format(Row):
             float32. Infinite for a format that changes outputs: the network's metrics are then measured in it.
         measured: whether a sweep can deploy a network in this format and measure it.
         exported: whether the command `export` writes this format.
+        builder: kind of the models that the format can hold, a row of the models' catalogue; empty: any model.
         needs_compiler: whether writing it needs a C compiler.
     """
 
@@ -33,6 +34,7 @@ class Format(Row):
     tolerance: float = PYTORCH
     measured: bool = True
     exported: bool = True
+    builder: str = ""
     needs_compiler: bool = False
 
 
@@ -73,6 +75,16 @@ FORMATS: Mapping[str, Format] = named(
             packages=("onnx", "onnxscript", "openvino"),
             extra="export",
             tolerance=RUNTIME,
+        ),
+        Format(
+            "huggingface",
+            "orchestrator.deploy.formats.pretrained:CODEC",
+            "a directory that stock transformers loads: config.json, model.safetensors, and the tokenizer's files",
+            packages=("transformers",),
+            extra="transformers",
+            tolerance=RUNTIME,
+            measured=False,
+            builder="huggingface",
         ),
         Format(
             "sparse",

@@ -13,11 +13,18 @@ from orchestrator.commands.named_files import check_output_folder
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.metrics import Metric
-from orchestrator.deploy.formats.format import ExportError
+from orchestrator.deploy.formats.format import ExportError, Format
 from orchestrator.deploy.formats.format_table import FORMATS
 from orchestrator.deploy.shrunk_network import shrunk
 from orchestrator.export import trial_choice
-from orchestrator.export.export_folder import Written, chosen_formats, size, writable, write_folder
+from orchestrator.export.export_folder import (
+    Written,
+    chosen_formats,
+    require_builder,
+    size,
+    writable,
+    write_folder,
+)
 from orchestrator.export.readme import readme
 from orchestrator.export.stored_network import StoredNetwork, kept
 from orchestrator.planning.number_formats import byte_size, scientific
@@ -45,9 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 trial_choice.ending_with(stage, sweep.plan),
                 any(each.changes_outputs for each in formats),
             )
+            require_builder(formats, choice.trial.config["model"])
             with given_as("--store"):
                 network = kept(store, sweep, choice, run_own_code=options.run_own_code, measured=measured)
-            return network, shrunk(network.model, network.inputs()[0])
+            return network, _smaller(network, formats)
 
         if options.best is None:
             choice, points = trial_choice.trial_named(options.trial, sweep.plan, sweep.records), []
@@ -72,6 +80,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"  {_format_line(each, network.record.primary)}")
     say(f"  {folder / 'README.md'} describes the network and how to load it")
     return 0
+
+
+def _smaller(network: StoredNetwork, formats: Sequence[Format]) -> nn.Module:
+    """Return the shrunk network; the masked one if it cannot be traced and no format needs that."""
+    try:
+        return shrunk(network.model, network.inputs()[0])
+    except ExportError:
+        if not all(each.builder for each in formats):
+            raise
+        return network.model
 
 
 def _format_line(written: Written, metric: Metric) -> str:

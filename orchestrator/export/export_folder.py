@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import nn
 
 from orchestrator.core.records import StageRecord
@@ -16,8 +18,10 @@ from orchestrator.core.redact import markdown
 from orchestrator.deploy.deployed_metrics import calibration_inputs, metrics_of
 from orchestrator.deploy.formats.format import ExportError, Format
 from orchestrator.deploy.formats.format_table import FORMATS
+from orchestrator.deploy.formats.pretrained import NAME as HUGGINGFACE
+from orchestrator.deploy.formats.pretrained import fitting_config
 from orchestrator.deploy.shrunk_network import check_outputs
-from orchestrator.export.pretrained import FOLDER, save_pretrained
+from orchestrator.export.pretrained_directory import complete, generation_code, metadata
 from orchestrator.export.stored_network import StoredNetwork
 from orchestrator.planning.number_formats import scientific, whole_number
 
@@ -32,6 +36,7 @@ class Written:
         difference: largest difference from the masked network's outputs, relative to the largest output.
         code: Python code that loads it.
         achieved: its metrics by split, such as `val/rmse`, if the format changes outputs; else empty.
+        whole: whether the network has its full size, with zeros, because the format cannot express the smaller one.
     """
 
     format: Format
@@ -39,6 +44,7 @@ class Written:
     difference: float
     code: str
     achieved: Mapping[str, float]
+    whole: bool = False
 
 
 def size(network: nn.Module) -> int:
@@ -64,6 +70,19 @@ def chosen_formats(names: Sequence[str]) -> list[Format]:
     return [FORMATS[name] for name in dict.fromkeys(names)]
 
 
+def require_builder(formats: Sequence[Format], model: Mapping[str, Any]) -> None:
+    """Raise ExportError if a format cannot hold networks of a sweep's `model`.
+
+    A model of the user's own is checked when its network is written.
+    """
+    for each in formats:
+        if each.builder and model.get("kind") not in (None, each.builder):
+            raise ExportError(
+                f"`--to` (={each.name}) must be another format for `model.kind` (={model['kind']}), because it is for "
+                f"networks that transformers builds (model={each.builder}); type --to safetensors, for example."
+            )
+
+
 def write_folder(
     kept: StoredNetwork, smaller: nn.Module, formats: Sequence[Format], folder: Path, head: str
 ) -> list[Written]:
@@ -83,8 +102,11 @@ def write_folder(
     aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         written = [_written(kept, smaller, each, aside) for each in formats]
-        loads = save_pretrained(kept, smaller, aside) if FORMATS["safetensors"] in formats else ""
-        (aside / "README.md").write_text(_page(written, kept.record, head) + _pretrained(loads), encoding="utf-8")
+        page = _page(written, kept.record, head)
+        if FORMATS[HUGGINGFACE] in formats:
+            complete(kept, aside)
+            page = f"{metadata(kept.model)}{page}{generation_code(kept.model, aside)}"
+        (aside / "README.md").write_text(page, encoding="utf-8")
         aside.chmod(0o755)
         if folder.exists():
             folder.rmdir()  # the folder is empty
@@ -96,11 +118,13 @@ def write_folder(
 
 def _written(kept: StoredNetwork, smaller: nn.Module, chosen: Format, folder: Path) -> Written:
     inputs = kept.inputs()
+    whole = chosen.name == HUGGINGFACE and smaller is not kept.model and fitting_config(smaller) is None
+    smaller = kept.model if whole else smaller
     example = (
         calibration_inputs(kept.model, kept.data, kept.spec, chosen.calibration) if chosen.calibration else inputs[0]
     )
     chosen.write(smaller, example, folder, batch_sizes=kept.batch_sizes)
-    run, remedy = chosen.load(folder, 1), "take another format"
+    run, remedy = chosen.load(folder, torch.get_num_threads()), "take another format"
     worst = check_outputs(run, kept.model, inputs, chosen.tolerance, name=chosen.name, remedy=remedy)
     held = sum((folder / name).stat().st_size for name in chosen.files)
     code = chosen.code(smaller, inputs[0])
@@ -108,7 +132,7 @@ def _written(kept: StoredNetwork, smaller: nn.Module, chosen: Format, folder: Pa
     made = f"{chosen.zeros(smaller, inputs[0])}\n{code.removeprefix(imports).lstrip()}"
     code = f"import {chosen.arrays}\n{imports}\n{made}"
     found = metrics_of(kept.model, run, kept.data, kept.spec) if chosen.changes_outputs else {}
-    return Written(chosen, held, worst, code, found)
+    return Written(chosen, held, worst, code, found, whole)
 
 
 def _page(written: Sequence[Written], record: StageRecord, head: str) -> str:
@@ -118,7 +142,7 @@ def _page(written: Sequence[Written], record: StageRecord, head: str) -> str:
         for each in written
     )
     blocks = "".join(
-        f"\n### {each.format.name}\n\n{each.format.title[0].upper()}{each.format.title[1:]}.{_installing(each)}\n\n"
+        f"\n### {each.format.name}\n\n{each.format.title[0].upper()}{each.format.title[1:]}.{_notes(each)}\n\n"
         f"```python {each.format.name}\n{each.code}```\n"
         for each in written
     )
@@ -132,8 +156,13 @@ def _page(written: Sequence[Written], record: StageRecord, head: str) -> str:
     )
 
 
-def _installing(written: Written) -> str:
-    """Return what must be installed besides the packages that the code imports; empty if nothing."""
+def _notes(written: Written) -> str:
+    """Return sentences on a format: its size, and what must be installed besides the packages that the code imports."""
+    if written.whole:
+        return (
+            "\nThe network has its full size, with zeros: no configuration of its class has the sizes without the "
+            "empty units."
+        )
     if not written.format.needs_engine:
         return ""
     return (
@@ -153,11 +182,3 @@ def _achieved(written: Sequence[Written], record: StageRecord) -> Iterator[str]:
         ]
         if figures:
             yield f"\nThe outputs in the format {each.format.name} differ, and reach: {', '.join(figures)}.\n"
-
-
-def _pretrained(loads: str) -> str:
-    if not loads:
-        return ""
-    code = f'import transformers\n\nmodel = transformers.{loads}.from_pretrained("{FOLDER}")\n'
-    text = "The network's own class, as save_pretrained writes it."
-    return f"\n### transformers\n\n{text}\n\n```python transformers\n{code}```\n"

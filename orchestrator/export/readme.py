@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from torch import nn
 
@@ -30,7 +31,9 @@ def readme(sweep: SavedSweep, choice: Choice, kept: StoredNetwork, smaller: nn.M
         "",
         f"- sweep {markdown(sweep.info.name)}, trial {markdown(choice.trial.name)}, "
         f"seed {markdown(config.get('seed', 0))}, round {record.round}",
-        f"- stage {choice.stage}",
+        f"- stage {choice.stage}, pruned from the dense network of stage {choice.trial.dense}"
+        f"{_initial_weights(config['model'])}",
+        f"- command {markdown(sweep.info.command)}",
         f"- trained with torch {markdown(record.environment.get('torch', '?'))}",
         "",
         "| | this network | dense |",
@@ -47,6 +50,12 @@ def readme(sweep: SavedSweep, choice: Choice, kept: StoredNetwork, smaller: nn.M
         *_left(smaller),
     ]
     return "".join(f"{line}\n" for line in lines)
+
+
+def _initial_weights(model: Mapping[str, Any]) -> str:
+    """Return which weights the dense network began with, if they came from a file."""
+    place = model.get("weights")
+    return f", which began with the weights {markdown(place)}" if isinstance(place, str) else ""
 
 
 def _figures(record: StageRecord, dense: StageRecord | None) -> Iterator[str]:

@@ -33,6 +33,8 @@ from pruning.graph.tracing import Example
 
 BATCH, BATCHES = 16, 4
 """Batch size and number of batches of the test split on which the outputs of an export are checked."""
+TOKENS = 4096
+"""Maximum number of tokens in such a batch: logits of long sequences are large."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,9 @@ class StoredNetwork:
         Raises:
             ExportError: the split has only one example
         """
-        batches: Iterator[Any] = islice(self.data.test.batches(BATCH, device=torch.device("cpu")), BATCHES)
+        shape = self.data.input_shape
+        size = BATCH if len(shape) != 1 else max(2, min(BATCH, TOKENS // shape[0]))
+        batches: Iterator[Any] = islice(self.data.test.batches(size, device=torch.device("cpu")), BATCHES)
         found = [called_with(self.model, batch) for batch in batches]
         if len(call_values(found[0])[0]) < 2:
             raise ExportError("`data` must have at least 2 test examples, to check that batches may be of any size.")

@@ -41,7 +41,8 @@ class Codec:
         files: names of the files that `writer` writes.
         arrays: library of the input arrays, torch or numpy.
         snippet: Python code that loads the network from the working directory without this project, after an import
-            of `arrays`, and sets `outputs`; `{call}` and `{feed}` stand for the inputs, see `Format.code`.
+            of `arrays`, and sets `outputs`; `{call}` and `{feed}` stand for the inputs, see `Format.code`, and `{kind}`
+            for the class of the network.
         calibration: number of training examples that `writer` needs for calibration; 0: any batch of 2 or more will do.
         runs_code: whether a file of this format can hold code that `loader` runs; load only files that this process
             has written.
@@ -70,20 +71,24 @@ class Format(Codec):
     Args:
         name: the name that `--to` takes.
         title: description for people.
-        needs: packages of the extra `export` that `writer` or `loader` import.
+        needs: packages that `writer` or `loader` import.
+        extra: the extra of this project that installs them.
+        builder: kind of the models that the format can hold; empty: any model.
         tolerance: see the row, `orchestrator.catalogue.formats.Format`.
     """
 
     name: str = ""
     title: str = ""
     needs: tuple[str, ...] = ()
+    extra: str = ""
+    builder: str = ""
     tolerance: float = 0.0
 
     @classmethod
     def of(cls, row: formats.Format) -> Self:
         """Return the format of a row."""
-        said: dict[str, Any] = {"name": row.name, "title": row.meaning, "needs": row.packages}
-        return cls(**vars(row.load()), **said, tolerance=row.tolerance)
+        said: dict[str, Any] = {"name": row.name, "title": row.meaning, "needs": row.packages, "extra": row.extra}
+        return cls(**vars(row.load()), **said, builder=row.builder, tolerance=row.tolerance)
 
     @property
     def changes_outputs(self) -> bool:
@@ -122,7 +127,8 @@ class Format(Codec):
         names = input_names(network, example)
         call = [f"{name}={name}" for name in names] if isinstance(example, Mapping) else names
         feed = ", ".join(f'"{name}": {name}' for name in names)
-        return self.snippet.format(call=", ".join(call), feed=f"{{{feed}}}")
+        kind = type(getattr(network, "network", network)).__name__
+        return self.snippet.format(call=", ".join(call), feed=f"{{{feed}}}", kind=kind)
 
     def zeros(self, network: nn.Module, example: Example) -> str:
         """Return Python code that makes the inputs of `code`: a batch of two examples, all zeros."""
@@ -137,8 +143,8 @@ class Format(Codec):
         missing = [name for name in self.needs if find_spec(name) is None]
         if missing:
             raise ExportError(
-                f"the format {self.name} needs {' and '.join(missing)}; install the extra `export`, as by "
-                "pip install 'pruning-orchestrator[export]'."
+                f"the format {self.name} needs {' and '.join(missing)}; install the extra `{self.extra}`, as by "
+                f"pip install 'pruning-orchestrator[{self.extra}]'."
             )
         for name in self.needs:
             try:

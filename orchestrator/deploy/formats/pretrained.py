@@ -1,0 +1,115 @@
+"""Format `huggingface`: config.json and model.safetensors, which stock transformers loads with `from_pretrained`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from orchestrator.deploy.formats.format import Codec, ExportError, Run, call
+from orchestrator.workloads.tasks.batch import outputs_of
+from pruning.graph.tracing import Example, quiet
+
+NAME = "huggingface"
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+ONE_FILE = "1000TB"
+"""Size from which weights are split over several files."""
+KEYS = 6
+"""Maximum number of configuration keys that are tried together."""
+SNIPPET = """\
+import transformers
+network = transformers.{kind}.from_pretrained(".")
+outputs = network({call}).logits
+"""
+
+
+def stock_network(network: nn.Module) -> Any:
+    """Return a network of transformers, without a wrapper that returns only its outputs.
+
+    Raises:
+        ExportError: the class of the network is not one of transformers
+    """
+    found = getattr(network, "network", network)
+    kind = type(found)
+    if kind.__module__.partition(".")[0] != "transformers" or not hasattr(found, "save_pretrained"):
+        raise ExportError(
+            f"the format {NAME} is for networks whose class comes from transformers, and `model` is "
+            f"{kind.__module__}.{kind.__name__}; take another format, such as safetensors."
+        )
+    return found
+
+
+def fitting_config(network: nn.Module) -> Any:
+    """Return a configuration with the sizes of a network of transformers; None if no configuration has them."""
+    found = stock_network(network)
+    shapes = {name: tensor.shape for name, tensor in found.state_dict().items()}
+    return next((each for each in _configs(found.config, network) if _shapes(type(found), each) == shapes), None)
+
+
+def write(network: nn.Module, example: Example, folder: Path) -> None:
+    """Write the network's class, sizes, weights and settings of generation, as `save_pretrained` does.
+
+    The weights go into a new network of the same class, because `save_pretrained` refuses a network that was loaded
+    from quantised weights.
+    """
+    del example
+    found, config = stock_network(network), fitting_config(network)
+    if config is None:
+        raise ExportError(f"no {CONFIG} of {type(found).__name__} has the network's sizes; take another format.")
+    with quiet():
+        with torch.device("meta"):
+            plain = type(found)(config)
+        plain.load_state_dict(found.state_dict(), assign=True)
+        plain.tie_weights()
+        plain.generation_config = getattr(found, "generation_config", None)
+        plain.save_pretrained(folder, max_shard_size=ONE_FILE)
+
+
+def load(folder: Path, threads: int) -> Run:
+    """Return a function that runs the network."""
+    import transformers
+
+    torch.set_num_threads(threads)
+    with quiet():
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        kind = getattr(transformers, config.architectures[0])
+        network = kind.from_pretrained(folder, local_files_only=True).eval()
+    return partial(_run, network)
+
+
+def _run(network: nn.Module, example: Example) -> Tensor:
+    with torch.no_grad():
+        return outputs_of(call(network, example))
+
+
+def _configs(config: Any, network: nn.Module) -> Iterator[Any]:
+    """Yield the configuration, then copies in which sizes that shrank are replaced: one key first, then more."""
+    plain = config.to_dict()
+    plain.pop("quantization_config", None)
+    own = deepcopy(config)
+    vars(own).pop("quantization_config", None)
+    yield own
+    report = getattr(network, "shrunk", None)
+    removed = report.removed.values() if report else ()
+    sizes = {one: other for old, new in removed for one, other in zip(old, new, strict=True) if one != other}
+    keys = [key for key, value in plain.items() if type(value) is int and value in sizes][:KEYS]
+    for count in range(1, len(keys) + 1):
+        for changed in combinations(keys, count):
+            yield type(config).from_dict({**plain, **{key: sizes[plain[key]] for key in changed}})
+
+
+def _shapes(kind: Any, config: Any) -> dict[str, torch.Size] | None:
+    try:
+        with torch.device("meta"), quiet():
+            return {name: tensor.shape for name, tensor in kind(config).state_dict().items()}
+    except Exception:  # these sizes do not fit together
+        return None
+
+
+CODEC = Codec(write, load, (CONFIG, WEIGHTS), "torch", SNIPPET)

@@ -1,0 +1,235 @@
+"""Export of a network of transformers as a directory: stock transformers loads it in a process without this project."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from orchestrator.commands.export_command import main as export
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.deploy.formats.format import Example, ExportError, difference
+from orchestrator.deploy.formats.format_table import FORMATS
+from orchestrator.deploy.formats.pretrained import fitting_config, stock_network
+from orchestrator.deploy.shrunk_network import shrunk
+from orchestrator.export import stock_loading
+from orchestrator.export.export_folder import require_builder
+from orchestrator.export.pretrained_directory import SENTENCE, copy_tokenizer, hold_in_fresh_process, questions
+from orchestrator.export.stored_network import StoredNetwork
+
+SIZES = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2}
+"""Sizes of a Llama of a moment."""
+
+
+@dataclass
+class OfTokens:
+    """A stored network without a store."""
+
+    model: nn.Module
+    spec: Any = field(default_factory=lambda: SimpleNamespace(location={}))
+
+    def inputs(self) -> list[Example]:
+        return [(torch.arange(10).reshape(2, 5),), (torch.arange(5).reshape(1, 5),)]
+
+
+def llama(*empty: int, **keys: Any) -> StoredNetwork:
+    """Return a Llama of two layers; the given number of leading units is masked in each layer's MLP."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(vocab_size=11, max_position_embeddings=32, **SIZES, eos_token_id=2, **keys)
+    model: Any = transformers.LlamaForCausalLM(config).eval()
+    for layer, count in zip(model.model.layers, empty or (0, 0), strict=True):
+        with torch.no_grad():
+            layer.mlp.up_proj.weight[:count] = 0
+    return cast(StoredNetwork, OfTokens(model))
+
+
+def test_a_model_that_transformers_did_not_build_is_refused_before_it_is_built() -> None:
+    with pytest.raises(
+        OrchestratorError, match=r"`--to` \(=huggingface\) must be another format for `model.kind` \(=mlp"
+    ):
+        require_builder([FORMATS["torch"], FORMATS["huggingface"]], {"kind": "mlp"})
+    require_builder([FORMATS["huggingface"]], {"_target_": "my.network"})
+    require_builder([FORMATS["torch"]], {"kind": "mlp"})
+    with pytest.raises(ExportError, match=r"networks whose class comes from transformers, and `model` is torch\.nn"):
+        stock_network(nn.Linear(2, 2))
+
+
+def test_sizes_that_a_configuration_can_express_are_written_in_it(tmp_path: Path) -> None:
+    kept, chosen = llama(5, 5), FORMATS["huggingface"]
+    smaller = shrunk(kept.model, kept.inputs()[0])
+    chosen.write(smaller, kept.inputs()[0], tmp_path)
+
+    assert json.loads((tmp_path / "config.json").read_text())["intermediate_size"] == 7
+    assert load_file(tmp_path / "model.safetensors")["model.layers.1.mlp.down_proj.weight"].shape == (8, 7)
+    run = chosen.load(tmp_path)
+    with torch.no_grad():
+        assert all(difference(run(each), kept.model(*each).logits) <= 1e-5 for each in kept.inputs())
+
+
+def test_sizes_that_no_configuration_can_express_are_refused(tmp_path: Path) -> None:
+    kept = llama(5, 3)
+    smaller = shrunk(kept.model, kept.inputs()[0])
+
+    assert fitting_config(smaller) is None
+    assert fitting_config(kept.model) is not None
+    with pytest.raises(ExportError, match=r"no config.json of LlamaForCausalLM has the network's sizes"):
+        FORMATS["huggingface"].write(smaller, kept.inputs()[0], tmp_path)
+
+
+def test_tied_weights_are_written_once_and_quantisation_not_at_all(tmp_path: Path) -> None:
+    kept = llama(tie_word_embeddings=True)
+    network: Any = kept.model
+    network.config.quantization_config = {"quant_method": "gguf"}
+    FORMATS["huggingface"].write(network, kept.inputs()[0], tmp_path)
+
+    assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
+    assert network.config.quantization_config, "the network is not changed"
+    held = load_file(tmp_path / "model.safetensors")
+    assert "model.embed_tokens.weight" in held
+    assert "lm_head.weight" not in held
+    run = FORMATS["huggingface"].load(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(run(kept.inputs()[0]), network(*kept.inputs()[0]).logits)
+
+
+def test_a_prompt_leaves_room_in_the_context_for_the_continuation() -> None:
+    network = stock_network(llama().model)
+    tokens = torch.arange(40).reshape(2, 20) % 11
+
+    asked = questions(network, [(tokens,), (tokens[:1],)])
+
+    assert asked["prompt"].tolist() == tokens[:1, :16].tolist(), "a context of 32, less 16 new tokens"
+    assert set(asked) == {"0/input_ids", "1/input_ids", "prompt"}
+
+
+@pytest.mark.slow
+def test_the_fresh_process_cannot_import_this_project(tmp_path: Path) -> None:
+    root = Path(stock_loading.__file__).parents[2]
+    code = (
+        "import runpy, sys\n"
+        f"loading = runpy.run_path({stock_loading.__file__!r})\n"
+        "assert 'orchestrator' not in sys.modules\n"
+        f"loading['hide']({str(root)!r})\n"
+        "for name in ('orchestrator', 'orchestrator.export', 'pruning', 'pruning.masks', 'hydra_plugins'):\n"
+        "    try: __import__(name)\n"
+        "    except ModuleNotFoundError: continue\n"
+        "    raise SystemExit(name)\n"
+        "import transformers\n"
+        f"assert {str(root)!r} not in sys.path\n"
+    )
+
+    subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, check=True)
+
+
+@pytest.mark.slow
+def test_a_directory_with_another_weight_is_found_in_the_fresh_process(tmp_path: Path) -> None:
+    kept = llama()
+    FORMATS["huggingface"].write(kept.model, kept.inputs()[0], tmp_path)
+    held = load_file(tmp_path / "model.safetensors")
+    held["lm_head.weight"][3] += 1
+    save_file(held, tmp_path / "model.safetensors", {"format": "pt"})
+
+    with pytest.raises(ExportError, match="stock transformers computes other outputs than the masked network"):
+        hold_in_fresh_process(kept, tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ExportError, match="stock transformers cannot load the written directory"):
+        hold_in_fresh_process(kept, tmp_path)
+
+
+def test_the_tokenizer_of_the_data_is_copied_before_that_of_the_model(tmp_path: Path) -> None:
+    model, other, folder = (tmp_path / name for name in ("model", "other", "folder"))
+    for each in (model, other, folder):
+        each.mkdir()
+    (model / "tokenizer.json").write_text("of the model")
+    (model / "tokenizer_config.json").write_text("its settings")
+    (other / "mine.json").write_text("of the data")
+
+    copy_tokenizer("characters", tmp_path, folder)
+    assert not list(folder.iterdir())
+    copy_tokenizer("characters", model, folder)
+    assert {each.name: each.read_text() for each in folder.iterdir()} == {
+        "tokenizer.json": "of the model",
+        "tokenizer_config.json": "its settings",
+    }
+    (folder / "tokenizer_config.json").unlink()
+    copy_tokenizer(str(other / "mine.json"), model, folder)
+    assert (folder / "tokenizer.json").read_text() == "of the data"
+    assert json.loads((folder / "tokenizer_config.json").read_text()) == {"tokenizer_class": "PreTrainedTokenizerFast"}
+
+
+def written_parts(folder: Path, family: str) -> None:
+    """Write a text, a tokenizer of 40 tokens for it, and a directory with a tiny network's configuration."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    text = " ".join(SENTENCE for _ in range(40))
+    (folder / "book.txt").write_text(text)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator([text], trainers.BpeTrainer(vocab_size=280, initial_alphabet=alphabet))
+    (folder / "net").mkdir()
+    tokenizer.save(str(folder / "net" / "tokenizer.json"))
+    count = tokenizer.get_vocab_size()
+    if family == "llama":
+        sizes = {**SIZES, "vocab_size": count, "max_position_embeddings": 32, "tie_word_embeddings": True}
+        transformers.LlamaConfig(**sizes, bos_token_id=0, eos_token_id=1).save_pretrained(folder / "net")
+    else:
+        sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 64, "vocab_size": count}
+        transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=1).save_pretrained(folder / "net")
+    transformers.GenerationConfig(eos_token_id=1, repetition_penalty=1.3).save_pretrained(folder / "net")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_network_of_a_sweep_is_loaded_by_stock_transformers(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from orchestrator.__main__ import main as orchestrate
+
+    written_parts(tmp_path, family)
+    monkeypatch.chdir(tmp_path)
+    sweep = (
+        *("model=huggingface", "model.path=net", "data=text", "data.root=book.txt", "data.block=16"),
+        *("data.tokenizer=net/tokenizer.json", "task=language_modelling", "method=magnitude"),
+        *("schedule=one_shot", "schedule.sparsity=0.5", "train.epochs=null", "train.steps=4", "finetune.epochs=null"),
+        *("finetune.steps=4", "cluster=inline", "tracking=none", "prune.exclude=[lm_head.weight]"),
+    )
+    monkeypatch.setattr(sys, "argv", ["orchestrator", *sweep])
+    monkeypatch.setattr("orchestrator.views.report.report_files.draw", lambda *_: {})
+    orchestrate()
+    capsys.readouterr()
+
+    assert export(["--to", "huggingface", "--output", "out"]) == 0
+
+    said = capsys.readouterr()
+    assert re.search(r"huggingface +[\d.]+ kB, outputs within 0\.0e\+00 of the masked", said.out)
+    assert not said.err
+    names = {each.name for each in Path("out").iterdir()}
+    assert names == {
+        *("README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"),
+        "tokenizer_config.json",
+    }
+    assert json.loads(Path("out/generation_config.json").read_text())["repetition_penalty"] == 1.3
+    page = Path("out/README.md").read_text()
+    assert page.startswith("---\nlibrary_name: transformers\npipeline_tag: text-generation\n")
+    assert "pruned by magnitude" in page
+    assert "- command " in page
+    code = "import sys\nsys.modules.update(orchestrator=None, pruning=None)\n"
+    for block in re.findall(r"```python \w+\n(.*?)```", page, re.DOTALL):
+        code += block
+    code += "assert outputs.shape[:2] == (2, 16)\n"
+    subprocess.run([sys.executable, "-P", "-c", code], cwd="out", check=True)
+    zeros = [int((tensor == 0).sum()) for name, tensor in load_file("out/model.safetensors").items() if "mlp" in name]
+    assert sum(zeros) > 20
