@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pruning.engine.plans import plan as plan
     from pruning.engine.pruning_units import groups as groups
     from pruning.holding.keeper import MaskKeeper as MaskKeeper
+    from pruning.holding.low_rank import LowRankUpdates as LowRankUpdates
     from pruning.holding.reparam import mask_gradients as mask_gradients
     from pruning.masks.mask_set import MaskSet as MaskSet
     from pruning.measure.report import latency as latency
@@ -95,6 +96,7 @@ _HOMES = {
         "engine.one_call": "prune",
         "engine.plans": "Plan plan",
         "holding.keeper": "MaskKeeper",
+        "holding.low_rank": "LowRankUpdates",
         "holding.reparam": "mask_gradients",
         "masks.mask_set": "MaskSet",
         "measure.report": "latency remaining_parameters report sizes",

@@ -157,6 +157,7 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
             f"`train.teacher` (={config['train']['teacher']}) must be null, as `train` trains the dense network; "
             "pass finetune.teacher=dense."
         )
+    yield from training.low_rank_violations(config)
     for name in ("train", "finetune"):
         if config[name]["_target_"] is not None:
             yield from _own_violations(name, config[name])

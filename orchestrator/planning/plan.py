@@ -48,6 +48,8 @@ IN_NO_KEY = ("checkpoint_minutes",)
 """Keys of a training that cannot change its result: the worker gets them outside of the fields."""
 UNTAUGHT = {key: getattr(Train(), key) for key in ("teacher_weight", "teacher_temperature")}
 """Key values of teacher settings when there is no teacher."""
+OF_LOW_RANK = ("lora_rank", "lora_alpha", "lora_targets")
+"""Keys of a training that are in a result's key only if it trains low-rank updates."""
 LISTED = 20
 """Maximum number of reasons that a refusal lists; the rest are counted."""
 
@@ -176,6 +178,9 @@ def _parts(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     for part in parts.values():
         if part.get("teacher", "dense") is None:
             part |= UNTAUGHT
+        if part.get("lora_rank") is None:
+            for key in OF_LOW_RANK:
+                part.pop(key, None)
     sequential = "method" in names and bool(_order(config))
     return parts | {"seed": config["seed"], "versions": versions_of(parts, sequential=sequential)}
 

@@ -104,6 +104,11 @@ def _training_violations(config: Mapping[str, Any], train: Mapping[str, Any]) ->
             f"`finetune.teacher` (={config['finetune']['teacher']}) is for rounds that fine-tune, but with `restart`, "
             "schedule.at=start or schedule.at=during they train by `train`; pass finetune.teacher=null."
         )
+    if config["finetune"]["lora_rank"] is not None:
+        yield (
+            f"`finetune.lora_rank` (={config['finetune']['lora_rank']}) is for rounds that fine-tune, but with "
+            "`restart`, schedule.at=start or schedule.at=during they train by `train`; pass finetune.lora_rank=null."
+        )
     for name in ("step", "rates"):
         yield from _place_violations(f"restart.{name}", config["restart"][name], train)
 

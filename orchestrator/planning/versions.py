@@ -14,10 +14,10 @@ from orchestrator.config.config_groups import GROUPS
 from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.catalogue.rows import Row
 
-SHARED: Mapping[str, int] = {"training": 6, "round": 4, "own_class": 1, "deploy": 2, "layerwise": 1}
+SHARED: Mapping[str, int] = {"training": 6, "round": 4, "own_class": 1, "deploy": 2, "layerwise": 1, "lora": 1}
 """Versions of shared code. `training`: building, splitting, training and evaluating, in every stage; `round`: pruning;
 `own_class`: the call of a user's own method class; `deploy`: shrinking and measuring;
-`layerwise`: pruning in the sequential order."""
+`layerwise`: pruning in the sequential order; `lora`: training of low-rank updates."""
 FAMILIES: Mapping[str, Mapping[str, Row]] = {
     **{name: group.rows for name, group in GROUPS.items()},
     "allocation": ALLOCATIONS,
@@ -50,6 +50,7 @@ def versions_of(parts: Mapping[str, Any], *, sequential: bool = False) -> dict[s
     used = ["training", *(["round"] if "method" in parts else [])]
     used += ["own_class"] if parts.get("method", {}).get("_target_") else []
     used += ["layerwise"] if sequential else []
+    used += ["lora"] if parts.get("finetune", {}).get("lora_rank") is not None else []
     named = {group: parts.get(group, {}).get("kind") for group in GROUPS}
     named["allocation"] = parts.get("scope", {}).get("allocation")
     used += [f"{family}/{name}" for family, name in named.items() if name and FAMILIES[family][name].code]

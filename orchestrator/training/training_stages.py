@@ -27,7 +27,7 @@ from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import FileWriter, Result, WorkOrder
 from orchestrator.training import pruning_rounds, training_loop
 from orchestrator.training.dynamics.sparse_training import SparseTraining, first_masks
-from orchestrator.training.dynamics.training_cost import cost_of
+from orchestrator.training.dynamics.training_cost import TrainingCost, cost_of
 from orchestrator.training.evaluation import evaluate
 from orchestrator.training.own_loop import Context, Length, run_own_loop
 from orchestrator.training.scoring.layer_by_layer import BLOCKS, Blocks
@@ -49,7 +49,7 @@ from orchestrator.workloads.tasks.batch import arguments, moved
 from orchestrator.workloads.tasks.distilled import with_teacher
 from orchestrator.workloads.tasks.task import Measured, Task
 from orchestrator.workloads.weight_files import plain_state, state_digest, write_state
-from pruning import MaskKeeper, MaskSet, remove_all
+from pruning import LowRankUpdates, MaskKeeper, MaskSet, remove_all
 from pruning.measure.macs import Macs, macs
 
 
@@ -270,6 +270,8 @@ class Stage:
         if asked.choices.dynamics.row.in_training:
             self.sparse = SparseTraining(asked, masks, self._read(), self.spec.training)
             return self._train(state or self._ways.onward(self, in_order))
+        if self.config.get("lora_rank") is not None:
+            return self._fit_low_rank(masks, state)
         if self.spec.typed.prune.holding == "hooks" and masks.sparsity():
             masks.apply(self.model)
             fit = self._train(state or self._ways.onward(self, in_order))
@@ -279,6 +281,26 @@ class Stage:
         fit = self._train(state or self._ways.onward(self, in_order), keeper)
         keeper.release()
         return fit
+
+    def _fit_low_rank(self, masks: MaskSet, state: TrainState | None) -> training_loop.FitResult:
+        """Train low-rank updates of the pruned network's linear layers, and merge them into it."""
+        config, cost = self.config, self._cost()
+        pruning_rounds.masked(self.model, masks)
+        draws = torch.Generator().manual_seed(derive(self.spec.typed.seed, f"{self.spec.round}/lora"))
+        settings = (config["lora_rank"], config["lora_alpha"], config["lora_targets"])
+        try:
+            updates = LowRankUpdates(self.model, masks, *settings, draws)
+        except ValueError as error:
+            raise TrainingError(
+                f"{str(error).replace('`targets`', '`finetune.lora_targets`')} Pass another pattern, or "
+                "finetune.lora_rank=null."
+            ) from error
+        fit = self._train(state, cost=cost)
+        updates.merge()
+        return fit
+
+    def _cost(self) -> TrainingCost:
+        return cost_of(self.model, self.data, self.device, self.network.masks, self.sparse)
 
     def _begin_unpruned(self, chosen: Sequence[Prunable]) -> tuple[MaskSet, dict[str, float], Scoring]:
         """Return the result of `_prune_now` for a round whose training prunes: the masks so far, and no figures."""
@@ -337,10 +359,14 @@ class Stage:
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise Unfit(str(error)) from error
 
-    def _train(self, state: TrainState | None, keeper: MaskKeeper | None = None) -> training_loop.FitResult:
-        return self._ways.train(self, lambda: self._fit(state, keeper))
+    def _train(
+        self, state: TrainState | None, keeper: MaskKeeper | None = None, cost: TrainingCost | None = None
+    ) -> training_loop.FitResult:
+        return self._ways.train(self, lambda: self._fit(state, keeper, cost))
 
-    def _fit(self, state: TrainState | None, keeper: MaskKeeper | None = None) -> training_loop.FitResult:
+    def _fit(
+        self, state: TrainState | None, keeper: MaskKeeper | None, cost: TrainingCost | None
+    ) -> training_loop.FitResult:
         where, until = self.spec.training, self.spec.typed.until
         shared: dict[str, Any] = {
             "device": self.device,
@@ -350,7 +376,7 @@ class Stage:
             "on_point": lambda point: self.order.report(self.spec.key, point, self.task.metrics[0]),
             "state": state,
             "keep": self._checkpoints.keep,
-            "cost": cost_of(self.model, self.data, self.device, self.network.masks, self.sparse),
+            "cost": cost or self._cost(),
             "sparse": self.sparse,
         }
         if self.config.get("_target_") is None:

@@ -27,8 +27,11 @@ SHARED = {
     "own_class": ["pruning.engine.classes._build_method"],
     "deploy": [f"orchestrator.deploy.deployment_stages.{name}" for name in ("deploy", "measure")],
     "layerwise": [f"{TRAINING}.scoring.layer_by_layer.prune_layers", "pruning.reconstruction.ranked_masks.wanda"],
+    "lora": ["pruning.holding.low_rank.LowRankUpdates"],
     "round": [f"{TRAINING}.pruning_rounds.{name}" for name in ("prune_round", "hold_laws", "hold_finite")],
 }
+ALONE = ("own_class", "deploy", "layerwise", "lora")
+"""Shared code that not every training or round uses."""
 HARMLESS = (
     *("orchestrator.config", "orchestrator.core", "orchestrator.store", "orchestrator.__version__"),
     *("orchestrator.catalogue", "pruning.catalogue"),
@@ -178,12 +181,12 @@ def rows() -> Iterator[tuple[str, str]]:
 def closures() -> tuple[dict[str, ast.stmt], dict[str, ast.stmt]]:
     """Return the code of training and of rounds; code that both use counts as training, which all stages have.
 
-    Code that only the sequential order uses is in neither.
+    Code that only the sequential order or low-rank updates use is in neither.
     """
     read = closure([root for root in SHARED["training"] if root.startswith(WORKLOADS)])
-    sequential = dict(filter(None, map(definition_at, SHARED["layerwise"])))
-    rounds = closure(SHARED["round"], left_out=read | sequential)
-    return closure(SHARED["training"], left_out=rounds | sequential), rounds
+    apart = dict(filter(None, map(definition_at, [*SHARED["layerwise"], *SHARED["lora"]])))
+    rounds = closure(SHARED["round"], left_out=read | apart)
+    return closure(SHARED["training"], left_out=rounds | apart), rounds
 
 
 def definition_at(path: str) -> tuple[str, ast.stmt] | None:
@@ -196,7 +199,7 @@ def digests() -> dict[str, str]:
     training, rounds = closures()
     shared = rounds | training
     found = {"training": digest(training), "round": digest(rounds)}
-    found |= {name: digest(closure(SHARED[name], left_out=shared)) for name in ("own_class", "deploy", "layerwise")}
+    found |= {name: digest(closure(SHARED[name], left_out=shared)) for name in ALONE}
     return found | {component: digest(closure([root], left_out=shared)) for component, root in rows()}
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 from orchestrator.catalogue.tasks import OPTIONAL_TARGET, has_target
 from orchestrator.config.key_rules import key
+from orchestrator.config.parts.sparse_training import row_of
 from orchestrator.core.plain_data import canonical_json
 from pruning.catalogue.value_rules import Rule, at_least, is_number, one_of, whole, within
 
-LOOPS_OWN = ("accumulate", "penalty", "ema", "compile", "patience")
+LOOPS_OWN = ("accumulate", "penalty", "ema", "compile", "patience", "lora_rank")
 """Keys of a training that only the built-in loop reads."""
 _EPOCHS = re.compile(r"(\d+(?:\.\d+)?)ep")
 """Place in a training in epochs, as in 2ep."""
@@ -94,6 +95,12 @@ class Train:
         Rule(lambda value: is_number(value) and value > 0, "be greater than 0; pass 1 to leave outputs as they are"),
     )
     """Temperature by which class outputs of both networks are divided."""
+    lora_rank: int | None = key(None, _COUNT.or_null("; pass null to train all weights"))
+    """Only for `finetune`: train low-rank updates of linear layers under the masks, of this rank; null: all weights."""
+    lora_alpha: float = key(16.0, Rule(lambda value: is_number(value) and value > 0, "be greater than 0"))
+    """Scale of the updates, divided by `lora_rank`."""
+    lora_targets: list[str] = key(["*"], Rule(bool, "hold at least one pattern; pass ['*'] for all linear layers"))
+    """Patterns on the names of the weights that get an update, as in `*.q_proj.weight`."""
     depends: list[str] = field(default_factory=list)
     """Files and directories that a custom optimizer, scheduler or loss reads; their contents are in a result's key."""
 
@@ -126,6 +133,26 @@ class Train:
                 f"`{where}.epochs` (={epochs}) and `{where}.steps` (={steps}) are {given} given; pass exactly "
                 f"one{remedy}"
             )
+
+
+def low_rank_violations(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each setting that does not go together with low-rank updates (`lora_rank`)."""
+    if (rank := config["train"]["lora_rank"]) is not None:
+        yield (
+            f"`train.lora_rank` (={rank}) must be null, as `train` trains the dense network; pass "
+            f"finetune.lora_rank={rank}."
+        )
+    if (rank := config["finetune"]["lora_rank"]) is None:
+        return
+    if (row := row_of(config["dynamics"])) is not None and row.in_training:
+        yield (
+            f"`finetune.lora_rank` (={rank}) trains under fixed masks, but dynamics={row.name} changes them; pass "
+            "finetune.lora_rank=null."
+        )
+    if config["prune"]["holding"] == "hooks":
+        yield (
+            f"`finetune.lora_rank` (={rank}) holds the masks in its updates, not by hooks; pass prune.holding=keeper."
+        )
 
 
 @dataclass
