@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import ClassVar
 
 from pruning.catalogue.rows import Option, Row, named
-from pruning.catalogue.value_rules import whole, within
+from pruning.catalogue.value_rules import Rule, whole, within
 
 
 class DataSet(Row):
@@ -16,6 +17,12 @@ class DataSet(Row):
 
 
 TEST_FRACTION = within(": reports use the test split")
+TEST = re.compile(r"[A-Za-z0-9]\w{0,39}")
+"""Pattern of the names of further test splits."""
+TEST_NAMES = Rule(
+    lambda value: isinstance(value, Mapping) and all(isinstance(name, str) and TEST.fullmatch(name) for name in value),
+    "have names of at most 40 letters, digits and underscores, as in {plays: plays.txt}",
+)
 _ROOT = Option("root", str, "data", "Directory for `mnist/` or `fashion-mnist/`.")
 _DOWNLOAD = Option("download", bool, True, "Download missing files.")
 
@@ -106,6 +113,14 @@ DATA: Mapping[str, DataSet] = named(
                     0.1,
                     "Fraction at the end of the text for the test split.",
                     (TEST_FRACTION,),
+                ),
+                Option(
+                    "tests",
+                    dict[str, str],
+                    {},
+                    "Further texts to test on: name -> text file or directory, as in data.tests={plays: plays.txt}.",
+                    (TEST_NAMES,),
+                    later=True,
                 ),
             ),
             in_sweeps={"val_fraction": 0.1},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field, make_dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -186,7 +186,7 @@ class Group:
             if option.name in row.elsewhere:
                 continue
             default = row.name if option.name == "kind" else row.in_sweeps.get(option.name, option.default)
-            yield Option(option.name, option.type, default, option.meaning, option.rules)
+            yield replace(option, default=default)
 
 
 _RANKING: Mapping[str, Score | Reconstruction] = {**SCORES, **SOLVERS}
@@ -261,6 +261,13 @@ def __getattr__(name: str) -> type:
     if group in GROUPS and (kind == OWN or kind in GROUPS[group].rows):
         return schema_of(group, None if kind == OWN else kind)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def without_later_defaults(group: str, node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a component without its `later` options that have their defaults."""
+    row = GROUPS[group].rows.get(str(node.get("kind"))) if group in GROUPS else None
+    later = {option.name: option.default for option in row.options if option.later} if row else {}
+    return {key: value for key, value in node.items() if key not in later or value != later[key]}
 
 
 def violations_of(group: str, node: Mapping[str, Any]) -> Iterator[str]:

@@ -10,7 +10,7 @@ import importlib.metadata
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,10 @@ def _pinned(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
         model["path"] = place_digest(f"{folder}/config.json")
         places["model"] |= {"path": folder, "content": model["path"]}
     if data.get("kind") == "text":
-        content = content_of_text(data["root"], data["tokenizer"])
-        places["data"] = {key: _absolute(data[key]) for key in content} | {"content": content}
+        content = content_of_text(data["root"], data["tokenizer"], data["tests"])
+        tests = {name: _absolute(path) for name, path in data["tests"].items()}
+        places["data"] = {key: tests if key == "tests" else _absolute(data[key]) for key in content}
+        places["data"]["content"] = content
         data |= content
     for key in ("root", "download"):
         if data.get("kind") not in (None, "text") and key in data:
@@ -95,6 +97,10 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     if data.get("kind") == "text":
         yield from _missing("data.root", data["root"], lambda: content_of_text(data["root"], "bytes"))
         yield from _missing("data.tokenizer", data["tokenizer"], lambda: _tokenizer_content(data["tokenizer"]))
+        for name, path in data["tests"].items():
+            yield from _missing(
+                f"data.tests.{name}", path, partial(_text_content, path, f"data.tests={{{name}: book.txt}}")
+            )
 
 
 def _needless_revision(model: Mapping[str, Any]) -> Iterator[str]:
@@ -175,8 +181,12 @@ def config_folder(value: str, revision: str | None = None) -> str:
     return str(path)
 
 
-def texts(root: str) -> list[str]:
+def texts(root: str, example: str = "data.root=book.txt") -> list[str]:
     """Return the sorted paths of the files of a text.
+
+    Args:
+        root: a text file, or a directory
+        example: setting that the message of an error gives as an example
 
     Raises:
         Misplaced: there are no files
@@ -184,20 +194,23 @@ def texts(root: str) -> list[str]:
     path = Path(_absolute(root))
     found = [path] if path.is_file() else sorted(path.rglob("*.txt"))
     if not root or not found:
-        raise Misplaced(
-            "must be an existing text file, or a directory of .txt files; pass data.root=book.txt, for example."
-        )
+        raise Misplaced(f"must be an existing text file, or a directory of .txt files; pass {example}, for example.")
     return [str(each) for each in found]
 
 
-def content_of_text(root: str, tokenizer: str) -> dict[str, str]:
-    """Return the digest of a text, and of its tokenizer file if there is one, by key.
+def content_of_text(root: str, tokenizer: str, tests: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return by key the digest of a text, of its tokenizer file if there is one, and of further texts if there are any.
 
     Raises:
         Misplaced: a file is missing, or cannot be read
     """
-    found = {"root": digest(canonical_json([place_digest(path) for path in texts(root)]))}
-    return found | ({} if tokenizer in TOKENIZERS else {"tokenizer": _tokenizer_content(tokenizer)})
+    found: dict[str, Any] = {"root": _text_content(root)}
+    found |= {} if tokenizer in TOKENIZERS else {"tokenizer": _tokenizer_content(tokenizer)}
+    return found | ({"tests": {name: _text_content(path) for name, path in tests.items()}} if tests else {})
+
+
+def _text_content(root: str, example: str = "data.root=book.txt") -> str:
+    return digest(canonical_json([place_digest(path) for path in texts(root, example)]))
 
 
 def _tokenizer_content(tokenizer: str) -> str:

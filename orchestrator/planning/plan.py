@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.config import sources
-from orchestrator.config.config_groups import OPEN
+from orchestrator.config.config_groups import OPEN, without_later_defaults
 from orchestrator.config.parts import method_choices
 from orchestrator.config.parts.round_amounts import is_identity
 from orchestrator.config.parts.training import Train
@@ -174,7 +174,8 @@ def _order(config: Mapping[str, Any]) -> dict[str, str]:
 def _parts(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Return the fields that a result depends on: the seed, our code, and these parts without keys for us."""
     left_out = {*sources.LABELS, *IN_NO_KEY}
-    parts = {name: {key: value for key, value in config[name].items() if key not in left_out} for name in names}
+    whole = {name: without_later_defaults(name, config[name]) for name in names}
+    parts = {name: {key: value for key, value in part.items() if key not in left_out} for name, part in whole.items()}
     for part in parts.values():
         if part.get("teacher", "dense") is None:
             part |= UNTAUGHT

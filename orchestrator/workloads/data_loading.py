@@ -9,7 +9,6 @@ them (an IterableDataset). Without `val`, a validation split is cut from `train`
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -20,21 +19,20 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from orchestrator.catalogue.data import DATA
+from orchestrator.catalogue.data import DATA, TEST
 from orchestrator.config.config_groups import violations_of
 from orchestrator.core.errors import DataError
 from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.seeding import seeded
+from orchestrator.workloads.data_sets.codecs import Codec
 from orchestrator.workloads.inspection import digests_of, first
 from orchestrator.workloads.splits import LoaderSplit, Split, TensorSplit
 from orchestrator.workloads.streamed_splits import StreamSplit
 from orchestrator.workloads.targets import create, given, returned_function
 from orchestrator.workloads.tasks.batch import tensors
 
-NAMED = ("train", "val", "test", "tests", "classes", "transform", "collate", "steps_per_epoch")
+NAMED = ("train", "val", "test", "tests", "classes", "transform", "collate", "steps_per_epoch", "codec")
 """Keys allowed in the dict that a target returns."""
-TEST = re.compile(r"[A-Za-z0-9]\w{0,39}")
-"""Pattern of the names of further test splits."""
 OURS = ("val_fraction", "val_size", "split_seed", "num_workers", "steps_per_epoch")
 """Keys of a data node that apply to the target's splits; the target does not get them."""
 Made = TensorSplit | LoaderSplit | StreamSplit
@@ -60,6 +58,9 @@ class Data:
     """Further test splits, read as often as `test`."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """Split -> digest of its examples, for the user's own data; built-in data sets are pinned by their keys."""
+
+    codec: Codec | None = None
+    """Conversion between a text and its tokens; None if the data are no text, or the target does not give it."""
 
     @property
     def digest(self) -> str:
@@ -134,7 +135,7 @@ def _read(config: Mapping[str, Any]) -> Data:
     classes = _classes(named, splits)
     splits, tests = ({key: _collated(split, collate, workers) for key, split in of.items()} for of in (splits, tests))
     train = _with_transform(splits["train"], named, config, workers)
-    return Data(train, splits["val"], splits["test"], _shape(train), classes, tests)
+    return Data(train, splits["val"], splits["test"], _shape(train), classes, tests, codec=named.get("codec"))
 
 
 def _refuse_cut(config: Mapping[str, Any]) -> None:
@@ -162,7 +163,7 @@ def _named(returned: Any, config: Mapping[str, Any]) -> Mapping[str, Any]:
     kind = f"a {kind} of {len(returned)}" if isinstance(returned, list | tuple) else kind
     raise DataError(
         f"{given('data', config)} must return a dict with train and test (and val, tests, classes, transform, "
-        f"collate, steps_per_epoch), or a tuple (train, test) or (train, val, test), not {kind}."
+        f"collate, steps_per_epoch, codec), or a tuple (train, test) or (train, val, test), not {kind}."
     )
 
 

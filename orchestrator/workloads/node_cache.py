@@ -24,7 +24,7 @@ from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.store.node_folder import node_folder, tidy
 from orchestrator.workloads.weight_files import state_digest, write_state
 
-FORMAT = 2
+FORMAT = 3
 """Format version; raise it when the same source is prepared differently."""
 WORTHWHILE = 4 * 2**20
 """Size in bytes below which each process holds the tensors itself."""

@@ -38,6 +38,7 @@ class Option:
         default: the default in the code; `in_sweeps` of the row may replace it in sweeps.
         meaning: one sentence.
         rules: conditions on a value; an error names the first broken one.
+        later: whether stages' keys leave the option out at its default, because there are keys from before it existed.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Option:
     default: Any
     meaning: str
     rules: tuple[Rule, ...] = ()
+    later: bool = False
 
     def broken(self, value: Any) -> Rule | None:
         """Return the first rule that a value breaks, or None."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from orchestrator.core.errors import DataError
 from orchestrator.planning.pinned_content import Misplaced, content_of_text, release_of, texts
 from orchestrator.workloads import node_cache
+from orchestrator.workloads.data_sets.codecs import Bytes, Characters, Codec, Tokenizer
 from orchestrator.workloads.splits import TensorSplit
 
 
@@ -22,7 +23,8 @@ def text(
     tokenizer: str = "characters",
     block: int = 128,
     test_fraction: float = 0.1,
-    content: Mapping[str, str] | None = None,
+    tests: Mapping[str, str] | None = None,
+    content: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the blocks of a text; its last part is the test split, and no token is a label in two splits.
 
@@ -34,13 +36,15 @@ def text(
             package tokenizers.
         block: tokens per example; remaining tokens at the end of a part are not used.
         test_fraction: fraction of the characters or bytes of the text.
+        tests: name -> a further text to test on, with the same tokens; a file or a directory, as `root`.
         content: digests that the files must have; None accepts any.
 
     Raises:
-        DataError: a file is absent, not text, or different from the planned one, or the text is too short.
+        DataError: a file is absent, not text, or different from the planned one, or a text is too short, or has
+            characters that `root` does not have.
     """
     try:
-        found = content_of_text(root, tokenizer)
+        found = content_of_text(root, tokenizer, tests)
     except Misplaced as error:
         raise DataError(f"`data` (root={root}, tokenizer={tokenizer}): it {error}") from None
     if content is not None and found != content:
@@ -50,65 +54,95 @@ def text(
         )
 
     def prepare() -> dict[str, Tensor]:
-        whole = b"".join(Path(path).read_bytes() for path in texts(root))
-        parts, vocabulary = _tokenised(whole, tokenizer, test_fraction, root)
+        parts, vocabulary, letters = _tokenised(_read(root), tokenizer, test_fraction, root)
+        codec, further = _codec(tokenizer, letters), {}
+        for name, path in (tests or {}).items():
+            whole = _read(path)
+            tokens = [*whole] if tokenizer == "bytes" else codec.encode(_decoded(whole, f"data.tests.{name}", path))
+            further[f"test {name}"] = torch.tensor(tokens).to(torch.from_numpy(parts[0]).dtype)
         return {
             "train": torch.from_numpy(parts[0]),
             "test": torch.from_numpy(parts[1]),
             "vocabulary": torch.tensor(vocabulary),
+            "letters": torch.from_numpy(letters.astype(np.int32)),
+            **further,
         }
 
     kind = tokenizer if tokenizer in ("characters", "bytes") else release_of("tokenizers")
     held = node_cache.shared({"text": found, "tokenizer": kind, "test_fraction": test_fraction}, prepare)
-    splits = {part: _blocks(held[part], block, part) for part in ("train", "test")}
-    return {**splits, "classes": int(held["vocabulary"])}
+    splits = {part: _blocks(held[part], block, f"{part} part of the text") for part in ("train", "test")}
+    further = {name: _blocks(held[f"test {name}"], block, f"text `data.tests.{name}`") for name in tests or {}}
+    codec = _codec(tokenizer, held["letters"].numpy())
+    return {**splits, "tests": further, "classes": int(held["vocabulary"]), "codec": codec}
+
+
+def _read(root: str) -> bytes:
+    return b"".join(Path(path).read_bytes() for path in texts(root))
 
 
 def _blocks(tokens: Tensor, block: int, part: str) -> TensorSplit:
     count = (len(tokens) - 1) // block
     if count < 1:
         raise DataError(
-            f"`data.block` (={block}) must be less than {len(tokens)}, the tokens of the {part} part of the text; pass "
-            "a smaller block, or use more text."
+            f"`data.block` (={block}) must be less than {len(tokens)}, the tokens of the {part}; pass a smaller "
+            "block, or use more text."
         )
     inputs, following = (tokens[start : start + count * block].view(count, block) for start in (0, 1))
     return TensorSplit(inputs, following, Tensor.long, in_order=True)
 
 
-def _tokenised(whole: bytes, tokenizer: str, test_fraction: float, root: str) -> tuple[Sequence[NDArray[Any]], int]:
-    """Return the tokens of the training and test parts of a text, and the size of the vocabulary."""
-    if tokenizer == "bytes":
-        codes = np.frombuffer(whole, np.uint8).copy()
-        return np.split(codes, [_cut(len(codes), test_fraction)]), 256
+def _decoded(whole: bytes, key: str, path: str) -> str:
     try:
-        said = whole.decode()
+        return whole.decode()
     except UnicodeDecodeError as error:
         raise DataError(
-            f"`data.root` (={root}) must be text in UTF-8 (byte {error.start}: {error.reason}); convert it, or pass "
+            f"`{key}` (={path}) must be text in UTF-8 (byte {error.start}: {error.reason}); convert it, or pass "
             "data.tokenizer=bytes."
         ) from None
+
+
+def _codec(tokenizer: str, letters: NDArray[Any]) -> Codec:
+    """Return the codec of a tokenizer; `letters` are the code points of the tokens if they are characters."""
+    if tokenizer == "bytes":
+        return Bytes()
+    return Characters("".join(map(chr, letters))) if tokenizer == "characters" else Tokenizer(_loaded(tokenizer))
+
+
+def _tokenised(
+    whole: bytes, tokenizer: str, test_fraction: float, root: str
+) -> tuple[Sequence[NDArray[Any]], int, NDArray[Any]]:
+    """Return the tokens of the training and test parts of a text, the size of the vocabulary, and its code points."""
+    if tokenizer == "bytes":
+        codes = np.frombuffer(whole, np.uint8).copy()
+        return np.split(codes, [_cut(len(codes), test_fraction)]), 256, np.array([])
+    said = _decoded(whole, "data.root", root)
     cut = _cut(len(said), test_fraction)
     if tokenizer != "characters":
-        return _tokenised_by_file(tokenizer, (said[:cut], said[cut:]))
+        return *_tokenised_by_file(tokenizer, (said[:cut], said[cut:])), np.array([])
     points = np.frombuffer(said.encode("utf-32-le"), np.uint32)
     occurs = np.zeros(0x110000, bool)
     occurs[points] = True
     vocabulary = int(occurs.sum())
     number = (np.cumsum(occurs) - 1).astype(_token_dtype(vocabulary))
-    return np.split(number[points], [cut]), vocabulary
+    return np.split(number[points], [cut]), vocabulary, np.flatnonzero(occurs)
 
 
-def _tokenised_by_file(path: str, parts: Sequence[str]) -> tuple[Sequence[NDArray[Any]], int]:
+def _loaded(path: str) -> Any:
+    """Return the tokenizer in a file of the package tokenizers; raise `DataError` if it cannot be read."""
     try:
-        from tokenizers import Tokenizer
+        import tokenizers
 
-        tokenizer = Tokenizer.from_file(path)
+        return tokenizers.Tokenizer.from_file(path)
     except Exception as error:  # tokenizers raises plain Exception
         said = " ".join(str(error).split()).rstrip(".")
         raise DataError(
             f"`data.tokenizer` (={path}) cannot be read as a file of the package tokenizers: {said}; pass a file "
             "that Tokenizer.save wrote, or characters."
         ) from None
+
+
+def _tokenised_by_file(path: str, parts: Sequence[str]) -> tuple[Sequence[NDArray[Any]], int]:
+    tokenizer = _loaded(path)
     vocabulary = tokenizer.get_vocab_size()
     coded = [tokenizer.encode(part, add_special_tokens=False).ids for part in parts]
     return [np.array(ids).astype(_token_dtype(vocabulary)) for ids in coded], vocabulary

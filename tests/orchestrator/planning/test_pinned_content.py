@@ -117,12 +117,29 @@ def test_a_text_is_pinned_by_content_and_so_is_its_tokenizer(tmp_path: Path) -> 
     assert not set(here.stages) & set(with_text(root=str(tmp_path / "here")).stages)
 
 
+def test_further_texts_change_the_keys_only_where_there_are_some(tmp_path: Path) -> None:
+    root, here, there = (write(tmp_path / name, b"ab") for name in ("a.txt", "here.txt", "there.txt"))
+    plain, one, same = (with_text(root=root, tests=tests) for tests in ({}, {"b": here}, {"b": there}))
+    dense = next(iter(one.stages.values()))
+
+    assert "tests" not in next(iter(plain.stages.values())).fields["data"]
+    assert list(one.stages) == list(same.stages)
+    assert not set(one.stages) & (set(plain.stages) | set(with_text(root=root, tests={"c": here}).stages))
+    assert dense.location["data"]["tests"] == {"b": here}
+    assert dense.location["data"]["content"]["tests"] == dense.fields["data"]["tests"]
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [
         ({}, r"`data.root` \(=\) must be an existing text file, or a directory of .txt files; pass data.root"),
         ({"root": "lost.txt"}, r"`data.root` \(=lost.txt\) must be an existing text file, or a directory"),
         ({"root": "."}, r"`data.root` \(=.\) must be an existing text file, or a directory of .txt files"),
+        (
+            {"root": "a.md", "tests": {"b": "lost.txt"}},
+            r"`data.tests.b` \(=lost.txt\) must be an existing text file, .* pass data.tests=\{b: book.txt\}, for",
+        ),
+        ({"root": "a.md", "tests": {"b c": "a.md"}}, r"`data.tests` .* must have names of at most 40 letters"),
         ({"root": "a.md", "tokenizer": "words"}, r"`data.tokenizer` \(=words\) must be characters or bytes, or a file"),
     ],
 )

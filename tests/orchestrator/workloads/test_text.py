@@ -146,3 +146,38 @@ def test_what_was_changed_since_the_plan_is_refused(book: Path) -> None:
 def test_too_little_text_is_told(book: Path, options: dict[str, Any], said: str) -> None:
     with pytest.raises(DataError, match=said):
         load(book, **options)
+
+
+def test_further_texts_have_the_same_tokens_and_are_tested_only(book: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text("badge ace bead\n")
+    found = load(book, tests={"other": str(tmp_path / "other.txt")})
+    letters = sorted(set(book.read_text()))
+
+    assert list(found.tests) == ["other"]
+    assert "".join(letters[token] for token in whole(found.tests["other"])[0].flatten()) == "badge ace "
+    assert found.codec is not None
+    assert found.codec.decode(whole(found.tests["other"])[1][1].tolist()) == "ace b"
+    assert torch.equal(whole(found.test)[0], whole(load(book).test)[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("badge xyz", r"`data.tokenizer` \(=characters\) knows the characters of `data.root`, without 'x' 'y' 'z';"),
+        ("bad", r"`data.block` \(=5\) must be less than 3, the tokens of the text `data.tests.other`; pass a smaller"),
+    ],
+)
+def test_a_further_text_that_does_not_fit_is_told(book: Path, tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "other.txt").write_text(text)
+    with pytest.raises(DataError, match=said):
+        load(book, tests={"other": str(tmp_path / "other.txt")})
+
+
+@pytest.mark.parametrize(("tokenizer", "tokens"), [("characters", [2, 1, 3]), ("bytes", [98, 97, 99])])
+def test_a_codec_writes_and_reads_the_tokens_of_a_text(tmp_path: Path, tokenizer: str, tokens: list[int]) -> None:
+    (tmp_path / "a.txt").write_text(" abc" * 50)
+    codec = load(tmp_path / "a.txt", tokenizer=tokenizer).codec
+
+    assert codec is not None
+    assert codec.encode("bac") == tokens
+    assert codec.decode(tokens) == "bac"
