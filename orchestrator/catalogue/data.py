@@ -21,7 +21,7 @@ TEST = re.compile(r"[A-Za-z0-9]\w{0,39}")
 """Pattern of the names of further test splits."""
 TEST_NAMES = Rule(
     lambda value: isinstance(value, Mapping) and all(isinstance(name, str) and TEST.fullmatch(name) for name in value),
-    "have names of at most 40 letters, digits and underscores, as in {plays: plays.txt}",
+    "name each text by at most 40 letters, digits and underscores",
 )
 _ROOT = Option("root", str, "data", "Directory for `mnist/` or `fashion-mnist/`.")
 _DOWNLOAD = Option("download", bool, True, "Download missing files.")
@@ -118,7 +118,7 @@ DATA: Mapping[str, DataSet] = named(
                     "tests",
                     dict[str, str],
                     {},
-                    "Further texts to test on: name -> text file or directory, as in data.tests={plays: plays.txt}.",
+                    "Further texts to test on: name -> text file or directory, as in +data.tests.plays=plays.txt.",
                     (TEST_NAMES,),
                     later=True,
                 ),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pruning.catalogue.rows import REQUIRED, Option, Row, named
-from pruning.catalogue.value_rules import Rule, at_least
+from pruning.catalogue.value_rules import Rule, at_least, one_of, whole
 
 
 class Task(Row):
@@ -21,6 +21,13 @@ def has_target(value: Any) -> bool:
 
 
 OPTIONAL_TARGET = Rule(has_target, "have a `_target_`").or_null("; add one, or pass null for the default")
+
+STRIDED_PERPLEXITY, KL_FROM_DENSE, AGREEMENT, LAST_WORD = ASKED_METRICS = (
+    *("strided_perplexity", "kl_from_dense", "agreement_with_dense", "last_word"),
+)
+"""Metrics that are measured on test if an option of the task asks for them; reports show them beside the primary."""
+AGAINST_DENSE = "against_dense"
+"""Option of a task by which rounds compare their networks with the dense network."""
 
 TASKS: Mapping[str, Task] = named(
     (
@@ -46,8 +53,42 @@ TASKS: Mapping[str, Task] = named(
         ),
         Task(
             "language_modelling",
-            "orchestrator.workloads.tasks.language_modelling:LanguageModelling",
+            "orchestrator.workloads.tasks.language.language_modelling:LanguageModelling",
             "Prediction of the next token: perplexity and cross-entropy.",
+            (
+                Option(
+                    "protocol",
+                    str,
+                    "blocks",
+                    "`blocks`: every token is predicted; `papers`: one prediction less in each window.",
+                    (one_of("blocks", "papers"),),
+                    later=True,
+                ),
+                Option(
+                    "stride",
+                    int | None,
+                    None,
+                    "Tokens between overlapping windows of the strided perplexity on test; null: not measured.",
+                    (whole(1).or_null(),),
+                    later=True,
+                ),
+                Option(
+                    "against_dense",
+                    bool,
+                    False,
+                    "Measure divergence from the dense network and agreement with it, on test.",
+                    later=True,
+                ),
+                Option("last_word", bool, False, "Predict the last whole word of each window of test.", later=True),
+                Option(
+                    "prompts",
+                    list[str],
+                    [],
+                    "Texts that every network continues greedily, shown side by side in the report.",
+                    later=True,
+                ),
+                Option("generate", int, 32, "Tokens of each continuation.", (whole(1),), later=True),
+            ),
         ),
         Task(
             "segmentation",

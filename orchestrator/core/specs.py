@@ -23,7 +23,7 @@ Key = Sha256
 NETWORK = "network"
 """Role of the input whose network a stage starts from."""
 DENSE = "dense"
-"""Role of the deployed dense network that a measurement compares with."""
+"""Role of the dense network that a round or the measurement of a deployment compares with."""
 TEACHER = "teacher"
 """Role of the input whose outputs a stage learns to reproduce."""
 REWIND = "rewind"

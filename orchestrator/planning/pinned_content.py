@@ -99,7 +99,7 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
         yield from _missing("data.tokenizer", data["tokenizer"], lambda: _tokenizer_content(data["tokenizer"]))
         for name, path in data["tests"].items():
             yield from _missing(
-                f"data.tests.{name}", path, partial(_text_content, path, f"data.tests={{{name}: book.txt}}")
+                f"data.tests.{name}", path, partial(_text_content, path, f"+data.tests.{name}=book.txt")
             )
 
 

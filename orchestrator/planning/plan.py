@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from orchestrator.catalogue.tasks import AGAINST_DENSE
 from orchestrator.config import sources
 from orchestrator.config.config_groups import OPEN, without_later_defaults
 from orchestrator.config.parts import method_choices
@@ -21,6 +22,7 @@ from orchestrator.config.schema import ConfigError, violations
 from orchestrator.config.well_formed import with_written_infinities
 from orchestrator.core.redact import redact_argument
 from orchestrator.core.specs import (
+    DENSE,
     NETWORK,
     RATES,
     REWIND,
@@ -136,7 +138,12 @@ def _stages(config: Mapping[str, Any]) -> tuple[list[StageSpec], tuple[str, ...]
     if config["unit"]["kind"] != "group":
         config = {**config, "scope": {k: v for k, v in config["scope"].items() if k not in method_choices.OF_GROUPS}}
     location |= {part: {key: config[part][key] for key in IN_NO_KEY} for part in ("train", "finetune")}
-    fields = _parts({**config, **pinned}, DENSE_PARTS) | {"device": device_kind(config), "threads": threads(config)}
+    compares = bool(config["task"].get("kind") and config["task"].get(AGAINST_DENSE))
+    task = {**config["task"], AGAINST_DENSE: False} if compares else config["task"]  # dense is not compared with itself
+    fields = _parts({**config, **pinned, "task": task}, DENSE_PARTS) | {
+        "device": device_kind(config),
+        "threads": threads(config),
+    }
     fields["sources"] = _sources(config, DENSE_PARTS)
     dense = StageSpec("dense", fields, location=location)
     starts: dict[restarts.Place, StageSpec] = {}
@@ -145,7 +152,8 @@ def _stages(config: Mapping[str, Any]) -> tuple[list[StageSpec], tuple[str, ...]
         return starts.setdefault(place, start_of(dense, place))
 
     chain = [dense if config["schedule"]["at"] == "trained" else start(0)]
-    taught = {TEACHER: dense.key} if config["finetune"]["teacher"] else {}
+    asked = {TEACHER: config["finetune"]["teacher"], DENSE: compares}
+    others = {role: dense.key for role, is_asked in asked.items() if is_asked}
     order = _order(config)
     shared: dict[tuple[str, ...], dict[str, Any]] = {}
     targets = round_targets(config)
@@ -154,7 +162,7 @@ def _stages(config: Mapping[str, Any]) -> tuple[list[StageSpec], tuple[str, ...]
         parts = RETRAINED_PARTS if "rates" in restart else ROUND_PARTS
         if parts not in shared:
             shared[parts] = _parts(config, parts) | {"sources": _sources(config, DENSE_PARTS + parts)}
-        inputs = {NETWORK: chain[-1].key, **taught}
+        inputs = {NETWORK: chain[-1].key, **others}
         inputs |= {role: start(restart[name]).key for name, role in AT_STEPS.items() if name in restart}
         place = {"round": index, "inner": config["schedule"]["inner"]} | order
         fields = shared[parts] | ({"restart": restart} if restart else {}) | place | target

@@ -10,7 +10,7 @@ from torch import nn
 from orchestrator.core.metrics import Metric
 from orchestrator.core.seeding import seeded
 from orchestrator.workloads.splits import Split
-from orchestrator.workloads.tasks.task import Measured, Task
+from orchestrator.workloads.tasks.task import Measured, MeasuresTests, Task, TestInputs
 from orchestrator.workloads.tasks.task_building import TaskError, measured
 from pruning.measure.macs import in_mode
 
@@ -25,14 +25,35 @@ def evaluate(
     device: torch.device,
     batch_size: int = 512,
     precision: str = "fp32",
+    inputs: TestInputs | None = None,
 ) -> Measured:
-    """Return the metrics of `task` for `model` on `split`.
+    """Return the metrics of `task` for `model` on `split`; on a test split with all that the task measures there.
 
     Random draws of the network or the Dataset are the same in every evaluation. The modes of all modules and the states
     of the random generators are restored afterwards.
+
+    Args:
+        model: the network.
+        split: the split.
+        task: the task.
+        device: device of the network.
+        batch_size: number of examples in a batch.
+        precision: `fp32`, `bf16` or `fp16`.
+        inputs: inputs of a measurement on a test split; None for other splits.
     """
     with seeded(0, device), in_mode(model, training=False), torch.no_grad(), autocast(device, precision):
-        return measured(task, task.measure(model, split.batches(batch_size, device=device)))
+        batches = split.batches(batch_size, device=device)
+        if inputs is not None and isinstance(task, MeasuresTests):
+            return measured(task, task.measure_test(model, batches, inputs))
+        return measured(task, task.measure(model, batches))
+
+
+def generated(model: nn.Module, task: Task, inputs: TestInputs, precision: str) -> list[dict[str, str]]:
+    """Return the network's continuations of the task's prompts; empty for a task without prompts."""
+    if not isinstance(task, MeasuresTests):
+        return []
+    with seeded(0, inputs.device), in_mode(model, training=False), torch.no_grad(), autocast(inputs.device, precision):
+        return task.generations(model, inputs)
 
 
 def monitored(task: Task, name: str | None, where: str) -> Metric:

@@ -22,13 +22,13 @@ from orchestrator.core.file_names import MASKS, STATE, STATE_VALUES, WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact_tree
 from orchestrator.core.seeding import derive
-from orchestrator.core.specs import NETWORK, RATES, TEACHER, StageSpec
+from orchestrator.core.specs import DENSE, NETWORK, RATES, TEACHER, StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import FileWriter, Result, WorkOrder
 from orchestrator.training import pruning_rounds, training_loop
 from orchestrator.training.dynamics.sparse_training import SparseTraining, first_masks
 from orchestrator.training.dynamics.training_cost import TrainingCost, cost_of
-from orchestrator.training.evaluation import evaluate
+from orchestrator.training.evaluation import evaluate, generated
 from orchestrator.training.own_loop import Context, Length, run_own_loop
 from orchestrator.training.scoring.layer_by_layer import BLOCKS, Blocks
 from orchestrator.training.scoring.ranking import Read, Round, Scoring, example_of
@@ -47,7 +47,7 @@ from orchestrator.workloads.splits import Split
 from orchestrator.workloads.tasks import task_building
 from orchestrator.workloads.tasks.batch import arguments, moved
 from orchestrator.workloads.tasks.distilled import with_teacher
-from orchestrator.workloads.tasks.task import Measured, Task
+from orchestrator.workloads.tasks.task import Measured, Task, TestInputs
 from orchestrator.workloads.weight_files import plain_state, state_digest, write_state
 from pruning import LowRankUpdates, MaskKeeper, MaskSet, remove_all
 from pruning.measure.macs import Macs, macs
@@ -119,6 +119,11 @@ class Ways:
         sizes = {"batch_size": stage.config["eval_batch_size"], "precision": stage.config["precision"]}
         return evaluate(stage.model, split, stage.task, device=stage.device, **sizes)
 
+    def measure_test(self, stage: Stage, split: Split, inputs: TestInputs) -> Measured:
+        """Return the metrics of the network on a test split."""
+        sizes = {"batch_size": stage.config["eval_batch_size"], "precision": stage.config["precision"]}
+        return evaluate(stage.model, split, stage.task, device=stage.device, **sizes, inputs=inputs)
+
     def after_block(self, stage: Stage, blocks: Blocks) -> None:
         """Save a checkpoint if one is due, and end the pruning if the stage must end."""
         stage.keep_or_end(partial(blocks.state, stage.model))
@@ -131,9 +136,9 @@ class Ways:
         """Return the state of the training that the stage continues; None if it continues none."""
         return onward(stage.model, masks, stage.spec, stage.order.store)
 
-    def teacher(self, stage: Stage) -> nn.Module | None:
-        """Return the teacher network of the stage; None without one."""
-        key = stage.spec.inputs.get(TEACHER)
+    def other_network(self, stage: Stage, role: str) -> nn.Module | None:
+        """Return the network of the input with this role, in evaluation mode and frozen; None without the input."""
+        key = stage.spec.inputs.get(role)
         return None if key is None else stored(key, stage.spec, stage.order)[0].model.eval().requires_grad_(False)
 
 
@@ -166,7 +171,10 @@ class Stage:
     def result(self, act: Callable[[Stage], Trained]) -> Result:
         """Run `act`; return the stage's record, its files and its network."""
         started, clock, done = time.time(), time.perf_counter(), act(self)
-        spec, network, final, count = self.spec, self.network, self._final_metrics(), self._macs()
+        inputs = self._test_inputs()
+        spec, network, final, count = self.spec, self.network, self._final_metrics(inputs), self._macs()
+        continued = generated(self.model, self.task, inputs, self.config["precision"])
+        del inputs
         after = {f"{split}/{name}": value for split, found in final.items() for name, value in found.figures.items()}
         weights, earlier = plain_state(self.model), self._checkpoints.seconds
         files: dict[str, FileWriter] = {WEIGHTS: partial(write_state, weights)}
@@ -202,6 +210,7 @@ class Stage:
                 **done.details,
                 **({} if done.fit.cost is None else {"training_macs": done.fit.cost}),
                 "measured": {split: dict(found.details) for split, found in final.items()},
+                **({"generations": continued} if continued else {}),
             },
             measurements={"seconds": earlier + time.perf_counter() - clock, **done.seconds},
             warnings=(
@@ -401,23 +410,28 @@ class Stage:
 
     def _task_with_teacher(self) -> Task:
         """Return the task; with the stage's teacher, its loss includes the distillation loss."""
-        teacher, config = self._ways.teacher(self), self.config
+        teacher, config = self._ways.other_network(self, TEACHER), self.config
         if teacher is None:
             return self.task
         return with_teacher(self.task, teacher, config["teacher_weight"], config["teacher_temperature"])
 
-    def _final_metrics(self) -> dict[str, Measured]:
+    def _test_inputs(self) -> TestInputs:
+        """Return the inputs of the measurements on test splits, with the dense network if the stage has it."""
+        length = self.data.input_shape[0] if self.data.input_shape else 0
+        return TestInputs(self.device, length, self._ways.other_network(self, DENSE), self.data.codec)
+
+    def _final_metrics(self, inputs: TestInputs) -> dict[str, Measured]:
         """Return the metrics of the selected weights by split; only this function evaluates on the test splits."""
         found = {"val": self.measured(self.data.val)}
         if KINDS[self.spec.kind].reads_test:
             tests = {"test": "test", **{f"test_{name}": f"{name} test" for name in self.data.tests}}
-            found |= {name: self._tested(split) for name, split in tests.items()}
+            found |= {name: self._tested(split, inputs) for name, split in tests.items()}
         return found
 
-    def _tested(self, name: str) -> Measured:
+    def _tested(self, name: str, inputs: TestInputs) -> Measured:
         """Return what the network achieves on a test split; raise `DataError` for data that are not finite."""
         split = self.data.splits[name]
-        found = self.measured(split)
+        found = self._ways.measure_test(self, split, inputs)
         if not math.isfinite(loss := found.figures.get("loss", 0.0)):
             require_finite({name: split}, self.config["eval_batch_size"], self.device, f"the {name} loss is {loss}")
         return found

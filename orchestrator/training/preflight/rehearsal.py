@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from orchestrator.config.parts.training import Train
 from orchestrator.core.errors import DataError, OrchestratorError
 from orchestrator.core.seeding import seeded
-from orchestrator.core.specs import TEACHER, StageSpec
+from orchestrator.core.specs import StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import Passed, WorkOrder
 from orchestrator.training import pruning_rounds, training_loop
@@ -270,9 +270,9 @@ class _Rehearsal(Ways):
                     f"{outputs - 1}; give the model more `classes`, or leave these examples out."
                 )
 
-    def teacher(self, stage: Stage) -> nn.Module | None:
-        """Return a copy of the initial network in place of a trained teacher; None if the stage has no teacher."""
-        return copy.deepcopy(stage.model).eval() if TEACHER in stage.spec.inputs else None
+    def other_network(self, stage: Stage, role: str) -> nn.Module | None:
+        """Return a copy of the initial network in place of a trained one; None if the stage has no such input."""
+        return copy.deepcopy(stage.model).eval() if role in stage.spec.inputs else None
 
     def _require_monitor(self) -> None:
         """Raise `Misfit` if the task has the metric to select by, but these data do not give it."""

@@ -18,6 +18,8 @@ from orchestrator.workloads.tasks.totals import Totals
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 """Loss function (outputs, labels) -> loss."""
+Observer = Callable[[Totals, Any, Tensor, Tensor], None]
+"""(sums to add to, batch, its outputs and labels from `pair`) -> nothing."""
 
 
 class Supervised(ABC):
@@ -65,16 +67,30 @@ class Supervised(ABC):
         """Return the number of examples."""
         return forms.size(batch)
 
-    def totals(self, model: nn.Module, batches: Iterable[Any]) -> Totals:
-        """Return the exact sums over some batches; sums over parts of a split add up to those of the whole."""
+    def counted(self, labels: Tensor, batch: Any) -> Tensor:
+        """Return the labels that an evaluation counts; the others are ignored."""
+        del batch
+        return labels
+
+    def totals(self, model: nn.Module, batches: Iterable[Any], also: Observer | None = None) -> Totals:
+        """Return the exact sums over some batches; sums over parts of a split add up to those of the whole.
+
+        Args:
+            model: the network.
+            batches: the batches.
+            also: adds further sums of a batch.
+        """
         totals = Totals()
         criterion = unreduced(self.criterion or self.default)
         for batch in batches:
             answer = forms.answer_of(model, batch)
             outputs, labels = self.pair(forms.outputs_of(answer), batch)
+            labels = self.counted(labels, batch)
             own = forms.own_loss(answer) if self.criterion is None else None
             losses = (criterion(outputs, labels) if own is None else own).float()
             self.observe(totals, outputs, labels, losses, forms.size(batch))
+            if also is not None:
+                also(totals, batch, outputs, labels)
         return totals
 
     def measure(self, model: nn.Module, batches: Iterable[Any]) -> Measured:

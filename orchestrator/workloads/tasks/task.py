@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from orchestrator.core.metrics import Metric
+from orchestrator.workloads.data_sets.codecs import Codec
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,32 @@ class Measured:
     """`loss`, and each of the task's metrics by name."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """Results other than single numbers, as JSON; `hits` and `of` count, per class, the correct cases and all cases."""
+
+
+@dataclass(frozen=True)
+class TestInputs:
+    """Inputs of a measurement on test splits besides the network and the split."""
+
+    device: torch.device
+    length: int
+    """Tokens of an example, for data that are a text; else the first size of an example."""
+    dense: nn.Module | None = None
+    """Dense network of the trial, in evaluation mode; None for that network itself, and if no task asks for it."""
+    codec: Codec | None = None
+    """Conversion between a text and its tokens; None if the data have none."""
+
+
+@runtime_checkable
+class MeasuresTests(Protocol):
+    """Task that measures more on the test splits of a finished stage than during its training."""
+
+    def measure_test(self, model: nn.Module, batches: Iterable[Any], inputs: TestInputs) -> Measured:
+        """Return `loss` and every metric over all of `batches`; metrics beside the primary one may be missing."""
+        ...
+
+    def generations(self, model: nn.Module, inputs: TestInputs) -> list[dict[str, str]]:
+        """Return `prompt` and `text`, its continuation, for each prompt of the task."""
+        ...
 
 
 class Task(Protocol):

@@ -38,6 +38,15 @@ class Totals:
         """Return a count, on the CPU."""
         return self._counts[name].cpu()
 
+    def has(self, name: str) -> bool:
+        """Whether something was added to a sum or a count."""
+        return name in self._counts or name in self._new or name in self._parts
+
+    def rate(self, name: str, by: str) -> float:
+        """Return a count divided by another; NaN if that is 0."""
+        count = int(self.counted(by))
+        return int(self.counted(name)) / count if count else math.nan
+
     def exact(self, name: str) -> list[Fraction] | None:
         """Return the unrounded sum of each column; None if a value is infinite or NaN."""
         parts = [_expansion(column) for column in self._columns(name)]

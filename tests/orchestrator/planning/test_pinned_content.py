@@ -137,9 +137,9 @@ def test_further_texts_change_the_keys_only_where_there_are_some(tmp_path: Path)
         ({"root": "."}, r"`data.root` \(=.\) must be an existing text file, or a directory of .txt files"),
         (
             {"root": "a.md", "tests": {"b": "lost.txt"}},
-            r"`data.tests.b` \(=lost.txt\) must be an existing text file, .* pass data.tests=\{b: book.txt\}, for",
+            r"`data.tests.b` \(=lost.txt\) must be an existing text file, .* pass .data.tests.b=book.txt, for",
         ),
-        ({"root": "a.md", "tests": {"b c": "a.md"}}, r"`data.tests` .* must have names of at most 40 letters"),
+        ({"root": "a.md", "tests": {"b c": "a.md"}}, r"`data.tests` .* must name each text by at most 40 letters"),
         ({"root": "a.md", "tokenizer": "words"}, r"`data.tokenizer` \(=words\) must be characters or bytes, or a file"),
     ],
 )

@@ -20,7 +20,7 @@ from orchestrator.store.store import Store
 from orchestrator.training.preflight.rehearsal import run_preflight
 from orchestrator.workloads.tasks.classification import Classification
 from orchestrator.workloads.tasks.distilled import Distilled
-from orchestrator.workloads.tasks.language_modelling import LanguageModelling
+from orchestrator.workloads.tasks.language.language_modelling import LanguageModelling
 from orchestrator.workloads.tasks.regression import Regression
 from pruning import MaskSet
 

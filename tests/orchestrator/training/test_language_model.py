@@ -14,13 +14,15 @@ from hydra import compose, initialize_config_dir
 from orchestrator.__main__ import CONF
 from orchestrator.config import hydra_options
 from orchestrator.config.compose import plain
+from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.seeding import derive
-from orchestrator.core.specs import Job
+from orchestrator.core.specs import Job, Plan
+from orchestrator.planning.plan import make_plan
 from orchestrator.sweep import conductor
 from orchestrator.sweep.outcome import Outcome
 from orchestrator.training import training_loop
 from orchestrator.workloads import data_loading, model_building
-from orchestrator.workloads.tasks.language_modelling import LanguageModelling
+from orchestrator.workloads.tasks.language.language_modelling import LanguageModelling
 
 STEPS, BATCH, BLOCK = 30, 4, 8
 SHORT = (
@@ -38,10 +40,18 @@ def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "book.txt"
 
 
-def run(*trials: list[str]) -> Outcome:
+def jobs(*trials: list[str]) -> list[Job]:
     hydra_options.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return conductor.run([Job(tuple(line), plain(compose("config", [*SHORT, *line]))) for line in trials])
+        return [Job(tuple(line), plain(compose("config", [*SHORT, *line]))) for line in trials]
+
+
+def run(*trials: list[str]) -> Outcome:
+    return conductor.run(jobs(*trials))
+
+
+def planned(line: list[str]) -> Plan:
+    return make_plan(jobs(line))
 
 
 def test_losses_are_those_of_a_plain_loop_at_every_step(book: Path) -> None:
@@ -101,6 +111,61 @@ def test_a_gpt_is_swept_by_perplexity(book: Path, capsys: pytest.CaptureFixture[
     attention = 2 * BLOCK * 16  # per token: its query times all keys, and the result times all values
     assert dense.macs == BLOCK * (12 * 16 * 16 + attention + 16 * len(set(book.read_text())))
     assert "perplexity" in capsys.readouterr().out
+
+
+MEASURES = (
+    *("task.stride=2", "task.against_dense=true", "task.last_word=true", "task.prompts=['the cat ','on a']"),
+    *("task.generate=6", "finetune.steps=0", "+data.tests.again=book.txt"),
+)
+
+
+def test_what_a_task_asks_for_is_measured_on_test_once_and_kept(book: Path) -> None:
+    outcome = run([*TINY, "method=l1_unstructured", *MEASURES])
+    dense, pruned = (next(r for r in outcome.records.values() if r.kind == kind) for kind in ("dense", "round"))
+    held, vocabulary = pruned.details["measured"], set(book.read_text())
+
+    assert outcome.status == "finished"
+    for split in ("test", "test_again"):
+        assert pruned.after[f"{split}/kl_from_dense"] > 0
+        assert 0 < pruned.after[f"{split}/agreement_with_dense"] < 1
+        assert 0 <= pruned.after[f"{split}/last_word"] <= 1
+        windows = held[split]["windows"]
+        assert sum(windows["tokens"]) == held[split]["tokens"] == BLOCK * len(windows["loss"])
+        assert sum(windows["loss"]) / held[split]["tokens"] == pytest.approx(pruned.after[f"{split}/loss"], abs=1e-4)
+        assert pruned.after[f"{split}/strided_perplexity"] != pruned.after[f"{split}/perplexity"]
+    assert not any(name.startswith("val/kl") or "kl_from_dense" in dense.after for name in pruned.after)
+    assert "windows" not in held["val"]
+    for record in (dense, pruned):
+        found = record.details["generations"]
+        assert [each["prompt"] for each in found] == ["the cat ", "on a"]
+        assert all(len(each["text"]) == 6 and set(each["text"]) <= vocabulary for each in found)
+
+
+def test_an_equal_network_agrees_with_dense(book: Path) -> None:
+    outcome = run([*TINY, "method=identity", "schedule.sparsity=null", "task.against_dense=true", "finetune.steps=0"])
+    pruned = next(record for record in outcome.records.values() if record.kind == "round")
+
+    assert pruned.after["test/kl_from_dense"] == 0
+    assert pruned.after["test/agreement_with_dense"] == 1
+
+
+def test_a_prompt_that_the_tokens_cannot_write_is_refused_before_anything_trains(book: Path) -> None:
+    with pytest.raises(OrchestratorError, match=r"knows the characters of `data.root`, without .Z."):
+        run([*TINY, "method=l1_unstructured", "task.prompts=[Zebra]"])
+
+
+def test_only_rounds_depend_on_the_comparison_with_dense(book: Path) -> None:
+    plain, compared, written = (
+        planned([*TINY, "method=l1_unstructured", *more])
+        for more in ((), ("task.against_dense=true",), ("task.prompts=[the]",))
+    )
+    dense, pruned = compared.trials[0].stages
+
+    assert plain.trials[0].dense == dense
+    assert pruned not in plain.stages
+    assert compared.stages[pruned].inputs == {"network": dense, "dense": dense}
+    assert "task" not in plain.stages or plain.stages[dense].fields["task"] == {"kind": "language_modelling"}
+    assert written.trials[0].dense != dense
 
 
 def test_a_decoder_of_transformers_takes_its_place(book: Path) -> None:

@@ -1,0 +1,1 @@
+"""Language modelling: perplexities, comparison with the dense network, last words, greedy generations."""
