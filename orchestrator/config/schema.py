@@ -155,7 +155,7 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     if config["train"]["teacher"] is not None:
         yield (
             f"`train.teacher` (={config['train']['teacher']}) must be null, as `train` trains the dense network; "
-            "pass finetune.teacher=dense."
+            f"pass finetune.teacher={config['train']['teacher']}."
         )
     yield from training.low_rank_violations(config)
     for name in ("train", "finetune"):

@@ -28,12 +28,14 @@ from orchestrator.core.specs import (
     REWIND,
     TEACHER,
     Job,
+    Key,
     Plan,
     StageSpec,
     TrialSpec,
     identity_of,
     start_of,
 )
+from orchestrator.core.stage_fields import OF_SCORING_DATA
 from orchestrator.planning import pinned_content, restarts
 from orchestrator.planning.deployments import deployments
 from orchestrator.planning.versions import versions_of
@@ -50,6 +52,15 @@ IN_NO_KEY = ("checkpoint_minutes",)
 """Keys of a training that cannot change its result: the worker gets them outside of the fields."""
 UNTAUGHT = {key: getattr(Train(), key) for key in ("teacher_weight", "teacher_temperature")}
 """Key values of teacher settings when there is no teacher."""
+UNPRUNED: Mapping[str, Any] = {
+    "method": {"kind": "identity"},
+    "score": {"kind": "magnitude", **dict.fromkeys(OF_SCORING_DATA)},
+    "unit": vars(method_choices.Unit()),
+    "scope": {k: v for k, v in vars(method_choices.Scope()).items() if k not in method_choices.OF_GROUPS},
+    "dynamics": {"kind": "nested"},
+    "repair": {"kind": "none"},
+}
+"""Choices of rounds that prune nothing: those of `method=longer`."""
 OF_LOW_RANK = ("lora_rank", "lora_alpha", "lora_targets")
 """Keys of a training that are in a result's key only if it trains low-rank updates."""
 LISTED = 20
@@ -152,25 +163,43 @@ def _stages(config: Mapping[str, Any]) -> tuple[list[StageSpec], tuple[str, ...]
         return starts.setdefault(place, start_of(dense, place))
 
     chain = [dense if config["schedule"]["at"] == "trained" else start(0)]
-    asked = {TEACHER: config["finetune"]["teacher"], DENSE: compares}
-    others = {role: dense.key for role, is_asked in asked.items() if is_asked}
+    compared = {DENSE: dense.key} if compares else {}
     order = _order(config)
     shared: dict[tuple[str, ...], dict[str, Any]] = {}
     targets = round_targets(config)
+    tuned = _tuned_dense(config, dense, compared, len(targets)) if config["finetune"]["teacher"] == "tuned" else []
+    taught = tuned or [dense] * len(targets) if config["finetune"]["teacher"] else []
     for index, target in enumerate(targets, start=1):
         restart = restarts.restart_of(config, last=index == len(targets))
         parts = RETRAINED_PARTS if "rates" in restart else ROUND_PARTS
         if parts not in shared:
             shared[parts] = _parts(config, parts) | {"sources": _sources(config, DENSE_PARTS + parts)}
-        inputs = {NETWORK: chain[-1].key, **others}
+        inputs = {NETWORK: chain[-1].key, **compared} | ({TEACHER: taught[index - 1].key} if taught else {})
         inputs |= {role: start(restart[name]).key for name, role in AT_STEPS.items() if name in restart}
         place = {"round": index, "inner": config["schedule"]["inner"]} | order
         fields = shared[parts] | ({"restart": restart} if restart else {}) | place | target
         chain.append(StageSpec("round", fields, inputs, location=location))
     saving = tuple(spec.key for place, spec in starts.items() if place)
     deployed, measured = deployments(config["deploy"], dense, chain[-1])
-    stages = [*starts.values(), replace(dense, starts_from=saving), *chain[1:], *deployed]
+    stages = [*starts.values(), replace(dense, starts_from=saving), *tuned, *chain[1:], *deployed]
     return stages, tuple(spec.key for spec in chain), dense.key, measured
+
+
+def _tuned_dense(
+    config: Mapping[str, Any], dense: StageSpec, compared: Mapping[str, Key], rounds: int
+) -> list[StageSpec]:
+    """Return the stages that fine-tune the dense network, unpruned and untaught, for as long as each round ends.
+
+    They have the choices of a trial of `method=longer`, so that all trials of a seed share them with that control.
+    """
+    finetune = {**config["finetune"], "teacher": None, "lora_rank": None}
+    parts = {**config, **UNPRUNED, "finetune": finetune}
+    fields = _parts(parts, ROUND_PARTS) | {"sources": _sources(parts, DENSE_PARTS + ROUND_PARTS), "inner": 1}
+    found = [dense]
+    for index in range(1, rounds + 1):
+        inputs = {NETWORK: found[-1].key, **compared}
+        found.append(StageSpec("round", {**fields, "round": index, "target": 0.0}, inputs, location=dense.location))
+    return found[1:]
 
 
 def _order(config: Mapping[str, Any]) -> dict[str, str]:

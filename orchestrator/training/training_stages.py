@@ -413,7 +413,8 @@ class Stage:
         teacher, config = self._ways.other_network(self, TEACHER), self.config
         if teacher is None:
             return self.task
-        return with_teacher(self.task, teacher, config["teacher_weight"], config["teacher_temperature"])
+        weight, temperature = config["teacher_weight"], config["teacher_temperature"]
+        return with_teacher(self.task, teacher, weight, temperature, named=config["teacher"])
 
     def _test_inputs(self) -> TestInputs:
         """Return the inputs of the measurements on test splits, with the dense network if the stage has it."""

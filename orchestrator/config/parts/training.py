@@ -84,8 +84,9 @@ class Train:
     """Stop after this many evaluations in a row without a new best; null: train to the end."""
     checkpoint_minutes: float = key(5.0, at_least(0, " minutes; pass 0 to keep none"))
     """Minimum minutes between checkpoints; 0 keeps none. Not part of a result's key."""
-    teacher: str | None = key(None, one_of("dense").or_null(", or null"))
-    """Only for `finetune`: `dense` adds a loss against the outputs of the dense network; null: no teacher."""
+    teacher: str | None = key(None, one_of("dense", "tuned").or_null(", or null"))
+    """Only for `finetune`: adds a loss against the outputs of the `dense` network, or of the dense network fine-tuned
+    for as many steps as the pruned one (`tuned`), without a teacher; null: no teacher."""
     teacher_weight: float = key(
         0.5, Rule(lambda value: is_number(value) and 0 < value <= 1, "lie in (0, 1]: the teacher's part of the loss")
     )

@@ -16,11 +16,20 @@ from orchestrator.workloads.tasks.task import Measured, Task
 from orchestrator.workloads.tasks.task_building import TaskError
 
 
-def with_teacher(task: Task, teacher: nn.Module, weight: float, temperature: float) -> Distilled:
-    """Return `task` with a teacher, see `Distilled`; raise `TaskError` if the meaning of its outputs is unknown."""
+def with_teacher(
+    task: Task, teacher: nn.Module, weight: float, temperature: float, *, named: str = "dense"
+) -> Distilled:
+    """Return `task` with a teacher, see `Distilled`; raise `TaskError` if the meaning of its outputs is unknown.
+
+    Args:
+        task: the task of the network.
+        teacher: the teacher.
+        weight, temperature: see `Distilled`.
+        named: value of `finetune.teacher`, for the error.
+    """
     if not isinstance(task, Supervised):
         raise TaskError(
-            f"`finetune.teacher` (=dense) must be null for `task` (={type(task).__name__}), because the meaning of "
+            f"`finetune.teacher` (={named}) must be null for `task` (={type(task).__name__}), because the meaning of "
             "its outputs is unknown; leave it out, or derive the task from Supervised."
         )
     return Distilled(task, teacher, weight, temperature)

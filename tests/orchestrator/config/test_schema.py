@@ -222,7 +222,7 @@ def test_the_defaults_lack_only_an_optimizer() -> None:
             {"_target_": "a.b", "patience": 3},
             "`train.patience` (=3) is only for the built-in loop; leave it at null",
         ),
-        ({"teacher": "round"}, "`train.teacher` (=round) must be one of dense, or null."),
+        ({"teacher": "round"}, "`train.teacher` (=round) must be one of dense, tuned, or null."),
         ({"teacher_weight": 0}, "`train.teacher_weight` (=0) must lie in (0, 1]"),
         ({"teacher_temperature": 0}, "`train.teacher_temperature` (=0) must be greater than 0"),
     ],

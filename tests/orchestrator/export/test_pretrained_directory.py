@@ -205,6 +205,7 @@ def test_a_network_of_a_sweep_is_loaded_by_stock_transformers(
         *("data.tokenizer=net/tokenizer.json", "task=language_modelling", "method=magnitude"),
         *("schedule=one_shot", "schedule.sparsity=0.5", "train.epochs=null", "train.steps=4", "finetune.epochs=null"),
         *("finetune.steps=4", "cluster=inline", "tracking=none", "prune.exclude=[lm_head.weight]"),
+        *(("finetune.lora_rank=2", "finetune.teacher=tuned") if family == "llama" else ()),
     )
     monkeypatch.setattr(sys, "argv", ["orchestrator", *sweep])
     monkeypatch.setattr("orchestrator.views.report.report_files.draw", lambda *_: {})

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
+from small_trials import planned, small
 
 from orchestrator.__main__ import CONF
+from orchestrator.catalogue.tasks import AGAINST_DENSE
 from orchestrator.config import hydra_options
 from orchestrator.config import schema as schema
 from orchestrator.config.compose import plain
@@ -408,3 +410,25 @@ def test_ten_thousand_trials_are_planned_at_a_thousand_a_second(config: Callable
 
     assert len(plan.trials) == 1000
     assert min(ratios) < 12, "1,000 copies take a twelfth of a second on the machine that this was set on"
+
+
+@pytest.mark.parametrize("task", [(), ("task=language_modelling", f"task.{AGAINST_DENSE}=true")])
+def test_a_tuned_teacher_is_the_dense_network_trained_as_long_and_shared_by_all_trials(task: tuple[str, ...]) -> None:
+    rounds = ("schedule.rounds=2", "schedule.kind=geometric", *task)
+    taught, other, ranked, longer = (
+        ("finetune.teacher=tuned", "method=magnitude"),
+        ("finetune.teacher=tuned", "method=random", "unit=channel", "scope=global", "prune.exclude=[]"),
+        ("finetune.teacher=tuned", "method=magnitude", "finetune.lora_rank=2"),
+        ("method=longer",),
+    )
+    plan = planned(*(small(*rounds, *each) for each in (taught, other, ranked, longer)))
+    dense, *tuned = plan.trials[3].stages
+
+    assert plan.stages[dense].kind == "dense"
+    for trial in plan.trials[:3]:
+        assert [plan.stages[key].inputs["teacher"] for key in trial.stages[1:]] == tuned
+        assert set(plan.work_of(trial)) == {dense, *tuned, *trial.stages}
+    assert all("teacher" not in plan.stages[key].inputs for key in tuned)
+    assert len(plan.stages) == 1 + 4 * 2
+    with pytest.raises(ConfigError, match=r"`train\.teacher` \(=tuned\) must be null.* pass finetune\.teacher=tuned"):
+        planned(small("train.teacher=tuned"))

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load
+from small_trials import planned, small, train
 from test_training_stages import TRAIN, chain, run
 from torch import Tensor, nn
 
@@ -17,11 +18,13 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.specs import NETWORK, TEACHER, Plan, StageSpec
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.store.store import Store
+from orchestrator.training import training_stages
 from orchestrator.training.preflight.rehearsal import run_preflight
 from orchestrator.workloads.tasks.classification import Classification
-from orchestrator.workloads.tasks.distilled import Distilled
+from orchestrator.workloads.tasks.distilled import Distilled, with_teacher
 from orchestrator.workloads.tasks.language.language_modelling import LanguageModelling
 from orchestrator.workloads.tasks.regression import Regression
+from orchestrator.workloads.weight_files import plain_state, state_digest
 from pruning import MaskSet
 
 
@@ -138,3 +141,48 @@ def test_a_task_whose_outputs_are_not_known_has_no_teacher(store: Store) -> None
 
     with pytest.raises(OrchestratorError, match=r"^`finetune\.teacher` \(=dense\) must be null for `task` \(=Own\)"):
         run(store, specs)
+
+
+def test_a_language_model_of_transformers_learns_the_teacher_s_distribution_of_each_token() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=11, max_position_embeddings=8, **sizes, tie_word_embeddings=True)
+    torch.manual_seed(0)
+    student, teacher = (transformers.LlamaForCausalLM(config).eval() for _ in range(2))
+    tokens = torch.randint(11, (3, 6))
+    labels = tokens.clone()
+    labels[0, 4:] = -100
+    task = Distilled(LanguageModelling(), teacher, weight=0.25, temperature=3.0)
+
+    shifted = task.loss(student, {"input_ids": tokens, "labels": labels})
+    paired = task.loss(student, (tokens[:, :-1], labels[:, 1:]))
+
+    known = labels[:, 1:] != -100
+    mine, theirs = (network(tokens).logits[:, :-1][known] for network in (student, teacher))
+    soft = ((theirs / 3).softmax(1) * ((theirs / 3).log_softmax(1) - (mine / 3).log_softmax(1))).sum(1).mean()
+    expected = 0.75 * F.cross_entropy(mine, labels[:, 1:][known]) + 0.25 * 9 * soft
+    assert shifted.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert paired.item() == pytest.approx(expected.item(), rel=1e-5)
+    shifted.backward()
+    assert all(each.grad is None for each in teacher.parameters())
+
+
+def test_a_tuned_teacher_is_the_network_of_the_control_that_trains_as_long(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teachers: list[str] = []
+
+    def noted(task: Any, teacher: nn.Module, *settings: float, **named: str) -> Distilled:
+        teachers.append(state_digest(plain_state(teacher)))
+        return with_teacher(task, teacher, *settings, **named)
+
+    monkeypatch.setattr(training_stages, "with_teacher", noted)
+    longer = planned(small("method=longer", "schedule.rounds=2"))
+    records = train(longer, store)
+    dense, *tuned = longer.trials[0].stages
+    plan = planned(small("finetune.teacher=tuned", "schedule.rounds=2"))
+    found = records | train(plan.without(records), store)
+
+    assert teachers == [found[key].weights_digest for key in tuned]
+    assert set(plan.stages) - set(records) == set(plan.trials[0].stages) - {dense}
+    assert all(found[key].sparsity == 0 for key in tuned)
