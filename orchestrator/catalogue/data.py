@@ -104,8 +104,13 @@ DATA: Mapping[str, DataSet] = named(
             "orchestrator.workloads.data_sets.text:text",
             "Blocks of tokens of a text, each with the next tokens as labels; its ends are for validation and test.",
             (
-                Option("root", str, "", "Text file, or directory of .txt files."),
-                Option("tokenizer", str, "characters", "`characters`, `bytes`, or a file of the package tokenizers."),
+                Option("root", str, "", "Text file, directory of .txt files, or pattern such as books/*.txt."),
+                Option(
+                    "tokenizer",
+                    str,
+                    "characters",
+                    "`characters`, `bytes`, a file of the package tokenizers, or `model`: that of the network.",
+                ),
                 Option("block", int, 128, "Number of tokens in an example.", (whole(1),)),
                 Option(
                     "test_fraction",
@@ -120,6 +125,14 @@ DATA: Mapping[str, DataSet] = named(
                     {},
                     "Further texts to test on: name -> text file or directory, as in +data.tests.plays=plays.txt.",
                     (TEST_NAMES,),
+                    later=True,
+                ),
+                Option(
+                    "test_size",
+                    int | None,
+                    None,
+                    "Number of blocks in each test split, in place of `test_fraction`; null: the fraction.",
+                    (whole(1).or_null(),),
                     later=True,
                 ),
             ),

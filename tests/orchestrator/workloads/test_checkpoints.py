@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from orchestrator.config.sources import file_digest
-from orchestrator.workloads.weight_files import CheckpointError, initialise
+from orchestrator.workloads.networks.initial_weights import initialise
+from orchestrator.workloads.weight_files import CheckpointError
 
 
 class Code:

@@ -16,9 +16,9 @@ from torch import nn
 from orchestrator.config.sources import file_digest
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.stage_fields import Prune
-from orchestrator.planning import pinned_content
+from orchestrator.planning import file_places, pinned_content
 from orchestrator.workloads import model_building
-from orchestrator.workloads.weight_files import initialise
+from orchestrator.workloads.networks.initial_weights import initialise
 from pruning.measure.macs import macs
 
 PRUNE = Prune(
@@ -70,7 +70,7 @@ def test_what_transformers_saved_is_loaded_with_its_head_or_without(tmp_path: Pa
     for part in (theirs, theirs.transformer):
         part.save_pretrained(tmp_path / "saved")
         ours = build("huggingface", (6,), 11, path=str(tmp_path / "saved"), seed=2, overrides={"vocab_size": 13})
-        place = pinned_content.checkpoint(str(tmp_path / "saved"))
+        place = file_places.checkpoint(str(tmp_path / "saved"))
         initialise(ours, place, file_digest(place))
 
         assert torch.equal(ours.eval()(tokens).logits, theirs.eval()(tokens).logits)

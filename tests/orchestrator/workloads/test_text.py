@@ -181,3 +181,25 @@ def test_a_codec_writes_and_reads_the_tokens_of_a_text(tmp_path: Path, tokenizer
     assert codec is not None
     assert codec.encode("bac") == tokens
     assert codec.decode(tokens) == "bac"
+
+
+def test_a_number_of_blocks_is_the_test_split(book: Path) -> None:
+    found, text = load(book, test_size=7, val_fraction=None, val_size=4), book.read_text()
+    letters = sorted(set(text))
+    said = "".join(letters[token] for token in whole(found.test)[0].flatten())
+
+    assert (len(found.test), len(found.val)) == (7, 4)
+    assert said == text[-36:-1]
+    assert torch.equal(whole(found.train)[0], whole(load(book, test_size=7, val_size=4, val_fraction=None).train)[0])
+    with pytest.raises(
+        DataError, match=r"`data.test_size` \(=400\) blocks of 5 tokens must leave a block for training"
+    ):
+        load(book, test_size=400)
+
+
+def test_the_text_in_a_module_is_its_longest_string(book: Path, tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text(f"from nowhere import Book\n\nbook = Book('short', {book.read_text()!r})\n")
+
+    for split in ("train", "val", "test"):
+        assert torch.equal(whole(getattr(load(module), split))[0], whole(getattr(load(book), split))[0])

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from orchestrator.config.sources import file_digest
+from orchestrator.workloads.networks.initial_weights import initialise
 from orchestrator.workloads.weight_files import (
     CheckpointError,
-    initialise,
     load_state,
     plain_state,
     state_digest,
