@@ -128,6 +128,20 @@ PUBLISHED: Mapping[str, Method] = named(
             "Mishra et al. 2021, arXiv 2104.08378",
             schedule="half",
         ),
+        Method(
+            "wanda_n_m",
+            Choices(Score("wanda"), scope=Scope("window")),
+            "2 of each 4",
+            "Sun et al. 2023, arXiv 2306.11695",
+            schedule="half",
+        ),
+        Method(
+            "sparsegpt_n_m",
+            Choices(Score("sparsegpt"), scope=Scope("window"), schedule=Schedule(order="sequential")),
+            "layer by layer, 2 of each 4",
+            "Frantar & Alistarh 2023, arXiv 2301.00774",
+            schedule="half",
+        ),
         Method("lottery_ticket", Choices(), paper="Frankle & Carbin 2019, arXiv 1803.03635", restart="rewind"),
         Method(
             "lr_rewinding",
