@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.config import sources
 from orchestrator.config.schema import MATCHING, objectives
 from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.specs import Plan, StageSpec
@@ -53,7 +54,7 @@ def combinations(
         root, network = dense[key]
         if not KINDS[spec.kind].trains:
             continue
-        if key in finished or (own_only and not spec.typed.sources):
+        if key in finished or (own_only and not _has_own_code(spec)):
             continue
         part = spec.fields["train"] if spec is root else _less(spec.fields, "seed", "round", "target", "amount")
         groups.setdefault(canonical_json([network, spec.kind, part, _asked(spec)]), []).append(spec)
@@ -76,6 +77,15 @@ def combinations(
             )
         )
     return found
+
+
+def _has_own_code(spec: StageSpec) -> bool:
+    """Return whether a stage runs code of the user's own, of other packages or of files; libraries that a built-in part
+    needs do not count.
+    """
+    ours = sources.OURS | sources.VERSIONED
+    found = {target.partition(".")[0] for target in sources.targets(dict(spec.fields))}
+    return bool(found - ours) or bool(spec.typed.sources.modules or spec.typed.sources.files)
 
 
 def _less(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
