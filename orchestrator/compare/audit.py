@@ -31,8 +31,15 @@ _EXAMPLES = 3
 LEAST_POINTS, LEAST_SEEDS, LEAST_PANELS = 5, 3, 3
 EQUAL_COST = 0.05
 """Largest relative difference in training cost between compared points; the examples of most scores cost less."""
+MAGNITUDE = (("ln_structured",), "magnitude")
+"""Methods and score that prune the smallest weights."""
+CALIBRATED = ("wanda",)
+"""Scores that read calibration data, besides the methods that prune layer by layer."""
 STATIC = "static"
 """Dynamics whose masks stay: the control of masks that change within a training."""
+PERPLEXITY = "perplexity"
+"""Primary metric of language models."""
+UNCALIBRATED = "no language model was pruned with calibration data"
 TOLERANCE = 0.005
 """Largest distance between the achieved and the requested sparsity; rounding to whole channels may allow more."""
 
@@ -71,6 +78,11 @@ def audit(plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison
         "no dead layer": _dead(plan, known),
         "chosen on validation, test read once": _test_once(plan, known),
         "scores read no test data": _scored_apart(plan, known),
+        "calibration of language models apart from the texts they are tested on": _calibrated_apart(plan, known),
+        f"{LEAST_SEEDS} or more draws of the calibration of language models": _draws(points, known),
+        "calibrated language models beside pruned smallest weights at each sparsity": _calibrated_baseline(
+            plan, known, comparison
+        ),
         "one kind of processor, one release of torch": _one_kind(finished),
         "every trial finished": _finished(comparison),
     }
@@ -101,12 +113,21 @@ def _random_control(plan: Plan, comparison: Comparison) -> Answer:
 
 def _magnitude_baseline(plan: Plan, comparison: Comparison) -> Answer:
     """Look for a line whose method or score prunes the smallest weights."""
-    return _control(plan, comparison, ("ln_structured",), "magnitude")
+    return _control(plan, comparison, *MAGNITUDE)
 
 
 def _control(plan: Plan, comparison: Comparison, methods: Sequence[str], score: str) -> Answer:
     """Look for a line by the method or score that ranks, not by its name; shuffled or inverted masks do not count."""
-    choosing = {
+    choosing = _choosing(plan, methods, score)
+    pruned = [row for row in comparison.rows if row.round]
+    found = "; ".join(dict.fromkeys(row.line for row in pruned if row.trial in choosing))
+    among = "; ".join(dict.fromkeys(row.line for row in pruned))
+    return _held(pruned, [] if found else [f"none among {among}"], found)
+
+
+def _choosing(plan: Plan, methods: Sequence[str], score: str) -> set[str]:
+    """Return the trials that rank by a score, or prune by one of the methods."""
+    return {
         trial.name
         for trial in plan.trials
         if (
@@ -117,10 +138,6 @@ def _control(plan: Plan, comparison: Comparison, methods: Sequence[str], score: 
         and trial.config.get("restart", {}).get("control", "none") not in ("invert", "shuffle")
         and (score != "random" or not _changes_masks(plan.stages[trial.stages[-1]].typed))
     }
-    pruned = [row for row in comparison.rows if row.round]
-    found = "; ".join(dict.fromkeys(row.line for row in pruned if row.trial in choosing))
-    among = "; ".join(dict.fromkeys(row.line for row in pruned))
-    return _held(pruned, [] if found else [f"none among {among}"], found)
 
 
 def _seeds(points: Sequence[Point]) -> Answer:
@@ -351,6 +368,47 @@ def _scored_apart(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:
     )
     given = f"; other data that {', '.join(own)} reads is not recorded" if own else ""
     return _held(reading, faults, reason + given, "no score read examples")
+
+
+def _is_calibrated(record: StageRecord) -> bool:
+    """Whether a round pruned a language model layer by layer, or by a score, with calibration data."""
+    scoring = record.details.get("scoring", {})
+    reads = record.layers or scoring.get("score") in CALIBRATED
+    return bool(record.primary.name == PERPLEXITY and scoring.get("examples") and reads)
+
+
+def _calibrated_apart(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:
+    """Check that no text of a test is the text that calibration reads; splits of one text are apart."""
+    keys = [key for key, record in known.items() if _is_calibrated(record)]
+    faults, texts = [], {"test"}
+    for key in keys:
+        data = plan.stages[plan.trials[plan.trials_of[key][0]].dense].typed.data
+        texts |= {*data.get("tests", {})}
+        same = [name for name, content in data.get("tests", {}).items() if content == data.get("root")]
+        faults += [f"{_name(plan, key)} is tested on {', '.join(same)}, the text of its calibration"] if same else []
+        if (split := known[key].details["scoring"].get("split")) != "train":
+            faults.append(f"{_name(plan, key)} is calibrated with the {split or 'unrecorded'} split")
+    reason = f"{len(keys)} rounds read the train split; tested on {', '.join(sorted(texts))}"
+    return _held(keys, faults, reason, UNCALIBRATED)
+
+
+def _draws(points: Sequence[Point], known: Mapping[str, StageRecord]) -> Answer:
+    """Count the seeds of each calibrated point: each draws other calibration data."""
+    found = [point for point in points if any(_is_calibrated(known[key]) for key in point.stages)]
+    few = [f"{_at(point)} has {len(set(point.seeds))}" for point in found if len(set(point.seeds)) < LEAST_SEEDS]
+    fewest = min((len(set(point.seeds)) for point in found), default=0)
+    return _held(found, few, f"every point has {fewest} or more", UNCALIBRATED)
+
+
+def _calibrated_baseline(plan: Plan, known: Mapping[str, StageRecord], comparison: Comparison) -> Answer:
+    """Look for a point by magnitude at the level of each calibrated point."""
+    choosing = _choosing(plan, *MAGNITUDE)
+    stages = {row.stage for row in comparison.rows if row.round and row.trial in choosing}
+    points = comparison.operating_points
+    levels = {point.level for point in points if stages & {*point.stages}}
+    found = [point for point in points if any(_is_calibrated(known[key]) for key in point.stages)]
+    faults = [f"none beside {_at(point)}" for point in found if point.level not in levels]
+    return _held(found, faults, f"beside all {len(found)} points", UNCALIBRATED)
 
 
 def _one_kind(known: Mapping[str, StageRecord]) -> Answer:

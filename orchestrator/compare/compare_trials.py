@@ -14,7 +14,8 @@ from orchestrator.compare.comparison import Comparison, Cost, Level, Point, Row
 from orchestrator.compare.deployment_points import by_network, deployed
 from orchestrator.compare.panels import Position, positions
 from orchestrator.compare.round_columns import WEIGHTS
-from orchestrator.compare.secondary_figures import further_test_sets, harmed
+from orchestrator.compare.secondary.secondary_figures import asked_figures, further_test_sets, harmed
+from orchestrator.compare.secondary.window_differences import window_differences
 from orchestrator.compare.statistics import estimate, matches, paired_difference
 from orchestrator.compare.trial_rows import reasons, rows_of_each, statuses
 from orchestrator.core.records import StageRecord
@@ -77,7 +78,8 @@ def compare_trials(
         failures=reasons(plan, records, failures),
         cost=_cost(plan, records),
     )
-    return replace(comparison, points=_tested(comparison))
+    windows = window_differences(plan, records, comparison.operating_points)
+    return replace(comparison, points=_tested(comparison), windows=windows)
 
 
 def merge_plans(plans: Sequence[Plan]) -> Plan:
@@ -159,6 +161,7 @@ def _point(
         difference=paired_difference(values, reference),
         dense_training_macs=_known_mean([dense.training_macs for _, dense in samples]),
         further=further_test_sets(stages, records),
+        asked=asked_figures(stages, records),
         harmed=harmed(stages, records),
         deployed=deployed(stages, measured or {}),
         unit=first.chosen.unit,

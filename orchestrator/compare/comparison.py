@@ -9,7 +9,8 @@ from typing import Any, Literal, NamedTuple
 
 from orchestrator.compare.deployment_points import Deployed
 from orchestrator.compare.round_columns import WEIGHTS, Chosen
-from orchestrator.compare.secondary_figures import FurtherTestSet, Harm
+from orchestrator.compare.secondary.secondary_figures import AskedFigure, FurtherTestSet, Harm
+from orchestrator.compare.secondary.window_differences import WindowDifference
 from orchestrator.compare.statistics import Estimate, Match
 from orchestrator.core.metrics import Metric
 
@@ -126,6 +127,8 @@ class Point:
     """Mean of `training_macs` of the seeds' own dense networks; None if a seed has none."""
     further: tuple[FurtherTestSet, ...] = ()
     """`test` and `difference` on further test sets."""
+    asked: tuple[AskedFigure, ...] = ()
+    """Metrics that options of the task ask for."""
     harmed: tuple[Harm, ...] = ()
     """Classes that pruning harms most, the worst first."""
     deployed: tuple[Deployed, ...] = ()
@@ -198,6 +201,8 @@ class Comparison:
     failures: Mapping[str, str]
     """Trial -> why it failed."""
     cost: Cost
+    windows: tuple[WindowDifference, ...] = ()
+    """Differences paired by window of held-out text, of language models."""
 
     @cached_property
     def operating_points(self) -> tuple[Point, ...]:
@@ -260,6 +265,7 @@ class Comparison:
             "trials": dict(self.trials),
             "failures": dict(self.failures),
             "cost": asdict(self.cost),
+            "windows": [asdict(each) for each in self.windows],
         }
 
 

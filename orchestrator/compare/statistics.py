@@ -77,6 +77,25 @@ def ratio(log_ratios: Sequence[float], level: float = LEVEL) -> Estimate | None:
     return Estimate(found.n, math.exp(found.mean), found.std, math.exp(found.low), math.exp(found.high))
 
 
+def ratio_of_sums(values: Sequence[float], sizes: Sequence[int], level: float = LEVEL) -> Estimate | None:
+    """Return sum(values) / sum(sizes) with its t interval over the n pairs; None as `estimate`.
+
+    For n pairs (v, s) with the ratio r and the mean size m, the deviation is that of the residuals:
+
+        std = sqrt(sum((v - r s)^2) / (n - 1)) / m
+
+    With equal sizes the result is `estimate` of the v / s.
+    """
+    n, whole = len(values), sum(sizes)
+    if not n or not whole or not all(map(math.isfinite, values)):
+        return None
+    mean = math.fsum(values) / whole
+    if n == 1:
+        return Estimate(1, mean)
+    squares = math.fsum((value - mean * size) ** 2 for value, size in zip(values, sizes, strict=True))
+    return at_level(Estimate(n, mean, math.sqrt(squares / (n - 1)) * n / whole), level)
+
+
 def paired_difference(values: Mapping[K, float], reference: Mapping[K, float], level: float = LEVEL) -> Estimate | None:
     """Estimate `values[seed] - reference[seed]` over the seeds that both have."""
     return estimate([values[seed] - reference[seed] for seed in values if seed in reference], level)

@@ -44,11 +44,38 @@ class FileInfo:
 
 
 @dataclass(frozen=True)
-class _Counts:
-    """Counts of a split for each class: correct examples, and all examples."""
+class _Windows:
+    """Cross-entropy in nats and number of tokens of each window of a text."""
+
+    loss: tuple[Number, ...] = ()
+    tokens: tuple[Count, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """Counts of a split for each class, correct examples and all examples; and windows of a text."""
 
     hits: tuple[Count, ...] = ()
     of: tuple[Count, ...] = ()
+    windows: _Windows = _Windows()
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Layer that was pruned with calibration data, see `pruning.reconstruction.block_by_block.LayerReport`."""
+
+    block: str
+    sparsity: Fraction
+    error: Margin | None
+    rows: Count
+
+
+@dataclass(frozen=True)
+class _Generation:
+    """Continuation of a prompt."""
+
+    prompt: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -61,6 +88,7 @@ class _Scoring:
     rescorings: Count = 0
     split: str = ""
     removed: Fraction | None = None
+    layers: Mapping[str, _Layer] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -91,12 +119,13 @@ class _Details:
     """Entries of a record's `details` that code reads."""
 
     rounding: Fraction = 0.0
-    measured: Mapping[str, _Counts] = field(default_factory=dict)
+    measured: Mapping[str, _Measured] = field(default_factory=dict)
     dead_tensors: tuple[str, ...] = ()
     scoring: _Scoring = _Scoring()
     dense: Mapping[str, Number] = field(default_factory=dict)
     training_macs: Mapping[str, _PhaseCost] = field(default_factory=dict)
     mask_updates: tuple[_MaskUpdate, ...] = ()
+    generations: tuple[_Generation, ...] = ()
 
 
 MEASURED = ("latency_ms", "dense_ms", "speedup", "speedup_low", "speedup_high")
@@ -146,14 +175,15 @@ class StageRecord:
     details: Mapping[str, Any] = field(default_factory=dict)
     """Results that are not figures.
 
-    All stages: `measured`, the counts of the task for each split, such as the `hits` of each class; `training_macs`,
-    phase -> `steps`, `examples`, and multiply-accumulates `forward` and `backward` under the masks of each step
-    (absent in older records). A round: `dead_tensors`, the names of the tensors without survivors; `rounding`, the
-    largest difference between requested and achieved sparsity that whole entries or channels may cause; `scoring`, the
-    score, the data that it read, and the fraction `removed` of its units or its budget; `mask_updates`, the changes of
-    masks within its training. A deployment: `form`, and `kept`, the empty parts that were not
-    removed, with reasons. A measurement in a format that changes outputs: `dense`, the figures of the dense network in
-    that format.
+    All stages: `measured`, the counts of the task for each split, such as the `hits` of each class, and for a text the
+    cross-entropy and tokens of the `windows` of its test splits; `generations`, the continuations of prompts;
+    `training_macs`, phase -> `steps`, `examples`, and multiply-accumulates `forward` and `backward` under the masks of
+    each step (absent in older records). A round: `dead_tensors`, the names of the tensors without survivors;
+    `rounding`, the largest difference between requested and achieved sparsity that whole entries or channels may cause;
+    `scoring`, the score, the data that it read, the fraction `removed` of its units or its budget, and `layers`, the
+    error of each layer that was pruned with calibration data; `mask_updates`, the changes of masks within its training.
+    A deployment: `form`, and `kept`, the empty parts that were not removed, with reasons. A measurement in a format
+    that changes outputs: `dense`, the figures of the dense network in that format.
     """
     measurements: Mapping[str, Seconds] = field(default_factory=dict)
     """Measurements that differ from run to run; never part of the result.
@@ -212,6 +242,24 @@ class StageRecord:
         """Changes of the masks within the stage's training, in order of their steps."""
         found: Sequence[Mapping[str, Any]] = self.details.get("mask_updates", ())
         return found
+
+    @property
+    def generations(self) -> Sequence[Mapping[str, str]]:
+        """`prompt` and `text`, its continuation, for each prompt of the task."""
+        found: Sequence[Mapping[str, str]] = self.details.get("generations", ())
+        return found
+
+    @property
+    def layers(self) -> Mapping[str, Mapping[str, Any]]:
+        """Name of a weight -> its block, error and rows, for a round in the sequential order."""
+        found: Mapping[str, Mapping[str, Any]] = self.details.get("scoring", {}).get("layers", {})
+        return found
+
+    def windows(self, split: str) -> tuple[Sequence[float], Sequence[int]]:
+        """Return cross-entropy and tokens of each window of a split; empty if they are not recorded."""
+        found = self.details.get("measured", {}).get(split, {}).get("windows", {})
+        losses, tokens = found.get("loss", ()), found.get("tokens", ())
+        return (losses, tokens) if len(losses) == len(tokens) else ((), ())
 
     @property
     def seconds(self) -> float:

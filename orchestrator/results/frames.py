@@ -28,6 +28,11 @@ MASK_UPDATE_COLUMNS = (
 )
 """Columns of a change of masks: `step` counts from the start of the round's training."""
 
+LAYER_COLUMNS = ("round", "layer", "block", "entries", "density", "error", "rows")
+"""Columns of a tensor: `error` is the squared change of its layer's outputs / their square, from `rows` inputs."""
+GENERATION_COLUMNS = ("round", "sparsity", "prompt", "text")
+"""Columns of a continuation: `text` follows `prompt`."""
+
 
 def by_point(plan: Plan, comparison: Comparison) -> DataFrame:
     """Return one row for each operating point, dense networks first, with the columns of summary.csv.
@@ -113,19 +118,58 @@ def by_mask_update(plan: Plan, records: Records) -> DataFrame:
 
     `sparsity` is the fraction of the prunable weights that is masked after the change.
     """
-    columns: Columns = {name: [] for name in MASK_UPDATE_COLUMNS}
-    lengths = []
-    for trial in plan.trials:
-        before = len(columns["step"])
-        for record in _finished(trial, records):
-            for update in record.mask_updates:
-                sparsity = 1 - update["kept"] / max(1, record.prunable_parameters)
-                values = {**update, "round": record.round, "sparsity": sparsity}
-                for name, column in columns.items():
-                    column.append(values[name])
-        lengths.append(len(columns["step"]) - before)
-    each = {**parameters(plan), **_configured_columns(positions(plan))}
-    settings = {name: _repeated(values, lengths) for name, values in each.items()}
+    rows = {
+        record.key: [
+            {**each, "round": record.round, "sparsity": 1 - each["kept"] / max(1, record.prunable_parameters)}
+            for each in record.mask_updates
+        ]
+        for trial in plan.trials
+        for record in _finished(trial, records)
+    }
+    return _of_stages(plan, records, rows, MASK_UPDATE_COLUMNS)
+
+
+def by_layer(plan: Plan, records: Records) -> DataFrame:
+    """Return one row for each trial, round and prunable tensor: `LAYER_COLUMNS`.
+
+    `block`, `error` and `rows` are None unless the round pruned layer by layer with calibration data.
+    """
+    rows = {record.key: list(_layers(record)) for trial in plan.trials for record in _finished(trial, records)}
+    return _of_stages(plan, records, rows, LAYER_COLUMNS)
+
+
+def by_generation(plan: Plan, records: Records) -> DataFrame:
+    """Return one row for each trial, round (0 is the dense network) and prompt: `GENERATION_COLUMNS`."""
+    rows = {
+        record.key: [{"round": record.round, "sparsity": record.sparsity, **each} for each in record.generations]
+        for trial in plan.trials
+        for record in _finished(trial, records)
+    }
+    return _of_stages(plan, records, rows, GENERATION_COLUMNS)
+
+
+def _layers(record: StageRecord) -> Iterator[dict[str, Any]]:
+    for name, sparsity in record.tensor_sparsity.items():
+        layer = record.layers.get(name, {})
+        yield {
+            "round": record.round,
+            "layer": name,
+            "entries": record.tensor_sizes[name],
+            "density": 1 - sparsity,
+            **{column: layer.get(column) for column in ("block", "error", "rows")},
+        }
+
+
+def _of_stages(
+    plan: Plan, records: Records, rows: Mapping[str, Sequence[Mapping[str, Any]]], names: Sequence[str]
+) -> DataFrame:
+    """Return the rows of each trial's finished stages, with the columns `names` after the trial and its settings."""
+    found = [[row for record in _finished(trial, records) for row in rows[record.key]] for trial in plan.trials]
+    lengths = list(map(len, found))
+    settings = {
+        n: _repeated(v, lengths) for n, v in {**parameters(plan), **_configured_columns(positions(plan))}.items()
+    }
+    columns: Columns = {name: [row[name] for each in found for row in each] for name in names}
     return _frame({"trial": _repeated([trial.name for trial in plan.trials], lengths)}, settings, columns)
 
 

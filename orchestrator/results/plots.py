@@ -97,6 +97,11 @@ class Plots:
         profiles = by_method.densities(self._saved.records, self._comparison, least=1)
         return _drawn(drawn.densities, _chosen(profiles, panel, "a finished trial"), ax)
 
+    def layer_errors(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
+        """Draw the error of each layer that was pruned with calibration data, at the most frequent sparsity."""
+        profiles = by_method.layer_errors(self._saved.records, self._comparison)
+        return _drawn(drawn.layer_errors, _chosen(profiles, panel, "a trial pruned layer by layer"), ax)
+
     def layers(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
         """Draw the sparsity of each layer at each operating point as a heat map."""
         matrices = figure_data.layer_sparsity(self._saved.records, self._comparison)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -15,18 +15,27 @@ from orchestrator.core.redact import html, shown
 from orchestrator.core.specs import Plan
 from orchestrator.results import frames
 from orchestrator.results.equal_cost import COLUMNS, at_equal_cost
+from orchestrator.results.held_out_pairs import paired_by_window
 from orchestrator.results.missing_names import ResultsError, no_choice, not_there
 from orchestrator.results.trial_results import TrialResults
 from orchestrator.store.saved_sweep import SavedSweep, status_of
 from orchestrator.store.store import Store
 from orchestrator.views.report import tables
+from orchestrator.views.report.plain_files import WINDOW_COLUMNS
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
     from orchestrator.results.plots import Plots
 
-By = Literal["point", "trial", "round", "step", "mask_update"]
+By = Literal["point", "trial", "round", "step", "mask_update", "layer", "generation"]
+_OF_STAGES: Mapping[str, Callable[[Plan, Mapping[str, StageRecord]], DataFrame]] = {
+    "round": frames.by_round,
+    "mask_update": frames.by_mask_update,
+    "layer": frames.by_layer,
+    "generation": frames.by_generation,
+}
+"""`by` -> the frame of finished stages."""
 LINES = 60
 """Maximum number of table rows that a sweep shows in a notebook."""
 
@@ -133,7 +142,8 @@ class SweepResults:
         Args:
             by: one row for each `point`: operating point over seeds, with intervals, as in summary.csv; `trial`: trial
                 after its last round; `round`: trial and round, as in trials.csv; `step`: point of a training curve;
-                `mask_update`: change of the masks within a training
+                `mask_update`: change of the masks within a training; `layer`: trial, round and prunable tensor, with
+                its density and the error of its layer; `generation`: trial, round and prompt
 
         Raises:
             ResultsError: `by` is not one of these
@@ -145,10 +155,8 @@ class SweepResults:
                 return frames.by_point(self.plan, self.comparison())
             if by == "trial":
                 return frames.by_trial(self.plan, self.records, self.saved.failures)
-            if by == "round":
-                return frames.by_round(self.plan, self.records)
-            if by == "mask_update":
-                return frames.by_mask_update(self.plan, self.records)
+            if by in _OF_STAGES:
+                return _OF_STAGES[by](self.plan, self.records)
             return frames.by_step(self.plan.trials, self.records, frames.parameters(self.plan))
 
     def equal_cost(self, budget: float | None = None, reference: str | None = None) -> DataFrame:
@@ -165,6 +173,21 @@ class SweepResults:
             ResultsError: the budget is not a positive number, or no method has the name `reference`
         """
         return frames.of_rows(at_equal_cost(self.comparison(), budget, reference), COLUMNS)
+
+    def paired_by_window(self, reference: str | None = None) -> DataFrame:
+        """Return the differences in cross-entropy between language models, paired by window of held-out text.
+
+        Each row subtracts `reference` from `line`, in nats per token, for networks pruned from the same dense network
+        to the same sparsity. `difference` is the mean over seeds, `windows_low` and `windows_high` its 95% interval
+        over windows, and `draws_std` the standard deviation of the difference over seeds.
+
+        Args:
+            reference: method that is subtracted, or `dense`; None: all pairs
+
+        Raises:
+            ResultsError: no network was compared with a method of this name
+        """
+        return frames.of_rows(paired_by_window(self.comparison(), reference), WINDOW_COLUMNS)
 
     @property
     def plot(self) -> Plots:

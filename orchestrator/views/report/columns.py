@@ -9,7 +9,7 @@ from orchestrator.compare.audit import TOLERANCE
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.deployment_points import Deployed
 from orchestrator.compare.round_columns import WEIGHTS
-from orchestrator.compare.secondary_figures import FurtherTestSet
+from orchestrator.compare.secondary.secondary_figures import FurtherTestSet
 from orchestrator.compare.statistics import Estimate, has_spread
 from orchestrator.core.metrics import Metric
 from orchestrator.planning.number_formats import (
@@ -110,6 +110,11 @@ def narrow(comparison: Comparison, points: Sequence[Point]) -> tuple[Column, ...
 def columns(points: Sequence[Point]) -> tuple[Column, ...]:
     """Return the columns of the HTML page: the common ones, and the optional ones that these points have."""
     shown = [column for name in names_of_further(points) for column in on_further(name)]
+    shown += [
+        column
+        for split in splits_of_asked(points)
+        for column in on_asked(points, split, "" if split == "test" else f"{split} ")
+    ]
     harm = [HARM] if any(point.harmed for point in points) else []
     return _with_asked((*COLUMNS, *shown, *measured_columns(points), *harm), points)
 
@@ -142,6 +147,25 @@ def on_further(name: str) -> Iterator[Column]:
         lambda p: difference(each.difference, p.metric) if p.round and (each := on(p)) else "",
         23,
     )
+
+
+def splits_of_asked(points: Sequence[Point]) -> list[str]:
+    """Return the test splits on which the points have metrics that options of the task ask for."""
+    return list(dict.fromkeys(each.split for point in points for each in point.asked))
+
+
+def on_asked(points: Sequence[Point], split: str, prefix: str = "") -> Iterator[Column]:
+    """Yield a column for each metric on a test split that options of the task ask for; headings begin with `prefix`."""
+    for metric in dict.fromkeys(each.metric for point in points for each in point.asked if each.split == split):
+        yield Column(f"{prefix}{metric.heading}", _asked(split, metric), 15, "on test: mean ± standard deviation")
+
+
+def _asked(split: str, metric: Metric) -> Callable[[Point], str]:
+    def cell(point: Point) -> str:
+        found = (each for each in point.asked if (each.split, each.metric) == (split, metric))
+        return next((spread(each.test, metric) for each in found), "")
+
+    return cell
 
 
 def measured_columns(points: Sequence[Point]) -> Iterator[Column]:

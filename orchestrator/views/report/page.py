@@ -14,6 +14,7 @@ from orchestrator.planning.number_formats import whole_number
 from orchestrator.views.report import tables
 from orchestrator.views.report.columns import COLUMNS, columns
 from orchestrator.views.report.figures import figure_data
+from orchestrator.views.report.language_tables import Generation, generation_tables, window_table
 from orchestrator.views.report.texts import as_yaml
 
 CAPTIONS = {
@@ -31,6 +32,8 @@ CAPTIONS = {
     "of the kept weights that the first masks kept, and the fraction of all weights that was ever kept (explored).",
     "layers": "Sparsity of each tensor, mean over seeds.",
     "densities": "Density of each tensor by method, at the most frequent requested sparsity; mean over seeds.",
+    "layer_errors": "Error of each layer that was pruned with calibration data, at the most frequent sparsity: "
+    "squared change of the layer's outputs on the calibration data / their square; mean over seeds.",
     "overlap": "Fraction of kept entries that two methods have in common at the same seed; on the diagonal, for two "
     "seeds of one method. In brackets: the value by chance, with equally many entries kept in each tensor.",
 }
@@ -52,7 +55,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size
 th, td { padding: .2rem .45rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--rule); }
 th { border-bottom: 2px solid var(--strong); font-weight: 600; vertical-align: bottom; white-space: normal; }
 th:first-child, td:first-child, td.text, th.text { text-align: left; }
-td.text { white-space: normal; }
+td.text { white-space: normal; } td.written { white-space: pre-wrap; text-align: left; }
 tr.line td { border-top: 2px solid var(--strong); } tr.best td { font-weight: 700; }
 .pass::before { content: "✓ "; color: var(--pass); } .fail::before { content: "✗ "; color: var(--fail); }
 .na::before { content: "– "; } .fail { font-weight: 600; }
@@ -86,6 +89,7 @@ def page(
     findings: Sequence[Finding],
     svgs: Mapping[str, bytes],
     spent: str = "",
+    written: Sequence[Generation] = (),
 ) -> str:
     """Return the whole page.
 
@@ -96,6 +100,7 @@ def page(
         findings: results of the audit
         svgs: name of a figure -> SVG
         spent: sentence with the estimated and the actual time
+        written: continuations of prompts by the networks
     """
     most = max((len(columns(points)) for _, points in tables.sections(comparison)), default=0)
     wide = ' class="wide"' if most > len(COLUMNS) else ""
@@ -109,6 +114,8 @@ def page(
             *([f'<p class="quiet">{html(spent)}</p>'] if spent else []),
             "<h2>Comparison</h2>",
             *comparison_tables(comparison),
+            *window_table(comparison),
+            *generation_tables(written),
             *_figures(svgs, figure_data.left_out(comparison)),
             "<h2>Audit</h2>",
             *_audit(findings),

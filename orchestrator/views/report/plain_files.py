@@ -11,10 +11,17 @@ from typing import Any
 from orchestrator.compare.comparison import Comparison, Point, Row
 from orchestrator.compare.deployment_points import Deployed
 from orchestrator.compare.round_columns import Chosen
+from orchestrator.compare.secondary.window_differences import WindowDifference
 from orchestrator.core.redact import shown, shown_json
 
 _COMPUTED = ("=", "+", "-", "@", "\t", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """First characters by which a spreadsheet takes a text for a formula, with their full-width forms."""
+
+WINDOW_COLUMNS = (
+    *("model", "data", "text", "line", "reference", "sparsity", "seeds", "windows", "difference"),
+    *("windows_low", "windows_high", "draws_std", "draws_low", "draws_high"),
+)
+"""Columns of windows.csv."""
 
 
 def rows_csv(comparison: Comparison) -> bytes:
@@ -29,6 +36,23 @@ def points_csv(comparison: Comparison) -> bytes:
     """Return summary.csv: one row for each operating point."""
     found = points(comparison)
     return table_csv(list(dict.fromkeys(name for point in found for name in point)), found)
+
+
+def windows_csv(comparison: Comparison) -> bytes:
+    """Return windows.csv: one row for each difference paired by window of held-out text."""
+    return table_csv(WINDOW_COLUMNS, map(window_row, comparison.windows))
+
+
+def window_row(each: WindowDifference) -> dict[str, Any]:
+    """Return column name -> value of a difference paired by window of held-out text."""
+    return {
+        **{name: getattr(each, name) for name in ("model", "data", "text", "line", "reference", "sparsity")},
+        "seeds": " ".join(map(str, each.seeds)),
+        "windows": each.windows.n,
+        "difference": each.windows.mean,
+        **{f"windows_{part}": getattr(each.windows, part) for part in ("low", "high")},
+        **{f"draws_{part}": getattr(each.draws, part) for part in ("std", "low", "high")},
+    }
 
 
 def row_columns(each: Sequence[Row]) -> dict[str, list[Any]]:
@@ -69,6 +93,11 @@ def _flat(point: Point) -> dict[str, Any]:
             for each in point.further:
                 for what, found in (("test", each.test), ("difference", each.difference)):
                     flat[f"{each.name}_{what}_mean"] = None if found is None else found.mean
+        elif name == "asked":
+            for figure in point.asked:
+                for part in ("mean", "std", "low", "high"):
+                    key = f"{figure.split}_{figure.metric.name}_{part}"
+                    flat[key] = None if figure.test is None else getattr(figure.test, part)
         elif name == "deployed":
             for one in point.deployed:
                 flat |= measured(one)

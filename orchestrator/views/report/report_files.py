@@ -22,6 +22,7 @@ from orchestrator.views.report.columns import narrow
 from orchestrator.views.report.figures import by_method, drawing, figure_data, measured
 from orchestrator.views.report.figures.mask_history import mask_history
 from orchestrator.views.report.figures.overlap import ReadFile, overlap_of
+from orchestrator.views.report.language_tables import generations
 from orchestrator.views.report.page import page
 
 if TYPE_CHECKING:
@@ -57,9 +58,12 @@ def report(
     spent = afterwards(info.forecast, plan, records) if info.forecast is not None else ""
     svgs = {name: formats["svg"] for name, formats in figures.items()}
     contents: dict[str, Callable[[], bytes]] = {
-        f"{FOLDER}/report.html": lambda: page(info, plan, comparison, findings, svgs, spent).encode(),
+        f"{FOLDER}/report.html": lambda: page(
+            info, plan, comparison, findings, svgs, spent, generations(records, comparison)
+        ).encode(),
         f"{FOLDER}/trials.csv": lambda: plain_files.rows_csv(comparison),
         f"{FOLDER}/summary.csv": lambda: plain_files.points_csv(comparison),
+        **({f"{FOLDER}/windows.csv": lambda: plain_files.windows_csv(comparison)} if comparison.windows else {}),
         f"{FOLDER}/audit.json": lambda: shown_json([asdict(f) for f in findings], indent=1).encode(),
         METRICS_FILE: lambda: shown_json(headline(comparison)).encode(),
         NOTE_FILE: lambda: note(comparison, findings, tuple(figures)).encode(),
@@ -128,6 +132,8 @@ def draw(
         figures["mask_history"] = lambda: drawing.mask_history(history)
     if densities := _or_left_out("the figure densities", lambda: by_method.densities(records, comparison)):
         figures["densities"] = lambda: drawing.densities(densities)
+    if errors := _or_left_out("the figure layer_errors", lambda: by_method.layer_errors(records, comparison)):
+        figures["layer_errors"] = lambda: drawing.layer_errors(errors)
     if read is not None and (
         overlap := _or_left_out("the figure overlap", lambda: overlap_of(records, comparison, read))
     ):

@@ -23,9 +23,12 @@ from orchestrator.views.report.columns import (
     measured_columns,
     names_of_further,
     narrow,
+    on_asked,
     on_further,
     reached_another,
+    splits_of_asked,
 )
+from orchestrator.views.report.language_tables import window_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,6 +71,10 @@ def text_table(comparison: Comparison) -> Iterator[str]:
         for name in names_of_further(points):
             yield f"{title}: {name}"
             yield from _block((COLUMNS[0], *on_further(name)), points)
+        for split in splits_of_asked(points):
+            yield f"{title}: further metrics on {split}"
+            yield from _block((COLUMNS[0], *on_asked(points, split)), points)
+        yield from window_lines(comparison, title)
         if measured := [point for point in points if point.deployed]:
             yield f"{title}: deployed, speed-up over dense [95% interval]"
             changed = any(each.test for point in measured for each in point.deployed)

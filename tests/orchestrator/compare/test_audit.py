@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -8,6 +8,7 @@ from factories import EPOCH, config, make_plan, make_records, plan_of
 
 from orchestrator.compare.audit import Finding, audit
 from orchestrator.compare.compare_trials import compare_trials
+from orchestrator.core.metrics import Metric
 from orchestrator.core.plain_data import digest
 from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import NETWORK, REWIND, Plan, StageSpec
@@ -33,6 +34,9 @@ def test_a_sound_sweep_passes_all_but_the_number_of_networks() -> None:
         "a control of masks that are found before training, or trained from an earlier step": "n/a",
         "the initialisation that was scored is the one that is trained": "n/a",
         "scores read no test data": "n/a",
+        "calibration of language models apart from the texts they are tested on": "n/a",
+        "3 or more draws of the calibration of language models": "n/a",
+        "calibrated language models beside pruned smallest weights at each sparsity": "n/a",
         "gains over dense are gains over dense trained as long": "n/a",
         "methods prune when their papers do": "n/a",
     }
@@ -427,3 +431,59 @@ def test_a_sweep_that_mixes_processors_or_releases_says_so(part: str) -> None:
     assert found.verdict == "fail"
     assert f"{part}: " in found.reason
     assert "another" in found.reason
+
+
+PERPLEXITY = Metric("perplexity", "", "lower", margin=0.1, format=".3f")
+
+
+def calibrated(
+    methods: Sequence[str], seeds: Sequence[int] = (0, 1, 2), split: str = "train", **data: object
+) -> tuple[Plan, dict[str, StageRecord]]:
+    """Return a plan and records of a language model that each method prunes; wanda reads calibration data."""
+    text = {"name": "text", "kind": "text", "root": "a" * 64, **data}
+    scores = {"magnitude": "magnitude", "wanda": "wanda"}
+    plan = plan_of(
+        [
+            config(name, 0.5, seed, 1, data=text, method={"name": name}, score={"kind": scores[name]})
+            for name in methods
+            for seed in seeds
+        ]
+    )
+    found = make_records(plan)
+    for key, record in found.items():
+        figures = {**record.after, "test/perplexity": 5.0, "val/perplexity": 5.0}
+        reads = plan.stages[key].fields.get("method", {}).get("name") == "wanda"
+        scoring = {"scoring": {"score": "wanda", "examples": 8, "split": split}} if reads else {}
+        found[key] = replace(record, metrics=(PERPLEXITY,), after=figures, details=scoring)
+    return plan, found
+
+
+@pytest.mark.parametrize(
+    ("made", "word", "verdict", "reason"),
+    [
+        (calibrated(["magnitude", "wanda"]), "tested on", "pass", "3 rounds read the train split; tested on test"),
+        (calibrated(["magnitude"]), "tested on", "n/a", "no language model was pruned with calibration data"),
+        (
+            calibrated(["wanda"], (0,), tests={"same": "a" * 64, "other": "b" * 64}),
+            "tested on",
+            "fail",
+            "wanda sparsity=0.5 seed=0, round 1 is tested on same, the text of its calibration",
+        ),
+        (
+            calibrated(["wanda"], (0,), split="val"),
+            "tested on",
+            "fail",
+            "wanda sparsity=0.5 seed=0, round 1 is calibrated with the val split",
+        ),
+        (calibrated(["magnitude", "wanda"]), "draws of", "pass", "every point has 3 or more"),
+        (calibrated(["wanda"], (0, 1)), "draws of", "fail", "wanda at 50.00% has 2"),
+        (calibrated(["magnitude", "wanda"]), "at each sparsity", "pass", "beside all 1 points"),
+        (calibrated(["wanda"]), "at each sparsity", "fail", "none beside wanda at 50.00%"),
+    ],
+)
+def test_language_models_that_are_pruned_with_calibration_data_need_more(
+    made: tuple[Plan, dict[str, StageRecord]], word: str, verdict: str, reason: str
+) -> None:
+    found = one(*made, word)
+
+    assert (found.verdict, found.reason) == (verdict, reason)

@@ -173,10 +173,13 @@ def test_what_is_not_there_is_told_with_what_is_near(store: StoreResults, sweep:
     assert repr(trial.name) in refusal(sweep.trial, near)
     assert "fits 4 trials" in refusal(sweep.trial, "seed")
     assert "did you mean 'point'?" in refusal(sweep.frame, by="points")
+    assert "networks were compared by window with none" in refusal(sweep.paired_by_window, "dense")
     assert "must be one of 0, 1, 2" in refusal(trial.masks, 7)
     for wrong in (True, "1", [1]):
         assert "must be one of 0, 1, 2" in refusal(trial.masks, wrong)
-    assert "`by` (=None) must be one of point, trial, round, step, mask_update." in refusal(sweep.frame, by=None)
+    assert "`by` (=None) must be one of point, trial, round, step, mask_update, layer, gen" in refusal(
+        sweep.frame, by=None
+    )
     assert "must be a string" in refusal(sweep.trial, 3)
     assert "must be a string" in refusal(store.sweep, 3)
     assert f"did you mean {sweep.name}?" in refusal(store.sweep, "swep")

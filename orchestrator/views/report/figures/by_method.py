@@ -55,6 +55,26 @@ def densities(records: Mapping[str, StageRecord], comparison: Comparison, least:
     return tuple(profiles)
 
 
+def layer_errors(records: Mapping[str, StageRecord], comparison: Comparison) -> tuple[Profile, ...]:
+    """Return the error of each layer pruned with calibration data by method at one sparsity, mean over seeds."""
+    profiles = []
+    for panel in comparison.panels:
+        level, points = _at_one_sparsity(comparison, panel)
+        errors = {
+            label: [{name: each["error"] for name, each in records[key].layers.items()} for key in point.stages]
+            for label, point in points.items()
+        }
+        layers = tuple(dict.fromkeys(name for seeds in errors.values() for each in seeds for name in each))
+        series = []
+        for label, seeds in errors.items():
+            means = {index: mean_of_known(each.get(name) for each in seeds) for index, name in enumerate(layers)}
+            known = {float(index): value for index, value in means.items() if value is not None}
+            series += [Series(label, tuple(known), tuple(known.values()))] if known else []
+        if series:
+            profiles.append(Profile(f"{title(panel)}, {level}", layers, tuple(series)))
+    return tuple(profiles)
+
+
 def overlapping(comparison: Comparison) -> tuple[str, ...]:
     """Return the keys of the stages whose masks `overlap` compares, from panels with two or more methods."""
     chosen = [_at_one_sparsity(comparison, panel)[1].values() for panel in comparison.panels]

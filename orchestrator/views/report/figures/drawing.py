@@ -117,6 +117,15 @@ def mask_history(plots: Sequence[Plot]) -> Figure:
 
 def densities(profiles: Sequence[Profile]) -> Figure:
     """Draw the density of each tensor by method, one panel above the other."""
+    return _profiles(profiles, drawn.densities)
+
+
+def layer_errors(profiles: Sequence[Profile]) -> Figure:
+    """Draw the error of each layer by method, one panel above the other."""
+    return _profiles(profiles, drawn.layer_errors)
+
+
+def _profiles(profiles: Sequence[Profile], draw: Callable[[Axes, Profile], None]) -> Figure:
     from matplotlib.figure import Figure
 
     beside, least = _room_beside([profile.series for profile in profiles])
@@ -124,7 +133,7 @@ def densities(profiles: Sequence[Profile]) -> Figure:
     tall = HEIGHT + 0.7 * LETTER * max(_longest(profile.layers) for profile in profiles)
     figure = Figure(figsize=(wide + beside, max(tall, least) * len(profiles)), layout="constrained")
     for row, profile in enumerate(profiles):
-        drawn.densities(figure.add_subplot(len(profiles), 1, row + 1), profile)
+        draw(figure.add_subplot(len(profiles), 1, row + 1), profile)
     return figure
 
 

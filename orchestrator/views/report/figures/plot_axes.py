@@ -27,6 +27,7 @@ WITHIN = 6
 SPARSE = 0.05
 """Density below which the axis is logarithmic."""
 PERCENT = Metric("density", "%", "higher", margin=0.01, format=".2%")
+ERROR = Metric("error", "", "lower", margin=0.0, format=".3g")
 WRITTEN = 480
 """Maximum number of matrix cells with written values: more take long to draw."""
 LONGEST = 48
@@ -84,6 +85,19 @@ def densities(axes: Axes, profile: Profile) -> None:
     scaled = axes.yaxis.get_transform()
     top = float(scaled.transform([100 * (max((y for series in profile.series for y in series.y), default=0) or 1)])[0])
     axes.set_ylim(*scaled.inverted().transform([-0.03 * top, 1.05 * top]))  # room for whole markers at both ends
+    axes.set_title(shown(profile.title))
+    _legend(axes, len(profile.series))
+
+
+def layer_errors(axes: Axes, profile: Profile) -> None:
+    """Draw the error of each layer by method, on a logarithmic axis if all errors are positive."""
+    for index, series in enumerate(profile.series):
+        _line(axes, series, ERROR, index, DASHES[index % len(DASHES)], True, 1.0)
+    if all(y > 0 for series in profile.series for y in series.y):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")  # powers of ten would be formulas
+    _name_columns(axes, profile.layers)
+    axes.set_ylabel("error / square of the outputs")
     axes.set_title(shown(profile.title))
     _legend(axes, len(profile.series))
 

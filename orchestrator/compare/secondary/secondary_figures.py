@@ -1,12 +1,14 @@
-"""Secondary figures of a point: further test sets, and the classes that pruning harms most. Pure."""
+"""Secondary figures of a point: further test sets and metrics, and the classes that pruning harms most. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from orchestrator.catalogue.tasks import ASKED_METRICS
 from orchestrator.compare.statistics import Estimate, estimate, paired_difference
+from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord
 
 HARMED = 3
@@ -20,6 +22,16 @@ class FurtherTestSet:
     name: str
     test: Estimate | None
     difference: Estimate | None
+
+
+@dataclass(frozen=True)
+class AskedFigure:
+    """Metric that an option of the task asks for, over seeds."""
+
+    split: str
+    """`test`, or the name of a further test set."""
+    metric: Metric
+    test: Estimate | None
 
 
 _SHOWN = 4
@@ -53,6 +65,19 @@ def further_test_sets(stages: Mapping[str, str], records: Mapping[str, StageReco
         if f"{split}/{first.primary.name}" in first.after:
             found.append(FurtherTestSet(name, estimate(list(values.values())), paired_difference(values, dense)))
     return tuple(found)
+
+
+def asked_figures(stages: Iterable[str], records: Mapping[str, StageRecord]) -> tuple[AskedFigure, ...]:
+    """Return the metrics that options of the task ask for, on each test split on which all stages have them."""
+    seeds = [records[key] for key in stages]
+    metrics = [metric for metric in seeds[0].metrics if metric.name in ASKED_METRICS]
+    splits = dict.fromkeys(name.split("/")[0] for name in seeds[0].after if name.startswith("test")) if metrics else ()
+    return tuple(
+        AskedFigure(split.removeprefix("test_"), metric, estimate([each.after[name] for each in seeds]))
+        for split in splits
+        for metric in metrics
+        if all((name := f"{split}/{metric.name}") in each.after for each in seeds)
+    )
 
 
 def harmed(stages: Mapping[str, str], records: Mapping[str, StageRecord]) -> tuple[Harm, ...]:

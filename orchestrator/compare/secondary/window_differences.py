@@ -1,0 +1,129 @@
+"""Differences of language models, paired by window of held-out text, with their spread over seeds beside it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import fsum
+from typing import TYPE_CHECKING
+
+from orchestrator.compare.statistics import Estimate, estimate, ratio_of_sums
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan
+
+if TYPE_CHECKING:
+    from orchestrator.compare.comparison import Point
+
+REFERENCES = 8
+"""Maximum number of lines that another line of the same level is compared with."""
+DENSE = "dense"
+
+Stages = Mapping[int, str]
+"""Seed -> key of a stage."""
+
+
+@dataclass(frozen=True)
+class WindowDifference:
+    """Cross-entropy of a line minus that of a reference, in nats per token, on the same windows of text.
+
+    Both prune the same dense networks, seed by seed, to the same sparsity.
+    """
+
+    model: str
+    data: str
+    text: str
+    """`test`, or the name of a further test set."""
+    line: str
+    reference: str
+    """Another line, or `dense`."""
+    sparsity: float
+    """Requested sparsity."""
+    seeds: tuple[int, ...]
+    windows: Estimate
+    """Interval over windows, of the mean over seeds."""
+    draws: Estimate
+    """Spread over seeds: draws of the calibration data, and of the training."""
+
+
+def window_differences(
+    plan: Plan, records: Mapping[str, StageRecord], points: Sequence[Point]
+) -> tuple[WindowDifference, ...]:
+    """Return the differences of each point from dense, and from the points of other lines at its level.
+
+    Args:
+        plan: plan of the sweep
+        records: stage key -> record
+        points: operating points
+    """
+    dense = {key: trial.dense for trial in plan.trials for key in trial.stages}
+    known = [point for point in points if any(_texts(records[key]) for key in point.stages)]
+    found = [
+        each
+        for point in known
+        for name, reference in _references(point, known, dense)
+        for each in _differences(point, name, reference, dense, records)
+    ]
+    pairs = list(dict.fromkeys((each.line, each.reference, each.text) for each in found))
+    return tuple(sorted(found, key=lambda each: pairs.index((each.line, each.reference, each.text))))
+
+
+def _references(point: Point, points: Sequence[Point], dense: Mapping[str, str]) -> Iterator[tuple[str, Stages]]:
+    """Yield name and stages of the dense networks, and of the earlier points at the level."""
+    yield DENSE, {seed: dense[key] for seed, key in _stages(point).items()}
+    level = [other for other in points if other.level == point.level]
+    for other in level[: level.index(point)][:REFERENCES]:
+        yield other.line, _stages(other)
+
+
+def _differences(
+    point: Point, name: str, reference: Stages, dense: Mapping[str, str], records: Mapping[str, StageRecord]
+) -> Iterator[WindowDifference]:
+    pairs = {
+        seed: (records[key], records[reference[seed]])
+        for seed, key in _stages(point).items()
+        if seed in reference and reference[seed] in records and _same_dense(key, reference[seed], dense, records)
+    }
+    for text in dict.fromkeys(text for record, _ in pairs.values() for text in _texts(record)):
+        by_seed, tokens = _by_seed(pairs, text)
+        if not by_seed or len(tokens) < 2 or not sum(tokens):
+            continue
+        means = [fsum(each) / len(by_seed) for each in zip(*by_seed.values(), strict=True)]
+        windows, draws = ratio_of_sums(means, tokens), estimate([fsum(each) / sum(tokens) for each in by_seed.values()])
+        if windows is not None and draws is not None:
+            yield WindowDifference(
+                *(point.model, point.data, text.removeprefix("test_"), point.line, name, point.asked_sparsity),
+                *(tuple(by_seed), windows, draws),
+            )
+
+
+def _by_seed(
+    pairs: Mapping[int, tuple[StageRecord, StageRecord]], text: str
+) -> tuple[dict[int, list[float]], Sequence[int]]:
+    """Return the differences of losses by seed and window, and the tokens of the windows.
+
+    Seeds are left out whose windows have other tokens than those of the first.
+    """
+    tokens: Sequence[int] = ()
+    found: dict[int, list[float]] = {}
+    for seed, (record, other) in pairs.items():
+        (losses, own), (theirs, others) = record.windows(text), other.windows(text)
+        if losses and own == others and (own == tokens or not found):
+            tokens = own
+            found[seed] = [mine - their for mine, their in zip(losses, theirs, strict=True)]
+    return found, tokens
+
+
+def _same_dense(key: str, other: str, dense: Mapping[str, str], records: Mapping[str, StageRecord]) -> bool:
+    """Whether two stages prune the same network and are measured on the same text."""
+    one, two = (records.get(dense.get(each, each)) for each in (key, other))
+    if one is None or two is None:
+        return False
+    return one.weights_digest == two.weights_digest and one.spec["fields"]["data"] == two.spec["fields"]["data"]
+
+
+def _texts(record: StageRecord) -> list[str]:
+    return [text for text in record.details.get("measured", {}) if text.startswith("test") and record.windows(text)[0]]
+
+
+def _stages(point: Point) -> dict[int, str]:
+    return dict(zip(point.seeds, point.stages, strict=True))
