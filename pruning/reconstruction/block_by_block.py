@@ -6,6 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -15,15 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from pruning.catalogue.reconstructions import RECONSTRUCTIONS
-from pruning.graph.tracing import copied
 from pruning.masks.mask_set import MaskSet
 from pruning.measure.macs import eagerly, in_mode
 from pruning.reconstruction.block_order import Part, parts_of
 from pruning.reconstruction.layer_problem import LayerProblem, Solution, Target
 from pruning.reconstruction.layer_statistics import Collector, InputStatistics, rows_of_weight, weight_of_rows
+from pruning.reconstruction.replay.block_calls import BlockCalls
+from pruning.reconstruction.replay.dependency_tracking import TracedCall, traced_calls
+from pruning.reconstruction.replay.whole_passes import Batch, call_model, without_key_caches
 
 Solve = Callable[[LayerProblem], Solution]
-Batch = Any
 
 
 @dataclass(frozen=True)
@@ -71,14 +73,18 @@ def layerwise(
     parameters: Iterable[str] | None = None,
     masks: Mapping[str, Tensor] | None = None,
     dtype: torch.dtype = torch.float32,
+    replay: bool = True,
+    activation_bytes: int | None = None,
     done: Layerwise | None = None,
     on_block: Callable[[Layerwise], object] = lambda _: None,
     **options: Any,
 ) -> Layerwise:
     """Prune a network block by block with calibration data, in place, and return its masks.
 
-    For each block in the order of their calls, whole passes of the network as it is by then give the statistics of the
-    block's layers; then each layer is pruned. The network stays plain, with zeros, and keeps its dtype and modes.
+    For each block in the order of their calls, its inputs in a pass of the network as it is by then give the statistics
+    of the block's layers; then each layer is pruned. Where this is proven equal, a block is called with the outputs of
+    the pruned block before it, without a pass of the network. The network stays plain, with zeros, and keeps its dtype
+    and modes.
 
         result = pruning.layerwise(model, "sparsegpt", batches, sparsity=0.5)
         result = pruning.layerwise(model, "wanda", batches, n=2, m=4, blocks="model.layers")
@@ -94,6 +100,8 @@ def layerwise(
         parameters: names of weights or patterns; None: those of layers in blocks. Tied weights are left out.
         masks: masks so far; pruned entries stay pruned.
         dtype: dtype of statistics and weights while a layer is pruned, float32 or float64.
+        replay: call single blocks where this is proven equal to whole passes. False: whole passes for each block.
+        activation_bytes: bytes of activations that stay in memory; others go to temporary files. None: all stay.
         done: result of an interrupted call, as `on_block` received it, with the network restored to that state.
         on_block: called after each block with the result so far.
         options: options of the method, such as `damping`.
@@ -110,26 +118,20 @@ def layerwise(
     weights = {name: layer for part in parts for name, layer in part.layers.items()}
     targets = _targets(weights, sparsity, n, m)
     before = _checked_masks(weights, masks or {})
-    run = _Run(model, solve, listed, targets, before, dtype, done or Layerwise(MaskSet({}), {}))
+    run = _Run(solve, targets, before, dtype, done or Layerwise(MaskSet({}), {}))
     run.require_done(weights)
-    with in_mode(model, training=False), torch.no_grad(), eagerly():
-        order = _order(model, parts, listed)
-        for part in order:
-            if not set(part.layers) <= set(run.result.layers):
-                run.prune_part(part)
-                on_block(run.result)
+    with in_mode(model, training=False), torch.no_grad(), eagerly(), without_key_caches(model):
+        traced = _traced(model, parts, listed[0]) if replay else []
+        order = _order(model, parts, listed, [call.part for call in traced])
+        calls = BlockCalls(model, order, listed, traced, activation_bytes)
+        with closing(calls):
+            for index, part in enumerate(order):
+                if not set(part.layers) <= set(run.result.layers):
+                    run.prune_part(part, calls.of(index))
+                    on_block(run.result)
     if unseen := [part.name for part in parts if part not in order]:
         warnings.warn(f"no batch calls {', '.join(unseen[:3])}: not pruned", stacklevel=2)
     return run.result
-
-
-def call_model(model: nn.Module, batch: Batch) -> Any:
-    """Call a network with a copy of a batch: a dict by keyword, a tuple or list by position, else one argument."""
-    if isinstance(batch, Mapping):
-        args, kwargs = copied(((), dict(batch)))
-    else:
-        args, kwargs = copied((tuple(batch) if isinstance(batch, tuple | list) else (batch,), {}))
-    return model(*args, **kwargs)
 
 
 def _listed(batches: Iterable[Batch]) -> list[Batch]:
@@ -141,16 +143,30 @@ def _listed(batches: Iterable[Batch]) -> list[Batch]:
     return found
 
 
-def _order(model: nn.Module, parts: Sequence[Part], batches: Sequence[Batch]) -> list[Part]:
-    """Return the parts in the order of their first calls; batches are run until all parts were called."""
-    called: list[Part] = []
+def _traced(model: nn.Module, parts: Sequence[Part], batch: Batch) -> list[TracedCall]:
+    """Return the calls of the parts in a pass; none if the pass cannot be tracked."""
+    try:
+        return traced_calls(model, parts, batch)
+    except Exception:  # code of the network under tracking; if whole passes fail too, they say so
+        return []
+
+
+def _order(model: nn.Module, parts: Sequence[Part], batches: Sequence[Batch], called: list[Part]) -> list[Part]:
+    """Return the parts in the order of their first calls; batches are run until all parts were called.
+
+    Args:
+        model: the network.
+        parts: its parts.
+        batches: calibration data.
+        called: the parts that the first batch calls; empty if it was not run yet.
+    """
 
     def note(part: Part) -> Callable[..., None]:
         return lambda *_: None if part in called else called.append(part)
 
     handles = [part.module.register_forward_pre_hook(note(part)) for part in parts]
     try:
-        for batch in batches:
+        for batch in batches[1 if called else 0 :]:
             if len(called) < len(parts):
                 call_model(model, batch)
     finally:
@@ -221,11 +237,9 @@ def _checked_masks(layers: Mapping[str, nn.Module], masks: Mapping[str, Tensor])
 
 @dataclass
 class _Run:
-    """Pruning of a network, part by part. The inputs of a part come from whole passes of the network as it is."""
+    """Pruning of a network, part by part."""
 
-    model: nn.Module
     solve: Solve
-    batches: list[Batch]
     targets: Mapping[str, Target]
     masks: Mapping[str, Tensor]
     dtype: torch.dtype
@@ -245,13 +259,18 @@ class _Run:
                     f"(={self.targets[name].sparsity:g})."
                 )
 
-    def prune_part(self, part: Part) -> None:
-        """Collect the statistics of a part's layers, and prune them."""
+    def prune_part(self, part: Part, calls: Iterable[tuple[Batch, Callable[[], object]]]) -> None:
+        """Collect the statistics of a part's layers, and prune them.
+
+        Args:
+            part: the part.
+            calls: for each batch, a function that calls the part.
+        """
         collector, device = Collector(part.layers, self.dtype), next(part.module.parameters()).device
-        for batch in self.batches:
+        for batch, call in calls:
             collector.counts = _counts(batch, device)
             with collector.collecting():
-                call_model(self.model, batch)
+                call()
         masks, layers = dict(self.result.masks), dict(self.result.layers)
         for name, layer in part.layers.items():
             try:
