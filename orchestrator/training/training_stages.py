@@ -114,15 +114,14 @@ class Ways:
         del stage
         return fit()
 
-    def measure(self, stage: Stage, split: Split) -> Measured:
-        """Return the metrics of the network on a split."""
-        sizes = {"batch_size": stage.config["eval_batch_size"], "precision": stage.config["precision"]}
-        return evaluate(stage.model, split, stage.task, device=stage.device, **sizes)
-
-    def measure_test(self, stage: Stage, split: Split, inputs: TestInputs) -> Measured:
-        """Return the metrics of the network on a test split."""
+    def measure(self, stage: Stage, split: Split, inputs: TestInputs | None = None) -> Measured:
+        """Return the metrics of the network on a split; with `inputs`, on a test split."""
         sizes = {"batch_size": stage.config["eval_batch_size"], "precision": stage.config["precision"]}
         return evaluate(stage.model, split, stage.task, device=stage.device, **sizes, inputs=inputs)
+
+    def generations(self, stage: Stage, inputs: TestInputs) -> list[dict[str, str]]:
+        """Return the network's continuations of the task's prompts."""
+        return generated(stage.model, stage.task, inputs, stage.config["precision"])
 
     def after_block(self, stage: Stage, blocks: Blocks) -> None:
         """Save a checkpoint if one is due, and end the pruning if the stage must end."""
@@ -173,7 +172,7 @@ class Stage:
         started, clock, done = time.time(), time.perf_counter(), act(self)
         inputs = self._test_inputs()
         spec, network, final, count = self.spec, self.network, self._final_metrics(inputs), self._macs()
-        continued = generated(self.model, self.task, inputs, self.config["precision"])
+        continued = self._ways.generations(self, inputs)
         del inputs
         after = {f"{split}/{name}": value for split, found in final.items() for name, value in found.figures.items()}
         weights, earlier = plain_state(self.model), self._checkpoints.seconds
@@ -432,7 +431,7 @@ class Stage:
     def _tested(self, name: str, inputs: TestInputs) -> Measured:
         """Return what the network achieves on a test split; raise `DataError` for data that are not finite."""
         split = self.data.splits[name]
-        found = self._ways.measure_test(self, split, inputs)
+        found = self._ways.measure(self, split, inputs)
         if not math.isfinite(loss := found.figures.get("loss", 0.0)):
             require_finite({name: split}, self.config["eval_batch_size"], self.device, f"the {name} loss is {loss}")
         return found

@@ -37,7 +37,7 @@ from orchestrator.workloads.targets import given
 from orchestrator.workloads.tasks.batch import BatchError, moved
 from orchestrator.workloads.tasks.classification import Classification
 from orchestrator.workloads.tasks.segmentation import Segmentation
-from orchestrator.workloads.tasks.task import Measured
+from orchestrator.workloads.tasks.task import Measured, TestInputs
 from pruning import MaskSet
 from pruning.measure.macs import in_mode
 
@@ -248,13 +248,17 @@ class _Rehearsal(Ways):
     def onward(self, stage: Stage, masks: Sequence[Tensor | None]) -> None:
         """Return None: a training from its start stands for a continued one."""
 
-    def measure(self, stage: Stage, split: Split) -> Measured:
+    def measure(self, stage: Stage, split: Split, inputs: TestInputs | None = None) -> Measured:
         """Return the metrics of the network, and check the labels against its outputs."""
-        found = super().measure(stage, split)
+        found = super().measure(stage, split, inputs)
         if split is stage.data.val:
             self.figures = tuple(found.figures)
             self._require_outputs(len(found.details.get("hits", ())))
         return found
+
+    def generations(self, stage: Stage, inputs: TestInputs) -> list[dict[str, str]]:
+        """Continue each prompt by one token, which shows as much as many."""
+        return super().generations(stage, replace(inputs, most_tokens=1))
 
     def _require_outputs(self, outputs: int) -> None:
         """Raise `Misfit` for a label without an output, in any split: some test splits are read only at the end."""

@@ -34,6 +34,8 @@ class TestInputs:
     """Dense network of the trial, in evaluation mode; None for that network itself, and if no task asks for it."""
     codec: Codec | None = None
     """Conversion between a text and its tokens; None if the data have none."""
+    most_tokens: int | None = None
+    """Maximum number of tokens of a continuation; None for the number that the task asks for."""
 
 
 @runtime_checkable

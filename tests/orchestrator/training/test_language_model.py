@@ -154,6 +154,16 @@ def test_a_prompt_that_the_tokens_cannot_write_is_refused_before_anything_trains
         run([*TINY, "method=l1_unstructured", "task.prompts=[Zebra]"])
 
 
+def test_a_preflight_continues_each_prompt_by_one_token(book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, counts = "orchestrator.workloads.tasks.language.language_modelling.greedy_generations", []
+    monkeypatch.setattr(place, lambda model, prompts, count, inputs: counts.append(count) or [])
+    outcome = run([*TINY, "method=l1_unstructured", "task.prompts=[the]", "task.generate=6"])
+
+    assert outcome.status == "finished"
+    assert set(counts[:-2]) == {1}
+    assert counts[-2:] == [6, 6]
+
+
 def test_only_rounds_depend_on_the_comparison_with_dense(book: Path) -> None:
     plain, compared, written = (
         planned([*TINY, "method=l1_unstructured", *more])
@@ -164,7 +174,7 @@ def test_only_rounds_depend_on_the_comparison_with_dense(book: Path) -> None:
     assert plain.trials[0].dense == dense
     assert pruned not in plain.stages
     assert compared.stages[pruned].inputs == {"network": dense, "dense": dense}
-    assert "task" not in plain.stages or plain.stages[dense].fields["task"] == {"kind": "language_modelling"}
+    assert plain.stages[dense].fields["task"] == {"kind": "language_modelling"}
     assert written.trials[0].dense != dense
 
 
@@ -172,7 +182,11 @@ def test_a_decoder_of_transformers_takes_its_place(book: Path) -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 8, "vocab_size": 20}
     transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0).save_pretrained(book.parent / "net")
-    outcome = run(["model=huggingface", "model.path=net"])
+    asked = ("task.against_dense=true", "task.prompts=[the]", "task.generate=9")
+    outcome = run(["model=huggingface", "model.path=net", *asked])
 
     assert outcome.status == "finished"
     assert all(record.after["test/perplexity"] < 21 for record in outcome.records.values())
+    pruned = [record for record in outcome.records.values() if record.kind == "round"]
+    assert all(record.after["test/kl_from_dense"] > 0 for record in pruned)
+    assert all(len(record.details["generations"][0]["text"]) == 9 for record in outcome.records.values())

@@ -194,6 +194,7 @@ def test_a_prompt_is_continued_by_the_most_probable_tokens() -> None:
         {"prompt": "b", "text": " ab a"},
         {"prompt": "ab a", "text": "b ab "},
     ]
+    assert task.generations(cycle, Inputs(CPU, 2, None, codec, 1))[0] == {"prompt": "b", "text": " "}
     with pytest.raises(DataError, match=r"knows the characters of `data.root`, without 'x'; leave them out"):
         LanguageModelling(prompts=["x"]).generations(cycle, Inputs(CPU, 2, None, codec))
     with pytest.raises(DataError, match=r"`task.prompts` needs the tokens of a text"):

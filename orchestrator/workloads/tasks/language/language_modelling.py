@@ -148,7 +148,8 @@ class LanguageModelling(Supervised):
 
     def generations(self, model: nn.Module, inputs: TestInputs) -> list[dict[str, str]]:
         """Return the greedy continuation of each prompt."""
-        return greedy_generations(model, self._prompts, self._generate, inputs)
+        count = self._generate if inputs.most_tokens is None else min(self._generate, inputs.most_tokens)
+        return greedy_generations(model, self._prompts, count, inputs)
 
 
 def _perplexity(mean: float) -> float:
