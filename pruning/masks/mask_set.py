@@ -79,6 +79,12 @@ class MaskSet(Mapping[str, Tensor]):
                     masks[module, names.get(name, name)] = wanted[parameter]
         prune_by_masks(masks, replace=replace)
 
+    def extended(self, masks: Mapping[str, Tensor]) -> MaskSet:
+        """Return a set with further masks, in place of those of the same names; others are shared with this set."""
+        found = MaskSet(masks)
+        found._masks = self._masks | found._masks
+        return found
+
     def __getitem__(self, name: str) -> Tensor:
         return self._masks[name]
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from pruning.catalogue.reconstructions import RECONSTRUCTIONS
 from pruning.masks.mask_set import MaskSet
@@ -24,6 +26,7 @@ from pruning.reconstruction.layer_statistics import Collector, InputStatistics, 
 from pruning.reconstruction.replay.block_calls import BlockCalls
 from pruning.reconstruction.replay.dependency_tracking import TracedCall, traced_calls
 from pruning.reconstruction.replay.whole_passes import Batch, call_model, without_key_caches
+from pruning.reconstruction.streamed_weights import StreamedWeights
 
 Solve = Callable[[LayerProblem], Solution]
 
@@ -73,6 +76,8 @@ def layerwise(
     parameters: Iterable[str] | None = None,
     masks: Mapping[str, Tensor] | None = None,
     dtype: torch.dtype = torch.float32,
+    offload: str | Path | None = None,
+    output: str | Path | None = None,
     replay: bool = True,
     activation_bytes: int | None = None,
     done: Layerwise | None = None,
@@ -100,6 +105,9 @@ def layerwise(
         parameters: names of weights or patterns; None: those of layers in blocks. Tied weights are left out.
         masks: masks so far; pruned entries stay pruned.
         dtype: dtype of statistics and weights while a layer is pruned, float32 or float64.
+        offload: safetensors file or directory, also in shards, whose weights are read one block at a time; the network
+            may be on the meta device, with values in its buffers. Blocks are on the meta device afterwards.
+        output: directory for the weights of the pruned network, with `offload`: a file for each block, and an index.
         replay: call single blocks where this is proven equal to whole passes. False: whole passes for each block.
         activation_bytes: bytes of activations that stay in memory; others go to temporary files. None: all stay.
         done: result of an interrupted call, as `on_block` received it, with the network restored to that state.
@@ -120,18 +128,41 @@ def layerwise(
     before = _checked_masks(weights, masks or {})
     run = _Run(solve, targets, before, dtype, done or Layerwise(MaskSet({}), {}))
     run.require_done(weights)
-    with in_mode(model, training=False), torch.no_grad(), eagerly(), without_key_caches(model):
+    run.streamed = _streamed(model, parts, listed, offload, output, run.done_blocks(parts))
+    loaded = run.streamed.streaming(parts) if run.streamed else nullcontext()
+    with in_mode(model, training=False), torch.no_grad(), eagerly(), without_key_caches(model), loaded:
         traced = _traced(model, parts, listed[0]) if replay else []
         order = _order(model, parts, listed, [call.part for call in traced])
-        calls = BlockCalls(model, order, listed, traced, activation_bytes)
-        with closing(calls):
+        with closing(BlockCalls(model, order, listed, traced, activation_bytes)) as calls:
             for index, part in enumerate(order):
-                if not set(part.layers) <= set(run.result.layers):
+                if part.name not in run.done_blocks(parts):
                     run.prune_part(part, calls.of(index))
                     on_block(run.result)
     if unseen := [part.name for part in parts if part not in order]:
         warnings.warn(f"no batch calls {', '.join(unseen[:3])}: not pruned", stacklevel=2)
     return run.result
+
+
+def _streamed(
+    model: nn.Module,
+    parts: Sequence[Part],
+    batches: Sequence[Batch],
+    offload: str | Path | None,
+    output: str | Path | None,
+    done: Collection[str],
+) -> StreamedWeights | None:
+    """Return the weights as files, on the device of the batches; None: the network's own weights."""
+    if (offload is None) != (output is None):
+        raise ValueError(f"`offload` (={offload}) and `output` (={output}) must be given together; pass both.")
+    if offload is None or output is None:
+        if meta := next((name for name, each in model.named_parameters() if each.is_meta), None):
+            raise ValueError(
+                f"`model` (with {meta!r} on the meta device) must have values; pass `offload` and `output`."
+            )
+        return None
+    tensors = [leaf for leaf in tree_leaves(list(batches)) if isinstance(leaf, Tensor)]
+    device = tensors[0].device if tensors else torch.device("cpu")
+    return StreamedWeights(model, parts, offload, output, device, done)
 
 
 def _listed(batches: Iterable[Batch]) -> list[Batch]:
@@ -244,13 +275,14 @@ class _Run:
     masks: Mapping[str, Tensor]
     dtype: torch.dtype
     result: Layerwise
+    streamed: StreamedWeights | None = None
 
     def require_done(self, layers: Mapping[str, nn.Module]) -> None:
         """Raise ValueError unless the result to continue from belongs to this network and to these targets."""
         for name, report in self.result.layers.items():
             mask, layer = self.result.masks[name], layers.get(name)
             weight = None if layer is None else layer.get_parameter("weight").detach()
-            if weight is None or mask.shape != weight.shape or bool(weight[~mask.to(weight.device)].any()):
+            if weight is None or mask.shape != weight.shape or _is_any(weight, ~mask):
                 raise ValueError(f"`done` (with {name!r}) must belong to this network, with its pruned weights.")
             slack = 1 / max(1, rows_of_weight(layer, weight).shape[-1])  # type: ignore[arg-type]
             if report.sparsity < self.targets[name].sparsity - slack:
@@ -259,6 +291,10 @@ class _Run:
                     f"(={self.targets[name].sparsity:g})."
                 )
 
+    def done_blocks(self, parts: Sequence[Part]) -> set[str]:
+        """Return the names of the parts whose layers are all pruned."""
+        return {part.name for part in parts if part.layers.keys() <= self.result.layers.keys()}
+
     def prune_part(self, part: Part, calls: Iterable[tuple[Batch, Callable[[], object]]]) -> None:
         """Collect the statistics of a part's layers, and prune them.
 
@@ -266,12 +302,14 @@ class _Run:
             part: the part.
             calls: for each batch, a function that calls the part.
         """
-        collector, device = Collector(part.layers, self.dtype), next(part.module.parameters()).device
+        collector = Collector(part.layers, self.dtype)
         for batch, call in calls:
-            collector.counts = _counts(batch, device)
+            collector.counts = _counts(batch, next(part.module.parameters()).device)
             with collector.collecting():
                 call()
-        masks, layers = dict(self.result.masks), dict(self.result.layers)
+        if self.streamed:
+            self.streamed.require(part)
+        masks, layers, device = {}, dict(self.result.layers), next(part.module.parameters()).device
         for name, layer in part.layers.items():
             try:
                 with torch.autocast(device.type, enabled=False):
@@ -279,7 +317,9 @@ class _Run:
             except ValueError as error:
                 raise ValueError(f"Pruning {name} of {part.name}: {error}") from error
         torch.clear_autocast_cache()  # it holds copies of the weights before their pruning
-        self.result = Layerwise(MaskSet(masks), layers)
+        if self.streamed:
+            self.streamed.save(part)
+        self.result = Layerwise(self.result.masks.extended(masks), layers)
         if unseen := [name for name in part.layers if not layers[name].rows]:
             warnings.warn(
                 f"no example reaches {', '.join(unseen)}, or their weights are used without a call of the layer: "
@@ -317,10 +357,17 @@ class _Run:
         return mask, report
 
 
+def _is_any(weight: Tensor, where: Tensor) -> bool:
+    """Return whether a weight has values other than 0 somewhere; False on the meta device."""
+    return not weight.is_meta and bool(weight[where.to(weight.device)].any())
+
+
 def _counts(batch: Batch, device: torch.device) -> Tensor | None:
     """Return where the positions of a batch count, if it has a mask of padding."""
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-    return mask.to(device) != 0 if isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask.all()) else None
+    if not isinstance(mask, Tensor) or mask.ndim != 2 or bool(mask.all()):
+        return None
+    return (mask if device.type == "meta" else mask.to(device)) != 0
 
 
 def _problems(rows: Tensor, hessians: Tensor, kept: Tensor, target: Target) -> list[LayerProblem]:

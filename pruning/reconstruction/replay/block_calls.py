@@ -137,7 +137,7 @@ class BlockCalls:
     def _captured(self, start: int) -> Chain | None:
         end, calls = self._ends[start], []
         for position, batch in enumerate(self._batches):
-            traced = traced_calls(self._model, self._parts, batch)
+            traced = traced_calls(self._model, self._parts, batch, self._parts[end - 1])
             end = min(end, chain_end(traced, self._parts, start))
             if end - start < 2:
                 return None

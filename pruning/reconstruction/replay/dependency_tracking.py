@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -60,6 +60,10 @@ class TracedCall:
         return _versions(self.leaves) == self.versions
 
 
+class _Ended(Exception):
+    """The last part that a pass is run for has been called."""
+
+
 class DependencyTracker(TorchDispatchMode):
     """Mode for one forward pass that records the calls of parts, and what their arguments depend on.
 
@@ -70,6 +74,7 @@ class DependencyTracker(TorchDispatchMode):
     Args:
         model: the network.
         parts: its parts.
+        last: part after whose call the pass ends; None: the pass runs to its end.
 
     Attributes:
         calls: calls of the parts, in their order. A part that is called again has its first call alone.
@@ -77,9 +82,9 @@ class DependencyTracker(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, model: nn.Module, parts: Sequence[Part]) -> None:
+    def __init__(self, model: nn.Module, parts: Sequence[Part], last: Part | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._model, self._parts = model, parts
+        self._model, self._parts, self._last = model, parts, last
         self.calls: list[TracedCall] = []
         self._levels: dict[StorageWeakRef, int] = {}
         self._owners: dict[StorageWeakRef, Part | None] = {}
@@ -105,7 +110,7 @@ class DependencyTracker(TorchDispatchMode):
             handles.append(part.module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
             handles.append(part.module.register_forward_hook(leave))
         try:
-            with self:
+            with self, suppress(_Ended):
                 yield
         finally:
             for handle in handles:
@@ -138,7 +143,10 @@ class DependencyTracker(TorchDispatchMode):
         """Return whether the part that runs got a tensor as an argument, made it, or finds it in every pass."""
         if storage in self._given or self._levels.get(storage) == self._inside:
             return True
-        return storage in self._owners and self._owners[storage] in (None, self.calls[self._inside or 0].part)
+        part = self.calls[self._inside or 0].part
+        if storage not in self._owners:  # perhaps a weight that was loaded when the part was called
+            self._owners.update(dict.fromkeys(_storages([*part.module.parameters()]), part))
+        return storage in self._owners and self._owners[storage] in (None, part)
 
     def _enter(self, part: Part, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         earlier = [call for call in self.calls if call.part is part]
@@ -182,6 +190,8 @@ class DependencyTracker(TorchDispatchMode):
         self._levels.update(dict.fromkeys(_storages(outputs), self._inside))
         self._levels = {storage: level for storage, level in self._levels.items() if not storage.expired()}  # type: ignore[no-untyped-call]
         self._before, self._inside, self._given = (outputs, _versions(outputs)), None, set()
+        if part is self._last:
+            raise _Ended
 
     def _finish(self, is_same_state: bool) -> None:
         """Mark the calls whose arguments were written to after them, or all of them if the network changed."""
@@ -190,9 +200,9 @@ class DependencyTracker(TorchDispatchMode):
             call.is_repeatable = call.is_repeatable and is_same_state and call.is_unchanged()
 
 
-def traced_calls(model: nn.Module, parts: Sequence[Part], batch: Batch) -> list[TracedCall]:
-    """Run a network with a batch, and return the calls of its parts in their order."""
-    tracker = DependencyTracker(model, parts)
+def traced_calls(model: nn.Module, parts: Sequence[Part], batch: Batch, last: Part | None = None) -> list[TracedCall]:
+    """Run a network with a batch, until the call of a last part, and return the calls of its parts in their order."""
+    tracker = DependencyTracker(model, parts, last)
     with tracker.tracking():
         call_model(model, batch)
     return tracker.calls
@@ -239,7 +249,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 def _context(model: nn.Module) -> tuple[Any, ...]:
     """Return the settings of the thread that decide how an operation computes."""
-    kinds = {"cpu", *(parameter.device.type for parameter in model.parameters())}
+    kinds = {"cpu", *(parameter.device.type for parameter in model.parameters())} - {"meta"}
     return (
         *(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()),
         *(torch.is_autocast_cache_enabled(), torch.get_float32_matmul_precision()),

@@ -1,0 +1,219 @@
+"""Weights of one block at a time: read from safetensors files by memory map, written to others when they are pruned."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from pruning.holding.parameter import unwrapped
+from pruning.reconstruction.block_order import Part
+
+WHOLE, INDEX, OTHERS = "model.safetensors", "model.safetensors.index.json", "others.safetensors"
+
+
+def tensor_files(place: str | Path) -> dict[str, Path]:
+    """Return name -> the safetensors file that holds the tensor.
+
+    Args:
+        place: a file, or a directory with model.safetensors, or with the files of model.safetensors.index.json.
+
+    Raises:
+        ValueError: `place` holds no such files.
+        ImportError: the package safetensors is missing.
+    """
+    folder = Path(place)
+    file = folder if folder.is_file() else folder / WHOLE
+    if (folder / INDEX).is_file():
+        listed = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        found = {str(name): folder / str(each) for name, each in listed.items()}
+        if missing := sorted({each.name for each in found.values() if not each.is_file()}):
+            raise ValueError(f"`offload` (={place}) must hold the files that {INDEX} lists; {missing[0]} is missing.")
+        return found
+    if not file.is_file():
+        raise ValueError(f"`offload` (={place}) must be a safetensors file, or a directory with {WHOLE} or {INDEX}.")
+    with _opened(file) as opened:
+        return dict.fromkeys(opened.keys(), file)
+
+
+class StreamedWeights:
+    """Weights of a network's parts, in memory only from the call of a part until another is called or it is pruned.
+
+    Other weights stay in memory.
+
+    Args:
+        model: plain network; its parameters get the values of the files, and may be on the meta device.
+        parts: parts of the network.
+        source: safetensors file, or directory of them, with a tensor for each parameter.
+        target: directory for the weights of the pruned network.
+        device: device of the computation.
+        done: names of parts whose pruned weights are in `target`.
+
+    Raises:
+        ValueError: a tensor is missing or has another shape, a buffer has no values, or `target` is the source.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parts: Sequence[Part],
+        source: str | Path,
+        target: str | Path,
+        device: torch.device,
+        done: Collection[str],
+    ) -> None:
+        self._model, self._target, self._device = unwrapped(model), Path(target), device
+        self._files = tensor_files(source)
+        if self._target.resolve() in {each.parent.resolve() for each in self._files.values()}:
+            raise ValueError(f"`output` (={target}) must be another directory than that of `offload`.")
+        self._places = _places(self._model, self._files)
+        self._names = {part.name: self._inside(part) for part in parts}
+        self._require_shapes()
+        self._empty = {name: _empty(self._get(name)) for names in self._names.values() for name in names}
+        self._resident: str | None = None
+        for name in done:
+            self._files |= dict.fromkeys(self._names[name], self._target / f"{name}.safetensors")
+
+    @contextmanager
+    def streaming(self, parts: Sequence[Part]) -> Iterator[None]:
+        """Load the weights of a part when it is called, inside the context; then the parts are on the meta device."""
+        self._target.mkdir(parents=True, exist_ok=True)
+        others = [name for name in self._places if name not in self._empty]
+        self._load(others)
+        for part in parts:
+            self._free(part.name)
+        handles = [
+            part.module.register_forward_pre_hook(partial(_call, self.require, part), prepend=True) for part in parts
+        ]
+        handles.append(self._model.register_forward_hook(lambda *_: self._leave(), always_call=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._leave()
+        self._write(OTHERS, others)
+        for part in parts:
+            if self._files[self._names[part.name][0]].parent != self._target:  # no batch called it
+                self.require(part)
+                self.save(part)
+        files = {name: self._files[name].name for name in self._empty} | dict.fromkeys(others, OTHERS)
+        text = json.dumps({"metadata": {}, "weight_map": files}, indent=1)
+        (self._target / INDEX).write_text(text, encoding="utf-8")
+
+    def save(self, part: Part) -> None:
+        """Write the weights of a part to the target, and free them."""
+        file = f"{part.name}.safetensors"
+        self._write(file, self._names[part.name])
+        self._files |= dict.fromkeys(self._names[part.name], self._target / file)
+        self._leave()
+
+    def require(self, part: Part) -> None:
+        """Load the weights of a part, and free those of another."""
+        if self._resident != part.name:
+            self._leave()
+            with _disable_current_modes():
+                self._load(self._names[part.name])
+            self._resident = part.name
+
+    def _leave(self) -> None:
+        if self._resident is not None:
+            self._free(self._resident)
+            self._resident = None
+
+    def _free(self, part: str) -> None:
+        for name in self._names[part]:
+            self._set(name, self._empty[name])
+
+    def _inside(self, part: Part) -> list[str]:
+        """Return the parameters whose every place is in a part."""
+        held = {id(module) for module in part.module.modules()}
+        return [name for name, places in self._places.items() if all(id(module) in held for module, _ in places)]
+
+    def _require_shapes(self) -> None:
+        for name in self._places:
+            with _opened(self._files[name]) as opened:
+                shape = tuple(opened.get_slice(name).get_shape())
+            if shape != tuple(self._get(name).shape):
+                raise ValueError(
+                    f"`offload` (with {name!r} of the shape {shape}) must have the shapes of the network "
+                    f"({tuple(self._get(name).shape)}); pass the files of this network."
+                )
+
+    def _get(self, name: str) -> Tensor:
+        module, leaf = self._places[name][0]
+        found: Tensor = getattr(module, leaf)
+        return found
+
+    def _set(self, name: str, value: Tensor) -> None:
+        for module, leaf in self._places[name]:
+            (module._parameters if isinstance(value, nn.Parameter) else module._buffers)[leaf] = value  # type: ignore[assignment]
+
+    def _load(self, names: Sequence[str]) -> None:
+        for name in names:
+            now = self._get(name)
+            with _opened(self._files[name]) as opened:  # closed after each tensor, so that no pages stay mapped
+                value = opened.get_tensor(name).to(self._device, now.dtype, copy=True)
+            is_parameter = isinstance(now, nn.Parameter)
+            self._set(name, nn.Parameter(value, requires_grad=now.requires_grad) if is_parameter else value)
+
+    def _write(self, file: str, names: Sequence[str]) -> None:
+        """Write tensors to a file of the target, whole or not at all."""
+        from safetensors.torch import save_file
+
+        part = self._target / f"{file}.part"
+        save_file({name: self._get(name).detach().contiguous() for name in names}, part, {"format": "pt"})
+        part.replace(self._target / file)
+
+
+def _places(model: nn.Module, files: Collection[str]) -> dict[str, list[tuple[nn.Module, str]]]:
+    """Return name in the files -> modules and attributes that hold the parameter, or the buffer on the meta device.
+
+    Raises:
+        ValueError: the files lack it, or its shape differs.
+    """
+    found: dict[int, list[tuple[str, nn.Module, str, Tensor]]] = {}
+    for path, module in model.named_modules():
+        for leaf, tensor in [*module._parameters.items(), *module._buffers.items()]:
+            if tensor is not None and (leaf in module._parameters or tensor.is_meta):
+                found.setdefault(id(tensor), []).append((f"{path}.{leaf}" if path else leaf, module, leaf, tensor))
+    places = {}
+    for held in found.values():
+        names = [name for name, *_ in held]
+        name = next((name for name in names if name in files), None)
+        if name is None and not isinstance(held[0][3], nn.Parameter):
+            raise ValueError(
+                f"`model` (with the buffer {names[0]!r} on the meta device) must have values in its buffers; build it "
+                "with its parameters alone on that device, as by accelerate.init_empty_weights."
+            )
+        if name is None:
+            raise ValueError(f"`offload` must have a tensor for {names[0]!r}; pass the files of this network.")
+        places[name] = [(module, leaf) for _, module, leaf, _ in held]
+    return places
+
+
+def _call(function: Callable[[Part], None], part: Part, *_: Any) -> None:
+    function(part)
+
+
+def _empty(tensor: Tensor) -> Tensor:
+    found = tensor.detach().to("meta")
+    return nn.Parameter(found, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else found
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """Open a safetensors file by memory map."""
+    try:
+        from safetensors import safe_open
+    except ImportError as error:
+        raise ImportError("`offload` needs the package safetensors; pip install safetensors.") from error
+    with safe_open(file, framework="pt") as opened:
+        yield opened
