@@ -21,6 +21,7 @@ class Reconstruction(Row):
         updates: the values of survivors change.
         by_row: each row loses floor(sparsity inputs) entries; otherwise the layer's total is exact.
         reads_data: the method reads statistics of the layer's inputs.
+        chooses: the method chooses which entries go; otherwise it keeps the given masks.
     """
 
     FAMILY: ClassVar[str] = "reconstruction"
@@ -28,6 +29,7 @@ class Reconstruction(Row):
     updates: bool = False
     by_row: bool = False
     reads_data: bool = True
+    chooses: bool = True
 
 
 _CALIBRATION = {"examples": 128, "batch_size": 8}
@@ -66,6 +68,14 @@ RECONSTRUCTIONS: Mapping[str, Reconstruction] = named(
             by_row=True,
         ),
         Reconstruction(
+            "least_squares",
+            "pruning.reconstruction.survivor_refit:least_squares",
+            "survivors of given masks, refitted by row so that outputs change least",
+            (_DAMPING,),
+            updates=True,
+            chooses=False,
+        ),
+        Reconstruction(
             "magnitude",
             "pruning.reconstruction.ranked_masks:magnitude",
             "the smallest weights of each layer",
@@ -74,6 +84,8 @@ RECONSTRUCTIONS: Mapping[str, Reconstruction] = named(
     )
 )
 """Name -> method."""
-SOLVERS: Mapping[str, Reconstruction] = {name: row for name, row in RECONSTRUCTIONS.items() if row.updates}
+SOLVERS: Mapping[str, Reconstruction] = {
+    name: row for name, row in RECONSTRUCTIONS.items() if row.updates and row.chooses
+}
 """Methods that choose and update entries of one layer together. They rank only layer by layer, so they are no scores of
 `pruning.scores`; choices name them as a score."""

@@ -155,7 +155,7 @@ def _check_order(choices: Choices) -> None:
                 "prunes layer by layer; use order='sequential'."
             )
         return
-    rows = {name: row for name, row in RECONSTRUCTIONS.items() if row.reads_data}
+    rows = {name: row for name, row in RECONSTRUCTIONS.items() if row.reads_data and row.chooses}
     if not isinstance(kind, str) or kind not in rows:
         raise ValueError(
             f"`schedule.order` (='sequential') prunes each layer by its inputs, which score.kind "

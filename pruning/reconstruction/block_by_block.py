@@ -96,7 +96,8 @@ def layerwise(
 
     Args:
         model: plain network on the device of the computation.
-        method: "sparsegpt", "alps", "wanda", "magnitude", or a function (LayerProblem) -> Solution.
+        method: "sparsegpt", "alps", "wanda", "magnitude", or a function (LayerProblem) -> Solution; or "least_squares",
+            which refits the survivors of `masks` in a network whose weights are still dense.
         batches: calibration data; the network is called with each: a dict by keyword, a tuple or list by position.
             Positions where `attention_mask` of a dict is 0 do not count.
         sparsity: fraction of each layer's entries that is 0 in the end, or pattern for a weight's name -> fraction.
@@ -124,7 +125,9 @@ def layerwise(
         raise ValueError(f"`dtype` (={dtype}) must be torch.float32 or torch.float64.")
     parts = parts_of(model, blocks, parameters)
     weights = {name: layer for part in parts for name, layer in part.layers.items()}
-    targets = _targets(weights, sparsity, n, m)
+    targets = (
+        _targets(weights, sparsity, n, m) if _chooses(method) else _no_targets(method, weights, sparsity, n, masks)
+    )
     before = _checked_masks(weights, masks or {})
     run = _Run(solve, targets, before, dtype, done or Layerwise(MaskSet({}), {}))
     run.require_done(weights)
@@ -214,6 +217,25 @@ def _solver(method: str | Solve, options: Mapping[str, Any]) -> Solve:
     row = RECONSTRUCTIONS[method]
     row.refuse(options)
     return partial(row.load(), **options)
+
+
+def _chooses(method: str | Solve) -> bool:
+    return not isinstance(method, str) or RECONSTRUCTIONS[method].chooses
+
+
+def _no_targets(
+    method: str | Solve,
+    weights: Mapping[str, nn.Module],
+    sparsity: float | Mapping[str, float] | None,
+    n: int | None,
+    masks: Mapping[str, Tensor] | None,
+) -> dict[str, Target]:
+    """Return targets that prune nothing, for a method that keeps masks."""
+    if not masks or sparsity is not None or n is not None:
+        raise ValueError(
+            f"`masks` must be given for method={method!r}, without `sparsity` and `n`: it prunes nothing more."
+        )
+    return {name: Target() for name in weights}
 
 
 def _targets(

@@ -298,6 +298,29 @@ def test_transposed_layers_of_transformers() -> None:
     torch.testing.assert_close(one[2].weight, other[2].weight.mT)  # type: ignore[union-attr, operator]
 
 
+def test_least_squares_refits_given_masks_block_by_block() -> None:
+    """The second block gets what the refitted first one gives, and its own layers are dense."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2))).double()
+    masks = pruning.layerwise(copy.deepcopy(model), "magnitude", vectors(), sparsity=0.5).masks
+    expected, inputs = copy.deepcopy(model), torch.cat([batch[0] for batch in vectors()])
+    for index in range(2):
+        layer: Any = expected[index][0]  # type: ignore[index]
+        product = 2 / len(inputs) * inputs.mT @ inputs
+        product += 0.01 * product.diagonal().mean() * torch.eye(8)
+        with torch.no_grad():
+            for row, kept in zip(layer.weight, masks[f"{index}.0.weight"], strict=True):
+                wanted = product[kept] @ row
+                row[~kept] = 0
+                row[kept] = torch.linalg.solve(product[kept][:, kept], wanted)
+            inputs = expected[index](inputs)  # type: ignore[index, operator]
+
+    found = pruning.layerwise(model, "least_squares", vectors(), masks=masks, dtype=torch.float64)
+
+    same(model, expected)
+    assert found.masks == masks
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -305,7 +328,11 @@ def test_transposed_layers_of_transformers() -> None:
         ({"sparsity": 1.5}, r"`sparsity` .=1.5 for .*must lie in \[0, 1\)"),
         ({"sparsity": None, "n": 2, "m": 3}, "`m` .=3. must divide the 8 inputs of 'layers.0.one.weight'"),
         ({"sparsity": {"nothing": 0.5}}, "must have a pattern for 'layers.0.one.weight'"),
-        ({"method": "sparsegbt"}, "`method` .='sparsegbt'. must be one of sparsegpt, alps, wanda, magnitude"),
+        (
+            {"method": "sparsegbt"},
+            "`method` .='sparsegbt'. must be one of sparsegpt, alps, wanda, least_squares, magnitude",
+        ),
+        ({"method": "least_squares", "masks": {}}, "`masks` must be given for method='least_squares', without"),
         ({"dampening": 0.1}, "`dampening` .=0.1. is not taken by the reconstruction sparsegpt, which takes damping"),
         ({"damping": -1}, "`damping` .=-1. must be above 0"),
         ({"batches": []}, "`batches` .=... must hold calibration data"),
