@@ -115,17 +115,18 @@ def test_a_gpt_is_swept_by_perplexity(book: Path, capsys: pytest.CaptureFixture[
 
 MEASURES = (
     *("task.stride=2", "task.against_dense=true", "task.last_word=true", "task.prompts=['the cat ','on a']"),
-    *("task.generate=6", "finetune.steps=0", "+data.tests.again=book.txt"),
+    *("task.generate=6", "finetune.steps=0", "+data.tests.other=other.txt"),
 )
 
 
 def test_what_a_task_asks_for_is_measured_on_test_once_and_kept(book: Path) -> None:
+    (book.parent / "other.txt").write_text(book.read_text()[::-1])
     outcome = run([*TINY, "method=l1_unstructured", *MEASURES])
     dense, pruned = (next(r for r in outcome.records.values() if r.kind == kind) for kind in ("dense", "round"))
     held, vocabulary = pruned.details["measured"], set(book.read_text())
 
     assert outcome.status == "finished"
-    for split in ("test", "test_again"):
+    for split in ("test", "test_other"):
         assert pruned.after[f"{split}/kl_from_dense"] > 0
         assert 0 < pruned.after[f"{split}/agreement_with_dense"] < 1
         assert 0 <= pruned.after[f"{split}/last_word"] <= 1
