@@ -23,7 +23,7 @@ from orchestrator.compare.compare_trials import collector_paused, compare_trials
 from orchestrator.compare.comparison import Comparison
 from orchestrator.config.parts.results import MARGIN
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.core.events import SweepInfo
+from orchestrator.core.events import Decision, SweepInfo
 from orchestrator.core.metrics import margin_fault
 from orchestrator.store import saved_sweep
 from orchestrator.store.backends import given_as
@@ -140,7 +140,7 @@ def _compared(sweep: SavedSweep, margin: float | None) -> Comparison:
     for metric in {record.primary for record in sweep.records.values()} if margin is not None else ():
         if fault := margin_fault(metric, margin or 0.0):
             raise OrchestratorError(f"`--margin` (={margin}) {fault}")
-    return compare_trials(sweep.plan, sweep.records, sweep.failures, margin)
+    return compare_trials(sweep.plan, sweep.records, sweep.failures, margin, sweep.search)
 
 
 def _side_by_side(found: TwoSweeps, output: str | None) -> None:
@@ -185,6 +185,19 @@ def _merged(sweeps: Sequence[SavedSweep]) -> SavedSweep:
         plan=merge_plans([sweep.plan for sweep in sweeps]),
         records={key: record for sweep in sweeps for key, record in sweep.records.items()},
         failures={key: reason for sweep in sweeps for key, reason in sweep.failures.items()},
+        search=_merged_searches([sweep.search for sweep in sweeps if sweep.search is not None]),
+    )
+
+
+def _merged_searches(searches: Sequence[Decision]) -> Decision | None:
+    """Return the looks, the answers and the stopped trials of several searches; None if there is none."""
+    if not searches:
+        return None
+    return Decision(
+        looks=tuple(look for search in searches for look in search.looks),
+        stopped={name: reason for search in searches for name, reason in search.stopped.items()},
+        answers=tuple(dict.fromkeys(answer for search in searches for answer in search.answers)),
+        ended=all(search.ended for search in searches),
     )
 
 

@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.best is None:
             choice, points = trial_choice.trial_named(options.trial, sweep.plan, sweep.records), []
         else:
-            comparison = compare_trials(sweep.plan, sweep.records, sweep.failures)
+            comparison = compare_trials(sweep.plan, sweep.records, sweep.failures, search=sweep.search)
             points = trial_choice.points_meeting(options.best, comparison, sweep.plan, sweep.records)
         for chosen in formats:  # after all names were checked, and before any network is built
             chosen.check_packages()

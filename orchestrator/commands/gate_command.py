@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             store = open_store(options)
             _refuse_sweep_as_baseline(options, store.sweeps())
             sweep = saved_sweep.load(store, saved_sweep.chosen_sweep(store, options.sweep))
-        comparison = compare_trials(sweep.plan, sweep.records, sweep.failures)
+        comparison = compare_trials(sweep.plan, sweep.records, sweep.failures, search=sweep.search)
         if options.write_baseline:
             return _write(Path(options.baseline), sweep, comparison)
         if (baseline := _read(Path(options.baseline))) is None:

@@ -86,12 +86,15 @@ def sync(store: Store, sweep: SavedSweep, uri: str | None = None, experiment: st
             say(f"{sweep.info.name}: {total - left} of {total} runs")
 
     missing = [key for key in sweep.plan.stages if key not in sweep.records]
-    comparison = compare_trials(sweep.plan, sweep.records, sweep.failures)
+    comparison = compare_trials(sweep.plan, sweep.records, sweep.failures, search=sweep.search)
     files = report(sweep.info, sweep.plan, sweep.records, comparison, store.read)
     requests = Requests()
     requests.put(("start", sweep.info, sweep.plan, sweep.records))
     for key in sweep.failures.keys() & missing:
         requests.put(("record", StageEvent("failed", key, time.time(), failure=Failure(sweep.failures[key]))))
+    if sweep.search is not None:
+        requests.put(("decided", sweep.search))
+        missing = [key for key in sweep.search.run if key in missing] if sweep.search.ended else missing
     requests.put(("finish", "finished" if not missing else "failed" if sweep.failures else "killed", files))
     uri, experiment = resolve_uri(uri), resolve_experiment(experiment)
     warn = partial(say, amiss=True)

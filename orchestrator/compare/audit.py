@@ -65,7 +65,9 @@ def audit(plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison
         "a random control": _random_control(plan, comparison),
         "a magnitude baseline": _magnitude_baseline(plan, comparison),
         "a control of masks that are found before training, or trained from an earlier step": _mask_control(plan),
-        f"{LEAST_SEEDS} or more seeds at every point": _seeds([*comparison.dense, *points]),
+        f"{LEAST_SEEDS} or more seeds at every point": _seeds(
+            [*comparison.dense, *(p for p in points if not p.stopped)]
+        ),
         f"{LEAST_PANELS} or more pairs of data set and network": _panels(comparison),
         "the dense network's figures": _dense(comparison),
         "the same seeds for dense and pruned, and for every line": _paired(comparison),
@@ -86,6 +88,8 @@ def audit(plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison
         "one kind of processor, one release of torch": _one_kind(finished),
         "every trial finished": _finished(comparison),
     }
+    if comparison.search is not None:
+        answers["a search says what it has seen and left out"] = _searched(comparison)
     return tuple(Finding(rule, verdict, reason) for rule, (verdict, reason) in answers.items())
 
 
@@ -162,7 +166,7 @@ def _dense(comparison: Comparison) -> Answer:
 
 
 def _paired(comparison: Comparison) -> Answer:
-    points = comparison.operating_points
+    points = [point for point in comparison.operating_points if not point.stopped]
     odd = []
     for panel in comparison.panels:
         here = [point for point in points if (point.model, point.data) == panel]
@@ -217,8 +221,18 @@ def _matching(comparison: Comparison) -> Answer:
 
 
 def _finished(comparison: Comparison) -> Answer:
-    missing = _some(name for name, status in comparison.trials.items() if status != "finished")
-    return ("fail", missing) if missing else ("pass", f"all {len(comparison.trials)}")
+    missing = _some(name for name, status in comparison.trials.items() if status not in ("finished", "stopped"))
+    stopped = sum(status == "stopped" for status in comparison.trials.values())
+    apart = f", except {stopped} that the search stopped" if stopped else ""
+    return ("fail", missing) if missing else ("pass", f"all {len(comparison.trials)}{apart}")
+
+
+def _searched(comparison: Comparison) -> Answer:
+    """Check that a search has ended; report the number of its looks at validation figures and of its tests."""
+    search = comparison.search
+    assert search is not None
+    reason = f"{search.looks} looks at validation figures, {search.tests} of them tests; stopped trials are not tested"
+    return _held([search], [] if search.ended else [f"the search has not ended: {reason}"], reason)
 
 
 def _at(point: Point) -> str:

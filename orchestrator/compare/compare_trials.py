@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,14 +11,15 @@ from dataclasses import replace
 from statistics import fmean as mean
 from typing import Any
 
-from orchestrator.compare.comparison import Comparison, Cost, Level, Point, Row
+from orchestrator.compare.comparison import Comparison, Cost, Level, LineKey, Point, Row, Search, StoppedPoint
 from orchestrator.compare.deployment_points import by_network, deployed
 from orchestrator.compare.panels import Position, positions
 from orchestrator.compare.round_columns import WEIGHTS
 from orchestrator.compare.secondary.secondary_figures import asked_figures, further_test_sets, harmed
 from orchestrator.compare.secondary.window_differences import window_differences
-from orchestrator.compare.statistics import estimate, matches, paired_difference
+from orchestrator.compare.statistics import Match, estimate, matches, paired_difference
 from orchestrator.compare.trial_rows import reasons, rows_of_each, statuses
+from orchestrator.core.events import Decision
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.core.stage_kinds import KINDS
@@ -51,6 +53,7 @@ def compare_trials(
     records: Mapping[str, StageRecord],
     failures: Mapping[str, str] | None = None,
     margin: float | None = None,
+    search: Decision | None = None,
 ) -> Comparison:
     """Compare the trials of `plan` by their finished stages.
 
@@ -62,6 +65,7 @@ def compare_trials(
         failures: stage key -> why it failed
         margin: loss that a match may hide, in the metric's own scale; by default the margin that the trials are
             configured with, else the metric's own; if trials differ, the smallest
+        search: last decision of the sweep's search; None if all trials were to be run
     """
     failures, known, margins = failures or {}, positions(plan), _margins(plan, records, margin)
     chains = rows_of_each(plan, records, known)
@@ -69,16 +73,21 @@ def compare_trials(
     dense, pruned = _samples(plan, known, chains)
     labels = {position.dense: position.dense_label for position in known}
     measured = by_network(plan, records)
-    points = [_point([*samples.values()], margins, records, measured=measured) for samples in pruned.values()]
+    left_out = _left_out(plan, known, records, search)
+    points = [
+        replace(_point([*samples.values()], margins, records, measured=measured), stopped=left_out[place])
+        for place, samples in pruned.items()
+    ]
     comparison = Comparison(
         rows=rows,
         dense=tuple(_point([*each.values()], margins, records, labels[key]) for key, each in dense.items()),
         points=_marked(sorted(points, key=_rank(rows))),
-        trials=statuses(plan, records, failures),
+        trials=statuses(plan, records, failures, search.stopped if search else ()),
         failures=reasons(plan, records, failures),
         cost=_cost(plan, records),
+        search=None if search is None else _searched(plan, known, left_out, search),
     )
-    windows = window_differences(plan, records, comparison.operating_points)
+    windows = window_differences(plan, records, [p for p in comparison.operating_points if not p.stopped])
     return replace(comparison, points=_tested(comparison), windows=windows)
 
 
@@ -93,6 +102,40 @@ def merge_plans(plans: Sequence[Plan]) -> Plan:
             count = names[trial.name]
             trials[trial.name, trial.stages] = trial if count == 1 else replace(trial, name=f"{trial.name} #{count}")
     return Plan(stages, tuple(trials.values()))
+
+
+def _left_out(
+    plan: Plan, known: Sequence[Position], records: Mapping[str, StageRecord], search: Decision | None
+) -> Counter[Hashable]:
+    """Count the seeds that a search did not run, for each point and round."""
+    found: Counter[Hashable] = Counter()
+    for trial, position in zip(plan.trials, known, strict=True):
+        if search is not None and trial.name in search.stopped:
+            missing = (index for index, key in enumerate(trial.stages) if index and key not in records)
+            found.update((position.point, index) for index in missing)
+    return found
+
+
+def _searched(plan: Plan, known: Sequence[Position], left_out: Mapping[Hashable, int], search: Decision) -> Search:
+    """Describe a search and the points that it did not run for all seeds."""
+    planned = Counter(position.point for position in known)
+    points: dict[Hashable, StoppedPoint] = {}
+    for trial, position in zip(plan.trials, known, strict=True):
+        count = left_out.get((position.point, len(trial.stages) - 1), 0)
+        if count and position.point not in points and trial.name in search.stopped:
+            target = plan.stages[trial.stages[-1]].fields.get("target")
+            seeds = planned[position.point]
+            line = (*position.panel, position.line)
+            points[position.point] = StoppedPoint(line, target, seeds - count, seeds, search.stopped[trial.name])
+    looked = [look for look in search.looks if look.seen]
+    return Search(
+        answers=search.answers,
+        looks=len(looked),
+        tests=sum(look.confirms for look in looked),
+        ended=search.ended,
+        stopped=search.stopped,
+        points=tuple(points.values()),
+    )
 
 
 def _samples(
@@ -183,22 +226,35 @@ def _marked(points: Sequence[Point]) -> tuple[Point, ...]:
     levels: dict[Level, dict[str, float]] = {}
     pick = {point.metric.name: max if point.metric.better == "higher" else min for point in points}
     for point in points:
-        if (value := _mean(point)) is not None:
+        if (value := _mean(point)) is not None and not point.stopped:
             levels.setdefault(point.level, {})[point.line] = value
     best = {level: pick[level[2]](of_line.values()) for level, of_line in levels.items() if len(of_line) > 1}
-    found = [point for point in points if (value := _mean(point)) is not None and value == best.get(point.level)]
+    rivals = [point for point in points if not point.stopped]
+    found = [point for point in rivals if (value := _mean(point)) is not None and value == best.get(point.level)]
     marked = {id(point) for point in found}
     return tuple(replace(point, best=True) if id(point) in marked else point for point in points)
 
 
 def _tested(comparison: Comparison) -> tuple[Point, ...]:
-    """Test each line's operating points in order of sparsity; other rounds are not tested."""
-    verdicts = {
-        id(point): matching
-        for line in comparison.lines.values()
-        for point, matching in zip(line, matches([point.difference for point in line], line[0].metric), strict=True)
-    }
+    """Test each line's operating points in order of sparsity; other rounds are not tested.
+
+    The tests of a line end before the first point that a search did not run for all seeds.
+    """
+    verdicts: dict[int, Match] = {}
+    for key, points in comparison.lines.items():
+        end = _first_stopped(comparison, key)
+        line = [point for point in points if point.asked_sparsity < end and not point.stopped]
+        found = matches([point.difference for point in line], points[0].metric)
+        verdicts |= {id(point): matching for point, matching in zip(line, found, strict=True)}
     return tuple(replace(point, matching=verdicts.get(id(point), "not tested")) for point in comparison.points)
+
+
+def _first_stopped(comparison: Comparison, line: LineKey) -> float:
+    """Return the smallest sparsity of a line that a search did not run for all seeds; infinity if there is none."""
+    stopped = comparison.search.points if comparison.search else ()
+    asked = [-math.inf if each.sparsity is None else each.sparsity for each in stopped if each.line_key == line]
+    partial = [point.asked_sparsity for point in comparison.lines[line] if point.stopped]
+    return min([*asked, *partial], default=math.inf)
 
 
 def _margins(plan: Plan, records: Mapping[str, StageRecord], margin: float | None) -> dict[str, float]:

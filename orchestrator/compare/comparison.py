@@ -14,7 +14,8 @@ from orchestrator.compare.secondary.window_differences import WindowDifference
 from orchestrator.compare.statistics import Estimate, Match
 from orchestrator.core.metrics import Metric
 
-TrialStatus = Literal["finished", "failed", "unfinished", "unmeasured"]
+TrialStatus = Literal["finished", "failed", "unfinished", "unmeasured", "stopped"]
+"""`stopped`: a search does not run the trial."""
 
 
 class Row(NamedTuple):  # a sweep can have tens of thousands
@@ -143,6 +144,8 @@ class Point:
     """Whether the mean is the best of several lines at this sparsity."""
     matching: Match | None = None
     """Whether the loss against dense is shown to be below the margin, see `matches`; None for dense points."""
+    stopped: int = 0
+    """Number of seeds that a search did not run; such a point is not tested and not the best."""
 
     @property
     def line_key(self) -> LineKey:
@@ -179,6 +182,33 @@ class Point:
 
 
 @dataclass(frozen=True)
+class StoppedPoint:
+    """Point at the end of trials that a search did not run for all seeds."""
+
+    line_key: LineKey
+    sparsity: float | None
+    """Requested sparsity; None if none was requested as a fraction."""
+    finished: int
+    """Number of seeds that were run, out of `seeds`."""
+    seeds: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Search:
+    """Search that chose the trials of a sweep."""
+
+    answers: tuple[str, ...]
+    looks: int
+    """Number of times that the search looked at validation figures, and of these the number of tests."""
+    tests: int
+    ended: bool
+    stopped: Mapping[str, str]
+    """Trial that was not run -> the reason."""
+    points: tuple[StoppedPoint, ...]
+
+
+@dataclass(frozen=True)
 class Cost:
     """Cost of a sweep's finished training, and the cost if no trial shared a stage."""
 
@@ -203,6 +233,8 @@ class Comparison:
     cost: Cost
     windows: tuple[WindowDifference, ...] = ()
     """Differences paired by window of held-out text, of language models."""
+    search: Search | None = None
+    """Search that chose what was run; None if all trials were to be run."""
 
     @cached_property
     def operating_points(self) -> tuple[Point, ...]:
@@ -266,8 +298,12 @@ class Comparison:
             "failures": dict(self.failures),
             "cost": asdict(self.cost),
             "windows": [asdict(each) for each in self.windows],
+            **({} if self.search is None else {"search": asdict(self.search)}),
         }
 
 
 def _plain(point: Point) -> dict[str, Any]:
-    return asdict(point) | {"metric": point.metric.name}
+    plain = asdict(point) | {"metric": point.metric.name}
+    if not point.stopped:  # a sweep without a search has no such field
+        del plain["stopped"]
+    return plain

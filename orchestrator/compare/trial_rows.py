@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -147,20 +147,27 @@ def _names(metric: str) -> tuple[str, str]:
     return f"val/{metric}", f"test/{metric}"
 
 
-def statuses(plan: Plan, records: Records, failures: Mapping[str, str]) -> dict[str, TrialStatus]:
-    """Return trial name -> status."""
+def statuses(
+    plan: Plan, records: Records, failures: Mapping[str, str], stopped: Container[str] = ()
+) -> dict[str, TrialStatus]:
+    """Return trial name -> status; `stopped` are the trials that a search does not run."""
     return {
-        trial.name: status(keys, plan, records, failures) for trial, keys in zip(plan.trials, plan.work, strict=True)
+        trial.name: status(keys, plan, records, failures, stopped=trial.name in stopped)
+        for trial, keys in zip(plan.trials, plan.work, strict=True)
     }
 
 
-def status(keys: Sequence[str], plan: Plan, records: Records, failures: Mapping[str, str]) -> TrialStatus:
-    """Return the status of a trial with the stages `keys`."""
+def status(
+    keys: Sequence[str], plan: Plan, records: Records, failures: Mapping[str, str], *, stopped: bool = False
+) -> TrialStatus:
+    """Return the status of a trial with the stages `keys`; `stopped` says whether a search does not run it."""
     missing = [key for key in keys if key not in records]
     if not missing:
         return "finished"
     if any(key in failures for key in keys):
         return "failed"
+    if stopped:
+        return "stopped"
     return "unfinished" if any(KINDS[plan.stages[key].kind].trains for key in missing) else "unmeasured"
 
 

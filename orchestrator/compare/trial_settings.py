@@ -10,7 +10,19 @@ from orchestrator.config.config_groups import GROUPS
 from orchestrator.core.redact import redact_tree
 
 CIRCUMSTANCES = frozenset(
-    {"name", "objective", "deploy", "tracking", "store", "cluster", "compare", "hydra", "dry_run", "retry_failed"}
+    {
+        "name",
+        "objective",
+        "deploy",
+        "tracking",
+        "store",
+        "cluster",
+        "compare",
+        "search",
+        "hydra",
+        "dry_run",
+        "retry_failed",
+    }
 )
 """Top-level keys about where and why a trial runs and what is done with it, not about what the trial is: a sweep that
 has run can be deployed later, and is still the same sweep."""

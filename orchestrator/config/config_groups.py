@@ -14,6 +14,7 @@ from typing import Any
 
 from orchestrator.catalogue.data import DATA
 from orchestrator.catalogue.models import COUNT, MODELS, SIZES
+from orchestrator.catalogue.searches import BUDGET, SEARCHES
 from orchestrator.catalogue.tasks import TASKS
 from orchestrator.config.key_rules import violations
 from orchestrator.config.well_formed import mistyped
@@ -28,6 +29,7 @@ from pruning.catalogue.value_rules import Rule, is_int, whole, within
 _KIND = Option("kind", str | None, None, "Name of a built-in component; pass exactly one of `kind` and `_target_`.")
 _REPAIR = Option("kind", str | None, None, "Name of a repair.")
 _DYNAMICS = Option("kind", str | None, None, "Name of a dynamics.")
+_SEARCH = Option("kind", str | None, None, "Name of a search.")
 COMPONENT = (
     Option("name", str | None, None, "Name in reports; null: the kind. Not part of a result's key."),
     _KIND,
@@ -199,9 +201,12 @@ GROUPS: Mapping[str, Group] = named(
         Group("dynamics", DYNAMICS, COMPONENT, (_DYNAMICS,)),
         Group("repair", REPAIRS, (_REPAIR,), (_REPAIR,)),
         Group("method", {n: row for n, row in METHODS.items() if row.in_sweep}, COMPONENT, COMPONENT, _scope_elsewhere),
+        Group("search", SEARCHES, (*COMPONENT, *BUDGET), (_SEARCH,)),
     )
 )
 """Name -> group."""
+OF_STAGES: Mapping[str, Group] = {name: group for name, group in GROUPS.items() if name != "search"}
+"""Groups whose components decide the results of stages."""
 
 
 OWN = "own"

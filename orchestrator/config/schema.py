@@ -111,6 +111,8 @@ class Config:
     """Parameters that are pruned."""
     deploy: deploy.Deploy = field(default_factory=deploy.Deploy)
     """Formats in which last networks are deployed and measured."""
+    search: Any = MISSING
+    """Search, which decides from finished stages what is run; `none` runs every trial."""
     cluster: cluster.Cluster = field(default_factory=cluster.Cluster)
     """Place and resources of trials."""
     tracking: results.Tracking = field(default_factory=results.Tracking)
@@ -150,7 +152,7 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     if not told and all(isinstance(config[group], Mapping) for group in choices):
         together = [*method_choices.violations(config)]
         yield from together or sparse_training.violations(config)
-    for name in ("model", "data", "task", "score", "method", "dynamics", "train", "finetune"):
+    for name in ("model", "data", "task", "score", "method", "dynamics", "search", "train", "finetune"):
         yield from sources.unreadable(name, config[name])
     if config["train"]["teacher"] is not None:
         yield (

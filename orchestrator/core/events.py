@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from orchestrator.core.plain_data import Count, Margin, Seconds
+from orchestrator.core.plain_data import Count, Margin, Number, Seconds, Sha256
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import shown, shown_tree
 from orchestrator.core.specs import Plan
@@ -92,6 +92,54 @@ class Forecast:
 
 
 @dataclass(frozen=True)
+class Look:
+    """One look of a search: the networks that it asked for, the figures that it saw, and its conclusion."""
+
+    title: str
+    asked: tuple[Sha256, ...]
+    """Stages whose networks were compared."""
+    seen: Mapping[str, Number | None] = field(default_factory=dict)
+    """Stage key -> primary metric on validation; None for a network without a finite figure. Empty until all are
+    finished."""
+    concluded: str = ""
+    confirms: bool = False
+    """Whether the look tested a claim."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """State of a search: its looks so far, the stages to run next, and its answers. Plain data, saved with the sweep.
+
+    It is saved before its stages are run. Equal records of finished stages give equal decisions.
+    """
+
+    looks: tuple[Look, ...] = ()
+    run: tuple[Sha256, ...] = ()
+    """Stages to run next, inputs first."""
+    stopped: Mapping[str, str] = field(default_factory=dict)
+    """Name of a trial that the search does not run -> the reason."""
+    answers: tuple[str, ...] = ()
+    networks: tuple[Sha256, ...] = ()
+    """Stages of the networks in the answers."""
+    ended: bool = False
+
+    @property
+    def seen(self) -> tuple[str, ...]:
+        """Networks whose figures the search has seen."""
+        return tuple(sorted({key for look in self.looks for key in look.seen}))
+
+
+@dataclass(frozen=True)
+class PastSearch:
+    """Networks of a search in a saved sweep, so that no later search tests a claim with them."""
+
+    excluded: tuple[Sha256, ...]
+    """Networks that other searches had seen before this one began."""
+    seen: tuple[Sha256, ...]
+    """Networks that this search has seen."""
+
+
+@dataclass(frozen=True)
 class SweepInfo:
     """Redacted description of a sweep for views and the store."""
 
@@ -120,6 +168,9 @@ class Tracker:
 
     def record(self, event: StageEvent) -> None:
         """Record one event. Returns at once, and raises nothing if the view cannot be reached."""
+
+    def decided(self, decision: Decision) -> None:
+        """Record the last decision of a search."""
 
     def finish(self, status: Literal["finished", "failed", "killed"], report: Mapping[str, bytes]) -> None:
         """Close the view: set the statuses, add the report's files (relative path -> content), and flush everything."""

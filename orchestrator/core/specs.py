@@ -157,7 +157,7 @@ class Plan:
     stages: Mapping[Key, StageSpec]
     trials: tuple[TrialSpec, ...]
     finished: Mapping[Key, StageSpec] = field(default_factory=dict)
-    """Stages of the sweep that the store already holds; `without` moves stages here."""
+    """Stages of the sweep that are not to be run, because the store holds them or a search has not asked for them."""
 
     @cached_property
     def children(self) -> Mapping[Key, tuple[Key, ...]]:
@@ -190,10 +190,13 @@ class Plan:
 
     def work_of(self, trial: TrialSpec) -> tuple[Key, ...]:
         """Return all stages of a trial: its dense training, its chain, its measurements, and their inputs."""
-        return tuple(self._with_inputs(dict.fromkeys((trial.dense, *trial.stages, *trial.measured))))
+        return self.with_inputs(dict.fromkeys((trial.dense, *trial.stages, *trial.measured)))
+
+    def with_inputs(self, keys: Iterable[Key]) -> tuple[Key, ...]:
+        """Return the keys and the keys of all their inputs, inputs first."""
+        return tuple(self._with_inputs(keys))
 
     def _with_inputs(self, keys: Iterable[Key]) -> dict[Key, None]:
-        """Return the keys and the keys of all their inputs, inputs first."""
         found: dict[Key, None] = {}
         for key in keys:
             spec = self.stages.get(key) or self.finished[key]
@@ -212,7 +215,7 @@ class Plan:
         return {key: tuple(indices) for key, indices in found.items()}
 
     def without(self, finished: Collection[Key]) -> Plan:
-        """Return the plan without the `finished` stages; the trials stay."""
+        """Return the plan without the stages that need not run; the trials stay."""
         left = {key: spec for key, spec in self.stages.items() if key not in finished}
         aside = {key: spec for key, spec in self.stages.items() if key in finished}
         return Plan(left, self.trials, {**self.finished, **aside})

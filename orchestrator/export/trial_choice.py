@@ -95,7 +95,7 @@ def points_meeting(text: str, comparison: Comparison, plan: Plan, records: Mappi
         ExportError: no point meets them (the message names the closest), the text is not a condition, or a metric was
             not measured
     """
-    asked, points = conditions(text), [point for point in comparison.points if point.final]
+    asked, points = conditions(text), [point for point in comparison.points if point.final and not point.stopped]
     if not points:
         raise ExportError(
             f"`--best` (={text!r}) has nothing to choose from: no pruned trial is finished; run the sweep again."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from orchestrator.config.parts.method_choices import published_at_start
@@ -19,7 +19,12 @@ SHOWN = 40
 
 
 def preview(
-    name: str, plan: Plan, finished: Collection[str], failed: Collection[str] = (), forecast: Forecast | None = None
+    name: str,
+    plan: Plan,
+    finished: Collection[str],
+    failed: Collection[str] = (),
+    forecast: Forecast | None = None,
+    search: Sequence[str] = (),
 ) -> str:
     """Return the preview of a sweep as text.
 
@@ -29,6 +34,7 @@ def preview(
         finished: keys of the stages that the store holds
         failed: keys of the stages with a remembered failure
         forecast: forecast of the unfinished stages
+        search: lines about the search; empty without a search
     """
     asked = sum(map(len, plan.work))
     kinds = Counter(spec.kind for spec in plan.stages.values())
@@ -44,6 +50,7 @@ def preview(
         f"{sum(key in finished for key in plan.stages)} already in the store at {first['store']['uri']}",
         *_failed(plan, set(failed) - set(finished)),
         *_forecast(forecast),
+        *_block("search", search),
         *_when(plan),
         f"each      {_resources(first)}",
         f"tracking  {_tracking(first)}",
@@ -56,8 +63,11 @@ def preview(
 
 
 def _forecast(forecast: Forecast | None) -> Iterator[str]:
-    head = "estimate"
-    for line in told(forecast) if forecast is not None else ():
+    yield from _block("estimate", told(forecast) if forecast is not None else ())
+
+
+def _block(head: str, lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
         yield f"{head:<8}  {line}"
         head = ""
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.catalogue.formats import FORMATS
-from orchestrator.config.config_groups import GROUPS
+from orchestrator.config.config_groups import OF_STAGES
 from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.catalogue.rows import Row
 
@@ -19,7 +19,7 @@ SHARED: Mapping[str, int] = {"training": 6, "round": 4, "own_class": 1, "deploy"
 `own_class`: the call of a user's own method class; `deploy`: shrinking and measuring;
 `layerwise`: pruning in the sequential order; `lora`: training of low-rank updates."""
 FAMILIES: Mapping[str, Mapping[str, Row]] = {
-    **{name: group.rows for name, group in GROUPS.items()},
+    **{name: group.rows for name, group in OF_STAGES.items()},
     "allocation": ALLOCATIONS,
     "format": FORMATS,
 }
@@ -51,7 +51,7 @@ def versions_of(parts: Mapping[str, Any], *, sequential: bool = False) -> dict[s
     used += ["own_class"] if parts.get("method", {}).get("_target_") else []
     used += ["layerwise"] if sequential else []
     used += ["lora"] if parts.get("finetune", {}).get("lora_rank") is not None else []
-    named = {group: parts.get(group, {}).get("kind") for group in GROUPS}
+    named = {group: parts.get(group, {}).get("kind") for group in OF_STAGES}
     named["allocation"] = parts.get("scope", {}).get("allocation")
     used += [f"{family}/{name}" for family, name in named.items() if name and FAMILIES[family][name].code]
     return {component: version_of(component) for component in used}

@@ -47,7 +47,9 @@ def by_point(plan: Plan, comparison: Comparison) -> DataFrame:
     return _frame(first, _of_points(plan, comparison), figures)
 
 
-def by_trial(plan: Plan, records: Records, failures: Mapping[str, str]) -> DataFrame:
+def by_trial(
+    plan: Plan, records: Records, failures: Mapping[str, str], stopped: Mapping[str, str] | None = None
+) -> DataFrame:
     """Return one row for each trial, with the columns of trials.csv after its last round; None if it has not ended.
 
     `status` and `failure` are the outcome of the trial, `dense` is the primary metric of its own dense network on
@@ -57,14 +59,17 @@ def by_trial(plan: Plan, records: Records, failures: Mapping[str, str]) -> DataF
         plan: plan of the sweep
         records: stage key -> record
         failures: stage key -> why it failed
+        stopped: trial -> why a search did not run it; None without a search
     """
-    known, status, why = positions(plan), statuses(plan, records, failures), reasons(plan, records, failures)
+    known, why = positions(plan), reasons(plan, records, failures)
+    status = statuses(plan, records, failures, stopped or ())
     last = last_rows(plan, records, known)
     dense = [records.get(trial.dense) for trial in plan.trials]
     figures: Columns = {
         "trial": [trial.name for trial in plan.trials],
         "status": [status[trial.name] for trial in plan.trials],
         "failure": [why.get(trial.name) for trial in plan.trials],
+        **({} if stopped is None else {"stopped": [stopped.get(trial.name) for trial in plan.trials]}),
         "dense": [None if record is None else record.figure("test") for record in dense],
     }
     for name, values in row_columns([row for row in last if row is not None]).items():

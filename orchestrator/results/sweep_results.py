@@ -97,7 +97,7 @@ class SweepResults:
     @property
     def status(self) -> str:
         """`finished`, `failed`, `unfinished`, or `running` while a driver trains a stage of it."""
-        return status_of(self.store, self.saved, all(all(map(self.records.__contains__, w)) for w in self.plan.work))
+        return status_of(self.store, self.saved, self.saved.settled(self.records))
 
     @cached_property
     def trials(self) -> tuple[TrialResults, ...]:
@@ -132,7 +132,7 @@ class SweepResults:
         """
         if margin is None:
             return self._compared
-        return compare_trials(self.plan, self.records, self.saved.failures, margin)
+        return compare_trials(self.plan, self.records, self.saved.failures, margin, self.saved.search)
 
     def frame(self, by: By = "point") -> DataFrame:
         """Return the results as a pandas DataFrame.
@@ -154,7 +154,8 @@ class SweepResults:
             if by == "point":
                 return frames.by_point(self.plan, self.comparison())
             if by == "trial":
-                return frames.by_trial(self.plan, self.records, self.saved.failures)
+                stopped = None if self.saved.search is None else self.saved.search.stopped
+                return frames.by_trial(self.plan, self.records, self.saved.failures, stopped)
             if by in _OF_STAGES:
                 return _OF_STAGES[by](self.plan, self.records)
             return frames.by_step(self.plan.trials, self.records, frames.parameters(self.plan))
@@ -202,7 +203,7 @@ class SweepResults:
 
     @cached_property
     def _compared(self) -> Comparison:
-        return compare_trials(self.plan, self.records, self.saved.failures)
+        return compare_trials(self.plan, self.records, self.saved.failures, search=self.saved.search)
 
 
 def _first(parts: Iterable[str]) -> Iterator[str]:

@@ -38,9 +38,11 @@ class TrialResults:
 
     @property
     def status(self) -> str:
-        """`finished`, `failed`, `unfinished`, or `unmeasured` (only measurements are missing)."""
+        """`finished`, `failed`, `unfinished`, `unmeasured` (measurements are missing), or `stopped` (by a search)."""
         saved = self._saved
-        return status(saved.plan.work_of(self._spec), saved.plan, saved.records, saved.failures)
+        stopped = saved.search is not None and self._spec.name in saved.search.stopped
+        work = saved.plan.work_of(self._spec)
+        return status(work, saved.plan, saved.records, saved.failures, stopped=stopped)
 
     @property
     def failure(self) -> str | None:

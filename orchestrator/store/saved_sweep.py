@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from orchestrator.core.errors import OrchestratorError, StoreError
-from orchestrator.core.events import Forecast, SweepInfo
+from orchestrator.core.events import Decision, Forecast, PastSearch, SweepInfo
 from orchestrator.core.file_names import RECORD, WEIGHTS
 from orchestrator.core.plain_data import Count, Margin, quoted, read_as
 from orchestrator.core.records import StageRecord
@@ -35,6 +35,16 @@ class SavedSweep:
     plan: Plan
     records: Mapping[str, StageRecord] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
+    search: Decision | None = None
+    """Last decision of the sweep's search; None without a search."""
+    searches: Mapping[str, PastSearch] = field(default_factory=dict)
+    """Digest of its settings -> each search that this sweep has had."""
+
+    def settled(self, finished: Container[str]) -> bool:
+        """Return whether each trial has its stages among `finished`, or was stopped by a search that has ended."""
+        stopped = self.search.stopped if self.search is not None and self.search.ended else ()
+        works = zip(self.plan.trials, self.plan.work, strict=True)
+        return all(trial.name in stopped or all(key in finished for key in work) for trial, work in works)
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,8 @@ class _Manifest:
     plan: Mapping[str, Any]
     failures: Mapping[str, str]
     forecast: Forecast | None = None
+    search: Decision | None = None
+    searches: Mapping[str, PastSearch] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -68,7 +80,13 @@ class _Config:
     restart: Mapping[str, Any] = field(default_factory=dict)
 
 
-def manifest(info: SweepInfo, plan: Plan, failures: Mapping[str, str] | None = None) -> dict[str, Any]:
+def manifest(
+    info: SweepInfo,
+    plan: Plan,
+    failures: Mapping[str, str] | None = None,
+    search: Decision | None = None,
+    searches: Mapping[str, PastSearch] | None = None,
+) -> dict[str, Any]:
     """Return a sweep as plain data for `Store.save_sweep`; secrets in its plan are left out."""
     return {
         "format": FORMAT,
@@ -78,6 +96,8 @@ def manifest(info: SweepInfo, plan: Plan, failures: Mapping[str, str] | None = N
         "plan": redact_tree(plan.to_json()),
         "failures": failures or {},
         "forecast": None if info.forecast is None else asdict(info.forecast),
+        **({} if search is None else {"search": asdict(search)}),
+        **({"searches": {name: asdict(each) for name, each in searches.items()}} if searches else {}),
     }
 
 
@@ -107,7 +127,7 @@ def read(store: Store, name: str) -> SavedSweep:
         for trial in plan.trials:
             read_as(_Config, trial.config)
     info = SweepInfo(name, saved.config, saved.command, saved.environment, saved.forecast)
-    return SavedSweep(info, plan, failures=saved.failures)
+    return SavedSweep(info, plan, failures=saved.failures, search=saved.search, searches=saved.searches)
 
 
 def plan_of(store: Store, name: str) -> Plan:
@@ -163,7 +183,7 @@ def summaries(store: Store) -> list[Summary]:
             Summary(
                 name,
                 saved.get(name, 0.0),
-                status_of(store, sweep, all(finished)),
+                status_of(store, sweep, sweep.settled(done)),
                 len(finished),
                 sum(finished),
                 sum(sizes.get(key, 0) for key in stages),

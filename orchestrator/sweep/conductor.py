@@ -35,10 +35,12 @@ from orchestrator.store import retention
 from orchestrator.store.leases import Leases
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.store import Store
-from orchestrator.sweep.earlier_sweeps import earlier_forecast, estimated
+from orchestrator.sweep.earlier_sweeps import earlier_forecast, estimated, past_searches
 from orchestrator.sweep.outcome import Outcome, behind
+from orchestrator.sweep.portions import Portions, search_preview
 from orchestrator.sweep.preflight import preflight
 from orchestrator.sweep.probe import probing
+from orchestrator.sweep.search.building import PlannedSearch, planned_search
 from orchestrator.sweep.sweep_environment import environment
 from orchestrator.views.report.figures import drawing
 from orchestrator.views.terminal.console import Console
@@ -46,7 +48,7 @@ from orchestrator.views.terminal.progress import Progress
 from orchestrator.views.terminal.standard_streams import say
 
 REPORT = "comparison/report.html"
-SWEEP_WIDE = ("name", "cluster", "compare", "tracking", "store", "dry_run", "retry_failed")
+SWEEP_WIDE = ("name", "search", "cluster", "compare", "tracking", "store", "dry_run", "retry_failed")
 """Parts of the configuration that are the same for all trials, and so cannot be axes."""
 
 
@@ -64,14 +66,17 @@ def run(jobs: Sequence[Job], *, preset: str | None = None) -> Outcome:
             raise ConfigError(refused)
         info = _info(plan, config, preset)
         store = Store(**config["store"], read_only=config["dry_run"]).opened()
+        past = past_searches(store, info.name, config)
+        search = planned_search(config, plan, past)
         if config["dry_run"]:
             finished = store.resumable(plan)
             if not config["cluster"]["gpus_per_trial"]:  # this machine may have no GPU
                 here = InlineExecutor(Cluster(**config["cluster"]), store)
                 preflight(here, store, plan, finished, info.environment, own_only=True)
-            say(preview(info.name, plan, finished, store.failures.known(), estimated(store, plan, finished)[1]))
+            made, told = estimated(store, plan, finished)[1], search_preview(search, store, finished)
+            say(preview(info.name, plan, finished, store.failures.known(), made, told))
             return Outcome(plan, {}, ran=False)
-    return _run(plan, info, store, config)
+    return _run(Outcome(plan, {}, past=past), info, store, config, search)
 
 
 @contextmanager
@@ -84,27 +89,30 @@ def _nothing_started() -> Iterator[None]:
         raise
 
 
-def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -> Outcome:
+def _run(
+    outcome: Outcome, info: SweepInfo, store: Store, config: Mapping[str, Any], search: PlannedSearch | None
+) -> Outcome:
     from orchestrator.compare.audit import audit  # not needed for a dry run
     from orchestrator.compare.compare_trials import compare_trials
     from orchestrator.views.report.report_files import kept, report, write
     from orchestrator.views.report.tables import print_audit, print_comparison, print_forecast
 
-    console, folder = Console(), Path("outputs") / info.name
+    plan, console, folder = outcome.plan, Console(), Path("outputs") / info.name
     with Interruptible() as interrupt, ExitStack() as stack:
         with _nothing_started():
-            outcome = Outcome(plan, store.resumable(plan))
+            outcome.records = store.resumable(plan)
             outcome.hold_objectives()
-            pace, made = estimated(store, plan, outcome.records)
+            portions = Portions(outcome, search)
+            pace, made = estimated(store, portions.most(), outcome.records)
         info = replace(info, forecast=made if made.stages else earlier_forecast(store, info.name))
         progress = Progress(plan, dict(outcome.records), console=console, slots=made.slots, pace=pace)
         tracker = stack.enter_context(_tracker(config["tracking"], store, progress.say))  # starts together with Ray
         with progress:
-            _train(outcome, info, store, config, (tracker, progress), interrupt, stack)
+            _train(outcome, portions, info, store, config, (tracker, progress), interrupt, stack)
         if made.stages:
             info = replace(info, forecast=replace(made, ended=time.time()))
         _save(outcome, info, store)
-        comparison = compare_trials(plan, outcome.records, outcome.failures)
+        comparison = compare_trials(plan, outcome.records, outcome.failures, search=outcome.decision)
         print_comparison(comparison, console, failures=False)  # `Outcome.incomplete` lists failures
         if not outcome.interrupted:
             if outcome.records:
@@ -127,7 +135,7 @@ def _save(outcome: Outcome, info: SweepInfo, store: Store) -> None:
     """Save the outcome of a sweep, and remove the weights that no stage needs any more."""
     plan = outcome.plan
     try:
-        store.save_sweep(info.name, manifest(info, plan, outcome.failures))
+        store.save_sweep(info.name, manifest(info, plan, outcome.failures, outcome.decision, outcome.searches))
         outcome.reached = store.checkpoints.steps(plan.stages.keys()) if outcome.interrupted else {}
         outcome.without_weights(retention.prune_sweep(store, plan, outcome.records))
         retention.limit(store, plan)
@@ -144,6 +152,7 @@ def _unwritten(name: str, error: OSError) -> str:
 
 def _train(
     outcome: Outcome,
+    portions: Portions,
     info: SweepInfo,
     store: Store,
     config: Mapping[str, Any],
@@ -153,11 +162,12 @@ def _train(
 ) -> None:
     """Run the missing stages and pass events to the views; `later` waits for work that may end during the report."""
     tracker, progress = views
-    todo = outcome.plan.without(set(outcome.records))
+    todo = portions.next()
     places = _places(config, store, info.name)
     if not todo.stages:
-        progress.opening(info.name, places)
+        progress.opening(info.name, places, search=portions.told())
         tracker.start(info, outcome.plan, outcome.records)
+        _decided(outcome, views)
         return
     with ExitStack() as stack:
         leases, held = store.leases(), stack.enter_context(ExitStack())  # released after the executor has ended
@@ -169,22 +179,28 @@ def _train(
             stack.enter_context(_running(executor, outcome, later))
             preflight(executor, store, outcome.plan, outcome.records, info.environment)  # before any write
             held.enter_context(leases)
-            store.save_sweep(info.name, manifest(info, outcome.plan))  # first, as the weights of a saved sweep are kept
+            _save_decision(outcome, info, store)  # first, as the weights of a saved sweep are kept
             retention.limit(store, outcome.plan)
-            todo = _still_missing(outcome, todo, store)
+            todo = _still_missing(outcome, todo, portions, store)
             if config["retry_failed"]:
-                store.failures.drop_all(todo.stages)
-        progress.opening(info.name, places, store.checkpoints.steps(todo.stages.keys()))
+                store.failures.drop_all(outcome.plan.without(set(outcome.records)).stages)
+        progress.opening(info.name, places, store.checkpoints.steps(todo.stages.keys()), portions.told())
         executor.on_every_node(stack.enter_context(probing(store)))
         tracker.start(info, outcome.plan, outcome.records)
         interrupt.works(executor.cancel)
         if isinstance(executor, RayExecutor):  # inline stages run in this process: no imports beside them
             threading.Thread(target=drawing.prepare, name="drawing", daemon=True).start()
         try:
-            for event in executor.run(todo):
-                outcome.take(event)
-                tracker.record(event)
-                progress.event(event)
+            while todo.stages:
+                if outcome.decision is not None:
+                    _save_decision(outcome, info, store)
+                    _decided(outcome, views)
+                for event in executor.run(todo):
+                    outcome.take(event)
+                    tracker.record(event)
+                    progress.event(event)
+                todo = portions.next()
+            _decided(outcome, views)
         except OrchestratorError:  # for example, no node is left
             tracker.finish("failed", {})
             if not tracker.complete:
@@ -195,13 +211,26 @@ def _train(
             tracker.finish(outcome.status, {})
 
 
-def _still_missing(outcome: Outcome, todo: Plan, store: Store) -> Plan:
+def _decided(outcome: Outcome, views: tuple[Tracker, Progress]) -> None:
+    """Show the last decision of a search."""
+    if outcome.decision is not None:
+        for view in views:
+            view.decided(outcome.decision)
+
+
+def _save_decision(outcome: Outcome, info: SweepInfo, store: Store) -> None:
+    """Save the sweep with the last decision of its search, before the stages of the decision run."""
+    store.save_sweep(info.name, manifest(info, outcome.plan, None, outcome.decision, outcome.searches))
+
+
+def _still_missing(outcome: Outcome, todo: Plan, portions: Portions, store: Store) -> Plan:
     """Return the plan of missing stages, and of stages whose weights another sweep has dropped in the meantime."""
     needed = {key for spec in todo.stages.values() for key in spec.inputs.values()} - todo.stages.keys()
     found = store.finished(needed)
     if any(key not in found or WEIGHTS not in found[key].files for key in needed):
         outcome.records = store.resumable(outcome.plan)
-    return outcome.plan.without(set(outcome.records))
+        return portions.again()
+    return todo
 
 
 @contextmanager

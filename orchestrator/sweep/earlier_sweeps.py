@@ -11,7 +11,8 @@ from typing import Any
 
 from orchestrator.config.cluster import Cluster
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.core.events import Forecast
+from orchestrator.core.events import Forecast, PastSearch
+from orchestrator.core.plain_data import read_as
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.execution.embedded_ray import address_of
@@ -22,6 +23,7 @@ from orchestrator.planning.number_formats import counted
 from orchestrator.planning.pace import Pace, Place, places
 from orchestrator.store import saved_sweep
 from orchestrator.store.store import Store
+from orchestrator.sweep.search.building import search_digest, searches
 
 MOST_SWEEPS, MOST_SECONDS = 30, 2.0
 """Maximum number of recent sweeps to read, and the maximum seconds for that."""
@@ -50,6 +52,33 @@ def earlier_forecast(store: Store, name: str) -> Forecast | None:
         return saved_sweep.read(store, name).info.forecast
     except OrchestratorError:
         return None
+
+
+def past_searches(store: Store, name: str, config: Mapping[str, Any]) -> dict[str, PastSearch]:
+    """Return the searches that a sweep has had, and the one that begins now, by the digests of their settings.
+
+    The same search again gets the networks that were excluded at its start. Another one excludes all networks that any
+    search in the store has seen.
+
+    Args:
+        store: store with the saved sweeps
+        name: name of the sweep
+        config: configuration of the sweep
+    """
+    found = _searches_of(store, name)
+    if searches(config) and (own := search_digest(config)) not in found:
+        every = [each for other in store.sweeps() for each in _searches_of(store, other).values()]
+        found[own] = PastSearch(tuple(sorted({key for each in every for key in each.seen})), ())
+    return found
+
+
+def _searches_of(store: Store, name: str) -> dict[str, PastSearch]:
+    try:
+        data = store.load_sweep(name) if name in store.sweeps() else {}
+        with store.reading_sweep(name):
+            return {key: read_as(PastSearch, each) for key, each in data.get("searches", {}).items()}
+    except OrchestratorError:  # of another release, or damaged: other readers report it
+        return {}
 
 
 def _learned(store: Store, plan: Plan, finished: Mapping[str, StageRecord], here: str | None) -> tuple[Pace, str]:

@@ -124,9 +124,27 @@ def _preset(master: DictConfig) -> str | None:
     return None if choice is None else str(choice)
 
 
+class Stopped(float):
+    """Return value of a job that a search did not run: nan, with the reason."""
+
+    reason: str
+
+    def __new__(cls, reason: str) -> Stopped:
+        """Return nan with a reason."""
+        made = super().__new__(cls, math.nan)
+        made.reason = reason
+        return made
+
+    def __repr__(self) -> str:
+        """Return the reason as text."""
+        return f"Stopped({self.reason!r})"
+
+
 def _returned(job: Job, outcome: Outcome, index: int, failure: SweepIncomplete | None) -> JobReturn:
     result = JobReturn(overrides=list(job.overrides))  # no config: it would cost 20 ms, and no sweeper reads it
-    if outcome.ran and not outcome.complete(index):
+    if outcome.ran and not outcome.complete(index) and (reason := outcome.stopped(index)):
+        result.status, result.return_value = JobStatus.COMPLETED, Stopped(reason)
+    elif outcome.ran and not outcome.complete(index):
         result.status, result.return_value = JobStatus.FAILED, failure
     else:
         result.status = JobStatus.COMPLETED

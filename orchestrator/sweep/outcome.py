@@ -13,7 +13,7 @@ from orchestrator.compare.deployment_points import figures_of, headline
 from orchestrator.config.schema import ConfigError, objectives
 from orchestrator.config.tracking_uri import DEFAULT_EXPERIMENT
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.core.events import Failure, StageEvent
+from orchestrator.core.events import Decision, Failure, PastSearch, StageEvent
 from orchestrator.core.file_names import DROPPABLE
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
@@ -21,6 +21,7 @@ from orchestrator.core.stage_kinds import KINDS
 from orchestrator.execution.interrupts import EXIT_INTERRUPTED
 from orchestrator.planning.number_formats import counted, first_few
 from orchestrator.sweep.objective import objective, unmeasured
+from orchestrator.sweep.search.building import search_digest
 
 Status = Literal["finished", "failed", "killed"]
 NOT_THEIRS = (
@@ -53,28 +54,61 @@ class Outcome:
     causes: dict[str, Failure] = field(default_factory=dict)
     """Failures of stages that failed themselves, not because an input failed."""
     interrupted: bool = False
+    killed: bool = False
+    """Whether a stage was ended before it finished, by an interrupt or by `cluster.on_error=stop`."""
     reached: Mapping[str, int] = field(default_factory=dict)
     """Steps of the checkpoints of an interrupted sweep, by stage."""
     behind: str = ""
     """Message with the command that completes the view; empty if the view is complete."""
     ran: bool = True
+    decision: Decision | None = None
+    """Last decision of the search; None without a search."""
+    past: Mapping[str, PastSearch] = field(default_factory=dict)
+    """Searches of the sweep before this run, by the digests of their settings."""
 
     @property
     def status(self) -> Status:
         """`killed` if interrupted, `failed` if a trial is incomplete, else `finished`."""
         if self.interrupted:
             return "killed"
-        return "finished" if all(self.complete(trial) for trial in range(len(self.plan.trials))) else "failed"
+        return "failed" if self.missing else "finished"
+
+    @property
+    def missing(self) -> list[int]:
+        """Indices of the trials that have to be run and are incomplete."""
+        return [trial for trial in range(len(self.plan.trials)) if not (self.complete(trial) or self.stopped(trial))]
 
     @property
     def settled(self) -> bool:
-        """Whether every stage has finished or failed, so that an interrupt had no effect."""
+        """Whether every stage to run has finished or failed, so that an interrupt had no effect."""
+        if self.decision is not None:
+            return self.decision.ended
         return all(key in self.records or key in self.failures for key in self.plan.stages)
+
+    @property
+    def failing(self) -> frozenset[str]:
+        """Stages that fail in the same way every time."""
+        return frozenset(key for key, failure in self.causes.items() if failure.repeats)
+
+    def stopped(self, trial: int) -> str:
+        """Return the reason why an ended search does not run a trial; empty if it runs."""
+        if self.decision is None or not self.decision.ended:
+            return ""
+        return self.decision.stopped.get(self.plan.trials[trial].name, "")
+
+    @property
+    def searches(self) -> Mapping[str, PastSearch]:
+        """Searches of the sweep by the digests of their settings, with all that they have seen."""
+        if self.decision is None:
+            return self.past
+        own = search_digest(self.plan.trials[0].config)
+        return {**self.past, own: replace(self.past[own], seen=self.decision.seen)}
 
     def take(self, event: StageEvent) -> None:
         """Record one event."""
         if event.record is not None:
             self.records[event.key] = event.record
+        self.killed = self.killed or event.kind == "killed"
         if event.kind == "failed" and event.failure is not None:
             self.failures[event.key] = event.failure.message
             if self.failures.keys().isdisjoint(self.plan.needs(event.key)):
@@ -110,13 +144,15 @@ class Outcome:
 
     def incomplete(self) -> SweepIncomplete | None:
         """Return an error with the missing trials, their failures, and an incomplete view; None if all is complete."""
-        missing = [trial.name for index, trial in enumerate(self.plan.trials) if not self.complete(index)]
+        missing = [self.plan.trials[trial].name for trial in self.missing]
         if not self.ran or not (missing or self.behind):
             return None
         lines = []
         if missing:
             if not self.interrupted:
-                lines.append(f"{len(missing)} of {len(self.plan.trials)} trials failed: {first_few(missing)}")
+                failed = self._failed(missing)
+                lines.append(f"{len(failed)} of {len(self.plan.trials)} trials failed: {first_few(failed)}")
+                lines += ["The search waits for them."] if self.decision is not None and not self.decision.ended else []
             elif self.causes:
                 lines.append("Before the interrupt failed:")
             for key, failure in list(self.causes.items())[:SHOWN]:
@@ -133,6 +169,13 @@ class Outcome:
         error = SweepIncomplete("\n".join([*lines, self.behind] if self.behind else lines))
         error.exit_status = EXIT_INTERRUPTED if self.interrupted else 1 if missing else EXIT_BEHIND
         return error
+
+    def _failed(self, missing: Sequence[str]) -> Sequence[str]:
+        """Return the missing trials that failed; a search may have other trials that wait for these."""
+        if self.decision is None:
+            return missing
+        failed = {index for key in self.failures for index in self.plan.trials_of.get(key, ())}
+        return [trial.name for index, trial in enumerate(self.plan.trials) if index in failed and trial.name in missing]
 
     def _told(self, key: str, failure: Failure) -> list[str]:
         """Return lines with the stage and its failure, and the lines of custom code in the traceback."""

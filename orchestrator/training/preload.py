@@ -9,10 +9,10 @@ from __future__ import annotations
 import gc
 from importlib import import_module
 
-from orchestrator.config.config_groups import GROUPS
+from orchestrator.config.config_groups import OF_STAGES
 
 BUILT_IN = dict.fromkeys(
-    row.code.partition(":")[0] for group in GROUPS.values() for row in group.rows.values() if row.code
+    row.code.partition(":")[0] for group in OF_STAGES.values() for row in group.rows.values() if row.code
 )
 """Modules that catalogue rows name as their code and import late; optional libraries are imported later still."""
 MODULES = ("orchestrator.training.training_stages", *BUILT_IN, "torch._dynamo")

@@ -40,6 +40,7 @@ CONTENTS = {
     "What is trained": ("model", "data", "task", "train"),
     "How it is pruned": ("method", "score", "unit", "scope", "dynamics", "repair", "schedule", "prune"),
     "What happens after pruning": ("finetune", "restart", "deploy", "compare"),
+    "Which trials run": ("search",),
     "Where it runs, and where results go": ("cluster", "store", "tracking"),
     "Ready-made parts and whole sweeps": ("optimizer", "scheduler", "control", "sweep"),
 }

@@ -88,7 +88,7 @@ def make_record(plan: Plan, key: str, start: float = EPOCH) -> StageRecord:
     draw = random.Random(key)
     target = 0.0 if spec.kind == "dense" else float(spec.fields["target"])
     masked = {name: round(target * size) for name, size in SIZES.items()}
-    method = "" if spec.kind == "dense" else str(spec.fields["method"]["name"])
+    method = "" if spec.kind == "dense" else str(spec.fields["method"].get("name"))
     slope = 0.25 if method.startswith("random") else 0.08
     level = 0.97 + 0.004 * random.Random(spec.fields["seed"]).gauss(0, 1)
     accuracy = min(1.0, level - slope * target**4 + 0.002 * draw.gauss(0, 1))

@@ -79,7 +79,7 @@ COLUMNS = (
     ),
     Column("size", lambda p: ratio(p.compression), 6, "parameters, dense / remaining"),
     Column("MACs", lambda p: macs(p), 6, f"multiply-accumulates, dense / remaining: a theoretical speed-up; {NO_MACS}"),
-    Column("seeds", lambda p: str(len(p.seeds)), 5),
+    Column("seeds", lambda p: seeds(p), 5),
     Column("steps", lambda p: whole_number(p.total_steps), hint="optimizer steps from initialisation"),
     COST,
     Column(
@@ -265,6 +265,14 @@ def difference(estimate: Estimate | None, metric: Metric, unit: str = "") -> str
     return f"{mean} [{low}, {high}]"
 
 
+def seeds(point: Point) -> str:
+    """Number of seeds of a point; `2 of 8` if a search did not run all of them."""
+    run = len(point.seeds)
+    return f"{run} of {run + point.stopped}" if point.stopped else str(run)
+
+
 def verdict(point: Point) -> str:
-    """Match verdict of a point; `–` if not tested."""
+    """Match verdict of a point; `–` if not tested, `stopped` if a search did not run all seeds."""
+    if point.stopped:
+        return "stopped"
     return "–" if point.matching in (None, "not tested") else str(point.matching)

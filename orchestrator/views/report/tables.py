@@ -14,7 +14,7 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import shown
 from orchestrator.core.specs import Plan
 from orchestrator.planning.forecast import afterwards
-from orchestrator.planning.number_formats import duration, in_points, percent, ratio, whole_number
+from orchestrator.planning.number_formats import counted, duration, in_points, percent, ratio, whole_number
 from orchestrator.views.report.columns import (
     COLUMNS,
     COST,
@@ -139,11 +139,14 @@ def notes(comparison: Comparison) -> Iterator[str]:
         f"vs dense: {points}paired by seed. size, MACs: dense / remaining.{odd}{steps}"
     )
     yield match_note(comparison)
+    yield from search_notes(comparison)
     yield from two_seeds_note(point.test for point in (*comparison.dense, *comparison.operating_points))
     largest = comparison.largest_matching
     for key in islice(comparison.lines, LINES_LISTED):
         model, data, line = key
         shown = "not known, because a test needs two or more seeds that differ" if key not in largest else "none"
+        if key not in largest and comparison.search is not None:
+            shown = "not tested on the test split, because a search has chosen the networks that ran"
         if point := largest.get(key):
             shown = f"{percent(point.sparsity)}, {ratio(point.compression)} smaller"
         panel = f" ({model} on {data})" if len(comparison.panels) > 1 else ""
@@ -163,6 +166,24 @@ def notes(comparison: Comparison) -> Iterator[str]:
         )
 
 
+def search_notes(comparison: Comparison) -> Iterator[str]:
+    """Yield the answers of a search, and the points that it did not run for all seeds, with the reasons."""
+    search = comparison.search
+    if search is None:
+        return
+    tests = f", {counted(search.tests, 'test')} among them" if search.tests else ""
+    state = "has ended" if search.ended else "has not ended"
+    yield f"The search {state} after {counted(search.looks, 'look')} at validation figures{tests}."
+    yield from (f"Answer: {answer}." for answer in search.answers)
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for point in search.points:
+        at = "the end" if point.sparsity is None else percent(point.sparsity)
+        seeds = f" ({point.finished} of {point.seeds} seeds)" if point.finished else ""
+        by_reason.setdefault((point.line_key[2], point.reason), []).append(f"{at}{seeds}")
+    for (line, reason), places in islice(by_reason.items(), LINES_LISTED):
+        yield f"Stopped, and so not tested: {line} at {', '.join(places)}: {reason}."
+
+
 def audit_notes(findings: Sequence[Finding]) -> Iterator[str]:
     """Yield the audit's counts, and a line for each failed rule."""
     failed = [finding for finding in findings if finding.verdict == "fail"]
@@ -177,7 +198,7 @@ def audit_notes(findings: Sequence[Finding]) -> Iterator[str]:
 
 def failure_notes(comparison: Comparison) -> Iterator[str]:
     """Yield the trials that did not finish, with the reasons."""
-    missing = [name for name, status in comparison.trials.items() if status != "finished"]
+    missing = [name for name, status in comparison.trials.items() if status not in ("finished", "stopped")]
     if not missing:
         return
     failed = [name for name in missing if comparison.trials[name] == "failed"]

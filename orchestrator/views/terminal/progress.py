@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from orchestrator.core.events import StageEvent
+from orchestrator.core.events import Decision, StageEvent
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.redact import shown
@@ -77,6 +77,10 @@ class Progress:
         self._points: dict[str, tuple[CurvePoint, Metric]] = {}
         """Key of a running stage -> last point of its curve."""
         self._interrupted = False
+        self._asked: set[str] | None = None
+        """Stages that a search has asked for; None without a search."""
+        self._concluded = 0
+        """Number of conclusions of the search that were printed."""
         self._reasons = {""}
         """Reasons of killed stages that were printed; a stage that never began gets no line for a printed reason."""
 
@@ -110,13 +114,16 @@ class Progress:
         with self._lock:
             self._points[key] = (point, metric)
 
-    def opening(self, sweep: str, places: Mapping[str, str], steps: Mapping[str, int] | None = None) -> None:
+    def opening(
+        self, sweep: str, places: Mapping[str, str], steps: Mapping[str, int] | None = None, search: str = ""
+    ) -> None:
         """Print what will run, what is done already, and where to find things.
 
         Args:
             sweep: name of the sweep
             places: label -> place, for example {"MLflow": "mlflow ui", ...}
             steps: stage key -> step of the checkpoint that the stage resumes from
+            search: sentence about the search; empty without a search
         """
         stages, tally = self._plan.stages, self._tally
         asked = sum(map(len, self._plan.work))
@@ -129,7 +136,10 @@ class Progress:
         )
         if tally.records:
             done = f"{counted(len(tally.records), 'stage')}, {counted(tally.trials()['done'], 'trial')}"
-            self.say(f"Done already: {done}; {counted(self._to_run(), 'stage')} to run.")
+            left = "" if search else f"; {counted(self._to_run(), 'stage')} to run"
+            self.say(f"Done already: {done}{left}.")
+        if search:
+            self.say(search)
         if resumed := [f"{named(self._plan, key)} from step {step}" for key, step in (steps or {}).items()]:
             more = f" and {len(resumed) - 3} more" if len(resumed) > 3 else ""
             self.say(f"Resumed from checkpoints: {'; '.join(resumed[:3])}{more}.")
@@ -141,10 +151,27 @@ class Progress:
         """Print the outcome of the sweep, and where the results are."""
         trials = self._tally.trials()
         outcome = f"{trials['done']} of {len(self._plan.trials)} trials done"
+        if stopped := trials["stopped"]:
+            outcome += f", {stopped} stopped by the search"
         if failed := trials["failed"]:
             outcome += f", {failed} {self._lost_are}"
         self.say(f"{outcome}, in {duration(self._clock() - self._begun)}.")
         self._say_places(places)
+
+    def decided(self, decision: Decision) -> None:
+        """Show the last decision of a search: each conclusion once, and at the end the stages that it saved."""
+        with self._lock:
+            self._asked = (set(self._tally.records) if self._asked is None else self._asked) | set(decision.run)
+            self._tally.stop(decision.stopped)
+            self._time_left.due(key for key in decision.run if key not in self._tally.records)
+            self._last = (-1.0, self._last[1])
+        concluded = [look for look in decision.looks if look.concluded]
+        for look in concluded[self._concluded :]:
+            self.say(f"Search: {look.title}: {look.concluded}.")
+        self._concluded = len(concluded)
+        if decision.ended:
+            saved = len(self._plan.stages) - self._tally.settled
+            self.say(f"Search ended: {saved} of {counted(len(self._plan.stages), 'stage')} need not run.")
 
     def event(self, event: StageEvent) -> None:
         """Show one event."""
@@ -194,7 +221,12 @@ class Progress:
         return "to be finished" if self._interrupted else "failed"
 
     def _to_run(self) -> int:
-        return len(self._plan.stages) - self._tally.settled
+        return self._total - self._tally.settled
+
+    @property
+    def _total(self) -> int:
+        """Number of stages; with a search, of those that it has asked for."""
+        return len(self._plan.stages) if self._asked is None else len(self._asked)
 
     def _line(self, event: StageEvent, name: str, *, printed: bool) -> str:
         """Format an event as a line of text.
@@ -217,7 +249,7 @@ class Progress:
         if event.kind == "retried":
             parts.append(f"attempt {event.attempt}{f', from step {event.reached}' if event.reached >= 0 else ''}")
         if event.kind == "finished":
-            parts.append(f"[{self._tally.settled}/{len(self._plan.stages)}{self._seen()[0]}]")
+            parts.append(f"[{self._tally.settled}/{self._total}{self._seen()[0]}]")
         return "  ".join(parts)
 
     def _is_below_a_failure(self, event: StageEvent) -> bool:
@@ -248,6 +280,7 @@ class Progress:
         """Return the number of trials in each state, failures first, because a narrow terminal cuts the end."""
         count = self._tally.trials()
         failed = [f"{count['failed']} {self._lost_are}"] if count["failed"] else []
+        failed += [f"{count['stopped']} stopped"] if count["stopped"] else []
         return ", ".join([*failed, *(f"{count[state]} {state}" for state in ("waiting", "running", "done"))])
 
     def _render(self) -> RenderableType:
@@ -259,7 +292,7 @@ class Progress:
         width, height = self._console.size
         with self._lock:
             tally = self._tally
-            settled, all_stages = len(tally.records) if self._interrupted else tally.settled, len(self._plan.stages)
+            settled, all_stages = len(tally.records) if self._interrupted else tally.settled, self._total
             left, trials, best, axes = self._seen()
             head = [f"{settled}/{all_stages} stages{left}", f"trials: {trials}; in use: {self._in_use()}"]
             head += [best] if best else []

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping
 from typing import Literal
 
 from orchestrator.core.events import StageEvent
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 
-TrialState = Literal["waiting", "running", "done", "failed"]
+TrialState = Literal["waiting", "running", "done", "failed", "stopped"]
 
 
 class Tally:
@@ -23,7 +23,9 @@ class Tally:
         """Key of a running stage -> Unix time of its start."""
         self.lost: set[str] = set()
         """Keys of stages that failed or were killed, and of stages that depend on them."""
-        self._states = [self._state_of(keys) for keys in plan.work]
+        self._stopped: Container[str] = ()
+        """Names of the trials that a search does not run."""
+        self._states = [*map(self._state_of, range(len(plan.trials)))]
 
     @property
     def settled(self) -> int:
@@ -51,11 +53,19 @@ class Tally:
         elif event.record is not None:
             self.records[event.key] = event.record
         for index in self.plan.trials_of[event.key]:
-            self._states[index] = self._state_of(self.plan.work[index])
+            self._states[index] = self._state_of(index)
 
-    def _state_of(self, keys: Sequence[str]) -> TrialState:
+    def stop(self, names: Container[str]) -> None:
+        """Count the trials that a search does not run."""
+        self._stopped = names
+        self._states = [*map(self._state_of, range(len(self.plan.trials)))]
+
+    def _state_of(self, trial: int) -> TrialState:
+        keys = self.plan.work[trial]
         if not self.lost.isdisjoint(keys):
             return "failed"
         if all(key in self.records for key in keys):
             return "done"
+        if self.plan.trials[trial].name in self._stopped:
+            return "stopped"
         return "waiting" if self.running.keys().isdisjoint(keys) else "running"

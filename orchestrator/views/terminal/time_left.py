@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from orchestrator.core.events import Amount
 from orchestrator.core.records import StageRecord
@@ -46,6 +46,10 @@ class TimeLeft:
         """Note that a stage will not run."""
         self._started.pop(key, None)
         self._left.pop(key, None)
+
+    def due(self, keys: Iterable[str]) -> None:
+        """Count only these stages, which a search runs next."""
+        self._left = dict.fromkeys(keys)
 
     def seconds(self, now: float) -> Amount:
         """Return the estimate at time `now`, with the number of stages whose time is unknown and left out."""

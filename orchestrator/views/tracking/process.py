@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Literal, Self
 
-from orchestrator.core.events import StageEvent, SweepInfo, Tracker
+from orchestrator.core.events import Decision, StageEvent, SweepInfo, Tracker
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 
@@ -60,6 +60,10 @@ class TrackerProcess(Tracker):
     def record(self, event: StageEvent) -> None:
         """Pass one event to the process."""
         self._requests.append(("record", event))
+
+    def decided(self, decision: Decision) -> None:
+        """Pass the last decision of a search to the process."""
+        self._requests.append(("decided", decision))
 
     def finish(self, status: Literal["finished", "failed", "killed"], report: Mapping[str, bytes]) -> None:
         """Close the view, wait until the process has written what it can, and end it."""

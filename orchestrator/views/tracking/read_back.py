@@ -12,13 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.config.tracking_uri import resolve_experiment, resolve_uri, sqlite_path
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.core.events import SweepInfo
+from orchestrator.core.events import Decision, SweepInfo
+from orchestrator.core.plain_data import read_as
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact
 from orchestrator.core.specs import Plan
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.views.tracking import view_database
-from orchestrator.views.tracking.run_contents import AXES_TAG, COMMAND_TAG, FAILURE_TAG, TRIAL_TAG, trial_ids
+from orchestrator.views.tracking.run_contents import (
+    AXES_TAG,
+    COMMAND_TAG,
+    FAILURE_TAG,
+    SEARCH_FILE,
+    TRIAL_TAG,
+    trial_ids,
+)
 from orchestrator.views.tracking.runs import of_sweep, search
 
 if TYPE_CHECKING:
@@ -43,6 +51,8 @@ def load_from_mlflow(name: str, uri: str | None = None, experiment: str | None =
 
         plan = Plan.from_json(read(parent.info.run_id, "plan.json"))
         environment = read(parent.info.run_id, "environment.json")
+        files = [file.path for file in client.list_artifacts(parent.info.run_id)]
+        search = read_as(Decision, read(parent.info.run_id, SEARCH_FILE)) if SEARCH_FILE in files else None
         records: dict[str, StageRecord] = {}
         for run in runs:
             for file in client.list_artifacts(run.info.run_id, "records") if run is not parent else ():
@@ -55,7 +65,7 @@ def load_from_mlflow(name: str, uri: str | None = None, experiment: str | None =
         for keys, identity in zip(plan.work, trial_ids(info, plan.trials), strict=True)
         if identity in reasons and not records.keys() >= {*keys}
     }
-    return SavedSweep(info, plan, records, failures)
+    return SavedSweep(info, plan, records, failures, search)
 
 
 def sweeps_in_mlflow(uri: str | None = None, experiment: str | None = None) -> list[str]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
 from orchestrator.compare.deployment_points import headline
 from orchestrator.compare.trial_settings import as_typed, name_of, settings_of_each, varying
-from orchestrator.core.events import Failure, StageEvent, SweepInfo
+from orchestrator.core.events import Decision, Failure, StageEvent, SweepInfo
 from orchestrator.core.file_names import METRICS_FILE, NOTE_FILE
 from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.records import CurvePoint, StageRecord
@@ -29,7 +30,10 @@ SWEEP_TAG, TRIAL_TAG, LOGGED_TAG = "pruning.sweep", "pruning.trial", "pruning.lo
 PLAN_TAG, AXES_TAG, OVERRIDES_TAG = "pruning.plan", "pruning.axes", "pruning.overrides"
 COMMAND_TAG, NOTE_TAG = "pruning.command", "mlflow.note.content"
 ATTEMPTS_TAG, FAILURE_TAG, WARNINGS_TAG = "pruning.attempts", "pruning.failure", "pruning.warnings"
-MASKS_PICTURE, FAILURE_FILE = "masks/summary.svg", "failure.txt"
+STOPPED_TAG = "pruning.stopped"
+STOPPED = "SCHEDULED"
+"""Status of the run of a trial that a search does not run: a wider search may run it later."""
+MASKS_PICTURE, FAILURE_FILE, SEARCH_FILE = "masks/summary.svg", "failure.txt", "search.json"
 
 
 def sweep_tag(name: str) -> str:
@@ -95,6 +99,7 @@ class SweepView:
         self._curves: dict[str, Sequence[CurvePoint]] = {}
         """Key of an unfinished stage -> its curve in the last checkpoint."""
         self._report: Mapping[str, bytes] = {}
+        self._decision: Decision | None = None
         settings = settings_of_each([trial.config for trial in plan.trials])
         self._settings = [{key_of(name): as_typed(value) for name, value in each.items()} for each in settings]
         """Settings of each trial as flat text: `schedule.sparsity` -> `0.9`."""
@@ -116,6 +121,12 @@ class SweepView:
         if event.attempt > 1:
             self._attempts[event.key] = event.attempt
         return self.plan.trials_of.get(event.key, ())
+
+    def decide(self, decision: Decision) -> Sequence[int]:
+        """Update the state by the last decision of a search; return the indices of the trials that it stops or runs."""
+        before, self._decision = self._decision or Decision(), decision
+        changed = before.stopped.keys() ^ decision.stopped.keys()
+        return [index for index, trial in enumerate(self.plan.trials) if trial.name in changed]
 
     def reach(self, key: str, curve: Sequence[CurvePoint]) -> Sequence[int]:
         """Update the curve of a running stage from its checkpoint; return the indices of the trials it changes."""
@@ -166,6 +177,8 @@ class SweepView:
         if self.outcome == "FINISHED":
             values = {"trials/finished": len(self.plan.trials), **json.loads(self._report.get(METRICS_FILE, b"{}"))}
             content.points = [Point(key_of(key), float(value), end, 0) for key, value in values.items()]
+        if self._decision is not None:
+            content.files[SEARCH_FILE] = _json(asdict(self._decision))
         if NOTE_FILE in self._report:
             content.tags[NOTE_TAG] = self._note(self._report[NOTE_FILE].decode().replace("](", "](comparison/"))
         return content
@@ -220,6 +233,8 @@ class SweepView:
             content.end, content.tags[FAILURE_TAG] = time, failure.message
             text = f"{failure.message}\nhost: {failure.host}\nlog: {failure.log}\n\n{failure.traceback}"
             content.files[FAILURE_FILE] = text.encode()
+        if ending == STOPPED and self._decision is not None:
+            content.tags[STOPPED_TAG] = self._decision.stopped[trial.name]
         return content
 
     def chain(self, index: int) -> list[StageRecord]:
@@ -232,6 +247,8 @@ class SweepView:
         if all(key in self._records for key in stages):
             return "FINISHED", None, 0.0
         status = "RUNNING" if self.outcome == "RUNNING" else "KILLED"
+        if self._decision is not None and self.plan.trials[index].name in self._decision.stopped:
+            status = STOPPED
         return next((self._failures[key] for key in stages if key in self._failures), (status, None, 0.0))
 
     def _described(self, settings: Mapping[str, str], config: Mapping[str, Any]) -> Content:

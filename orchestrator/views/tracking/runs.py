@@ -232,8 +232,10 @@ class MlflowRuns:
         held.tags.update(tags)
         if failure is None and held.tags.pop(runs_hold.FAILURE_TAG, None) is not None:
             self._client.delete_tag(id, runs_hold.FAILURE_TAG)
+        if content.status != runs_hold.STOPPED and held.tags.pop(runs_hold.STOPPED_TAG, None) is not None:
+            self._client.delete_tag(id, runs_hold.STOPPED_TAG)
         if self._statuses[id] != content.status:
-            if content.status == "RUNNING":
+            if content.status in ("RUNNING", runs_hold.STOPPED):
                 self._client.update_run(id, content.status)
             else:
                 self._client.set_terminated(id, content.status, round(1000 * (content.end or time.time())))

@@ -43,7 +43,8 @@ ELSEWHERE = "name another place with `tracking.uri` (`--uri`) or MLFLOW_TRACKING
 _REFUSED = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "PERMISSION_DENIED", "UNAUTHENTICATED", "INVALID_STATE"}
 
 Requests = queue.SimpleQueue[tuple[Any, ...]]
-"""Calls of a `Tracker`: ("start", sweep, plan, finished), ("record", event) ..., ("finish", status, report)."""
+"""Calls of a `Tracker`: ("start", sweep, plan, finished), ("record", event) ..., ("decided", decision) ...,
+("finish", status, report)."""
 
 
 class ViewWriter:
@@ -154,6 +155,8 @@ class ViewWriter:
                 self._look_at_all()
             case ("record", event) if self._view is not None:
                 self._todo |= dict.fromkeys(self._view.take(event))
+            case ("decided", decision) if self._view is not None:
+                self._todo |= dict.fromkeys(self._view.decide(decision))
             case ("finish", status, report):
                 self._closed, self._troubles, self._progress = True, 0, time.monotonic()
                 if self._view is not None:

@@ -1,0 +1,1 @@
+"""Searches: policies over a plan that decide from committed stages which networks are trained next. Pure."""

@@ -1,0 +1,206 @@
+"""Search `halving`: the best of many settings at each sparsity, by rungs of more and more seeds or rounds.
+
+All candidates of a rung are compared after equal training; the best go on to the next rung. The rungs are synchronous:
+a rung is ranked when all its networks are finished, so the order in which they finish does not count.
+
+Reference: Jamieson and Talwalkar 2016, arXiv 1502.07943 (successive halving).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator.compare.statistics import Estimate, estimate, has_spread
+from orchestrator.core.metrics import Metric
+from orchestrator.planning.number_formats import counted, first_few
+from orchestrator.sweep.search.candidates import Candidate, Cell, SearchSpace
+from orchestrator.sweep.search.policy import Answer, Ask, Conclude, Figures, RuleOut, Seen, Strand, uneven
+
+TIE = 1e-12
+"""Difference of mean gains up to which candidates are tied; tied candidates stay together."""
+LEAST_FOR_INTERVAL = 2
+
+
+@dataclass(frozen=True)
+class Halving:
+    """Successive halving among the candidates of each data set and sparsity.
+
+    Args:
+        rungs: `seeds` (each rung has more of the seeds) or `rounds` (each rung has more of the rounds, and all seeds)
+        first: number of seeds or rounds of the first rung
+        factor: factor from rung to rung, and the divisor of the number of candidates
+        confidence: level of an interval that must exclude a candidate before the candidate is ruled out; None rules
+            out by rank alone
+    """
+
+    rungs: str = "seeds"
+    first: int = 1
+    factor: int = 3
+    confidence: float | None = None
+
+    def refusals(self, space: SearchSpace) -> Iterator[str]:
+        """Yield the reasons why candidates cannot be compared by rungs."""
+        groups = _groups(space)
+        if all(len(group) < 2 for group in groups.values()):
+            yield (
+                "search=halving compares candidates at one sparsity, and no sparsity has two; add an axis, as in "
+                "method=l1_unstructured,random_unstructured."
+            )
+            return
+        for group in groups.values():
+            seeds = group[0].seeds
+            yield from uneven(group, seeds)
+            last = min(candidate.rounds for candidate in group) if self.rungs == "rounds" else len(seeds)
+            if self.rungs == "rounds" and any(candidate.rounds != last for candidate in group):
+                longer = max(group, key=lambda candidate: candidate.rounds)
+                yield (
+                    f"search.rungs=rounds compares candidates after equally many rounds, and {longer.name} has "
+                    f"{longer.rounds}, others {last}; pass one schedule.rounds, or search.rungs=seeds."
+                )
+            elif self.first > last or (self.rungs == "rounds" and last < 2):
+                yield (
+                    f"search.first (={self.first}) is beyond the {counted(last, self.rungs.removesuffix('s'))} of "
+                    f"{group[0].name}; pass search.first=1 and "
+                    f"{'schedule.rounds=4' if self.rungs == 'rounds' else 'seed=range(5)'}, or more."
+                )
+            yield from self._without_spread(seeds)
+
+    def _without_spread(self, seeds: Sequence[int]) -> Iterator[str]:
+        fewest = len(seeds) if self.rungs == "rounds" else self.first
+        if self.confidence is not None and fewest < LEAST_FOR_INTERVAL:
+            remedy = "seed=range(5)" if self.rungs == "rounds" else f"search.first={LEAST_FOR_INTERVAL}"
+            yield (
+                f"search.confidence (={self.confidence}) needs {LEAST_FOR_INTERVAL} or more seeds at the first rung, "
+                f"which has {fewest}; pass {remedy}."
+            )
+
+    def strands(self, space: SearchSpace) -> list[Strand]:
+        """Return the race of each data set and sparsity."""
+        return [self._race(space, label, group) for label, group in _groups(space).items()]
+
+    def bounds(self, space: SearchSpace) -> tuple[Iterable[Cell], Iterable[Cell]]:
+        """Return the networks without any tie, and with all candidates tied."""
+        least, most = list[Cell](), list[Cell]()
+        for group in _groups(space).values():
+            left = len(group)
+            for amount in self._amounts(group):
+                least += _cells(space, group[:left], amount, self.rungs)
+                most += _cells(space, group, amount, self.rungs)
+                left = self._kept(left) if self.confidence is None else 1
+        return dict.fromkeys(least), dict.fromkeys(most)
+
+    def _amounts(self, group: Sequence[Candidate]) -> list[int]:
+        """Return the number of seeds, or of rounds, of each rung."""
+        last = group[0].rounds if self.rungs == "rounds" else len(group[0].seeds)
+        found = [self.first]
+        while found[-1] < last:
+            found.append(min(last, found[-1] * self.factor))
+        return found
+
+    def _kept(self, count: int) -> int:
+        return max(1, math.ceil(count / self.factor))
+
+    def _race(self, space: SearchSpace, label: str, group: Sequence[Candidate]) -> Strand:
+        standing, amounts = list(group), self._amounts(group)
+        unit = self.rungs.removesuffix("s")
+        for number, amount in enumerate(amounts, start=1):
+            if len(standing) == 1 and number < len(amounts):
+                continue  # nothing is left to rank before the last rung
+            what = f"rung {number} of {len(amounts)}{label}: {counted(len(standing), 'candidate')}"
+            cells = tuple(_cells(space, standing, amount, self.rungs))
+            seen = yield Ask(f"{what}, {counted(amount, unit)}", cells)
+            gains = {id(each): _gains(space, each, amount, self.rungs, seen) for each in standing}
+            ranked = sorted(standing, key=lambda each: -_mean(gains[id(each)]))
+            if number == len(amounts):
+                yield Conclude(f"best: {ranked[0].name}")
+                yield _answer(label, ranked, gains, seen)
+                return
+            kept = self._survivors(ranked, gains)
+            going_on = {id(each) for each in kept}
+            lost = tuple(each for each in ranked if id(each) not in going_on)
+            yield Conclude(f"{len(kept)} of {counted(len(ranked), 'candidate')} go on; best: {ranked[0].name}")
+            yield RuleOut(lost, f"ruled out after {counted(amount, unit)}{label}")
+            standing = kept
+
+    def _survivors(self, ranked: Sequence[Candidate], gains: Mapping[int, Mapping[int, float]]) -> list[Candidate]:
+        """Return the candidates of the next rung, from the best to the worst."""
+        if self.confidence is not None:
+            best = gains[id(ranked[0])]
+            return [each for each in ranked if not _is_worse(gains[id(each)], best, self.confidence)]
+        least = _mean(gains[id(ranked[self._kept(len(ranked)) - 1])])
+        return [each for each in ranked if _mean(gains[id(each)]) >= least - TIE]
+
+
+def _groups(space: SearchSpace) -> dict[str, list[Candidate]]:
+    """Return a label for people -> the candidates that compete: on one data set, at one sparsity."""
+    found: dict[tuple[str, float | None], list[Candidate]] = {}
+    for candidate in space.candidates:
+        sparsity = None if candidate.sparsity is None else round(candidate.sparsity, 6)
+        found.setdefault((candidate.data, sparsity), []).append(candidate)
+    several = len({data for data, _ in found}) > 1
+    labels = {}
+    for (data, sparsity), group in found.items():
+        at = "" if sparsity is None else f" at {sparsity:.2%}"
+        labels[(at if len(found) > 1 else "") + (f" on {data}" if several else "")] = group
+    return labels
+
+
+def _cells(space: SearchSpace, group: Iterable[Candidate], amount: int, rungs: str) -> Iterator[Cell]:
+    """Yield the networks of a rung."""
+    for candidate in group:
+        if rungs == "rounds":
+            reached = candidate if amount >= candidate.rounds else space.after(candidate, amount)
+            yield from (reached.cells[seed] for seed in reached.seeds)
+        else:
+            yield from (candidate.cells[seed] for seed in candidate.seeds[:amount])
+
+
+def _gains(space: SearchSpace, candidate: Candidate, amount: int, rungs: str, seen: Seen) -> dict[int, float]:
+    """Return seed -> gain over dense at a rung; minus infinity for a network that failed."""
+    found = {cell.seed: seen[cell] for cell in _cells(space, [candidate], amount, rungs)}
+    return {seed: -math.inf if each is None else each.gain for seed, each in found.items()}
+
+
+def _mean(gains: Mapping[int, float]) -> float:
+    values = gains.values()
+    return math.fsum(values) / len(values) if all(map(math.isfinite, values)) else -math.inf
+
+
+def _behind(gains: Mapping[int, float], best: Mapping[int, float], confidence: float) -> Estimate | None:
+    """Return the estimate of a candidate's gain minus the best one's, paired by seed."""
+    return estimate([gains[seed] - best[seed] for seed in gains], confidence)
+
+
+def _is_worse(gains: Mapping[int, float], best: Mapping[int, float], confidence: float) -> bool:
+    """Whether an interval says that a candidate is worse than the best one, or a network of it failed."""
+    if not math.isfinite(_mean(gains)):
+        return math.isfinite(_mean(best))
+    found = _behind(gains, best, confidence)
+    return found is not None and has_spread(found) and found.high is not None and found.high < 0
+
+
+def _answer(label: str, ranked: Sequence[Candidate], gains: Mapping[int, Mapping[int, float]], seen: Seen) -> Answer:
+    """Name the best candidate, and those that the last rung does not tell from it."""
+    best, level = ranked[0], 0.95
+    found: list[Figures] = [figures for cell in best.cells.values() if (figures := seen.get(cell)) is not None]
+    if not found:
+        return Answer(f"no candidate{label} has finished: every network of the last rung failed")
+    others = [each.name for each in ranked[1:] if not _is_worse(gains[id(each)], gains[id(best)], level)]
+    beside = f"; not told from it: {first_few(others)}" if others else ""
+    return Answer(
+        f"best{label}: {best.name}, {_said(estimate([each.difference for each in found]), found[0].metric)} against "
+        f"dense on validation, {counted(len(found), 'seed')}{beside}",
+        tuple(best.cells[seed].network for seed in best.seeds),
+    )
+
+
+def _said(found: Estimate | None, metric: Metric) -> str:
+    if found is None:
+        return "unknown"
+    unit = " points" if metric.scale != 1 else f" {metric.unit}" if metric.unit else ""
+    if found.low is None or found.high is None or not has_spread(found):
+        return f"{metric.written(found.mean, '+')}{unit}"
+    low, high = (metric.written(each, "+") for each in (found.low, found.high))
+    return f"{metric.written(found.mean, '+')} [{low}, {high}]{unit}"

@@ -1,0 +1,136 @@
+"""The interface of a search: what a policy asks for, sees and concludes; and the budget that ends it.
+
+A policy is a class with three methods. `strands` returns generators that run side by side. A generator yields `Ask` for
+networks and receives their validation figures; it yields `Conclude`, `RuleOut` and `Answer` to say what follows. It
+sees nothing that it did not ask for, so its decisions depend on the figures alone: not on their order, the workers, or
+other results in the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from orchestrator.core.metrics import Metric
+from orchestrator.core.specs import Key
+from orchestrator.sweep.search.candidates import Candidate, Cell, SearchSpace
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A look: networks to train, if they are not finished, and to compare on validation."""
+
+    title: str
+    cells: tuple[Cell, ...]
+    confirms: bool = False
+    """Whether the look tests a claim."""
+
+
+@dataclass(frozen=True)
+class Conclude:
+    """Conclusion of the last look, as a sentence."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class RuleOut:
+    """Candidates that the search will not ask for again, and the reason."""
+
+    candidates: tuple[Candidate, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Answer of a strand, as a sentence, and the stages of its networks."""
+
+    text: str
+    networks: tuple[Key, ...] = ()
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures of a finished network without the test split, and the primary metric of its own dense network."""
+
+    metric: Metric
+    """Primary metric, with the margin of the sweep."""
+    value: float
+    """Primary metric on validation; `dense` is the same of the dense network of the seed."""
+    dense: float
+    read: Callable[[], Mapping[str, float]] = dict
+    """Returns `others`."""
+
+    @property
+    def others(self) -> Mapping[str, float]:
+        """All figures of the record except those of the test split, and measurements of the deployed network."""
+        return self.read()
+
+    @property
+    def difference(self) -> float:
+        """Value minus the dense network's."""
+        return self.value - self.dense
+
+    @property
+    def gain(self) -> float:
+        """How much better the network is than its dense network; negative for a loss."""
+        return self.metric.gain(self.value, self.dense)
+
+
+Step = Ask | Conclude | RuleOut | Answer
+Seen = Mapping[Cell, Figures | None]
+"""Network -> its figures; None for a network whose training fails every time."""
+Strand = Generator[Step, Seen, None]
+
+
+class Policy(Protocol):
+    """Interface of a search. A class of your own takes its settings as keyword arguments."""
+
+    def refusals(self, space: SearchSpace) -> Iterable[str]:
+        """Yield a sentence with the remedy for each reason why the search cannot work on a plan."""
+        ...
+
+    def strands(self, space: SearchSpace) -> Sequence[Strand]:
+        """Return the searches, which run side by side and share no figures."""
+        ...
+
+    def bounds(self, space: SearchSpace) -> tuple[Iterable[Cell], Iterable[Cell]]:
+        """Return the networks that the search asks for at least and at most."""
+        ...
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits after which a search asks for nothing more; None for no limit.
+
+    Args:
+        trials: number of trials that the search asks for
+        steps: optimizer steps of the committed stages that it asked for
+        seconds: seconds of these stages, one after the other
+    """
+
+    trials: int | None = None
+    steps: int | None = None
+    seconds: float | None = None
+
+    def reached(self, trials: int, steps: int, seconds: float) -> str:
+        """Return the sentence that names the limit that is reached; empty if none is."""
+        if self.trials is not None and trials > self.trials:
+            return f"search.trials={self.trials} is too small for the next step, which brings the trials to {trials}"
+        if self.steps is not None and steps >= self.steps:
+            return f"search.steps={self.steps} is spent: {steps} steps"
+        if self.seconds is not None and seconds >= self.seconds:
+            return f"search.seconds={self.seconds:g} is spent: {seconds:.0f} s"
+        return ""
+
+
+def uneven(candidates: Iterable[Candidate], seeds: Sequence[int]) -> Iterator[str]:
+    """Yield a sentence if a candidate lacks a seed that others have."""
+    lacking = next((each for each in candidates if not set(seeds) <= each.cells.keys()), None)
+    if lacking is not None:
+        absent = ", ".join(str(seed) for seed in seeds if seed not in lacking.cells)
+        yield (
+            f"`seed` has no value {absent} for {lacking.name}, and a search pairs candidates by seed; give all "
+            "candidates the same seeds, as in seed=range(8)."
+        )

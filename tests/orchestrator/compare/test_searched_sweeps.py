@@ -1,0 +1,123 @@
+"""Comparisons of sweeps whose trials a search has chosen: what was stopped is shown, and never tested."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from factories import make_plan, make_record, make_records, sweep_info
+from searched_plans import crossing, grid, records_of, run_search
+
+from orchestrator.compare.audit import audit
+from orchestrator.compare.compare_trials import compare_trials
+from orchestrator.core.events import Decision
+from orchestrator.sweep.search.halving import Halving
+from orchestrator.sweep.search.matching import Matching
+from orchestrator.views.report import plain_files, tables
+from orchestrator.views.tracking.run_contents import STOPPED, STOPPED_TAG, SweepView
+
+PLAN = grid(("l1_unstructured", "random_unstructured"), (0.5, 0.7, 0.9), seeds=6)
+RECORDS = make_records(PLAN)
+STOPPED_TRIALS = {
+    trial.name: "ruled out"
+    for trial in PLAN.trials
+    if trial.name.startswith("l1") and trial.config["schedule"]["sparsity"] >= 0.7 and trial.config["seed"] >= 2
+}
+SEARCH = Decision(stopped=STOPPED_TRIALS, answers=("it is so",), ended=True)
+LEFT = {
+    key: record
+    for key, record in RECORDS.items()
+    if not any(trial.name in STOPPED_TRIALS and key in trial.stages[1:] for trial in PLAN.trials)
+}
+
+
+def test_a_stopped_point_is_marked_and_neither_tested_nor_best() -> None:
+    compared = compare_trials(PLAN, LEFT, search=SEARCH)
+    points = {(point.line, round(point.asked_sparsity, 1)): point for point in compared.points}
+    stopped = points["l1_unstructured", 0.7]
+
+    assert (len(stopped.seeds), stopped.stopped, stopped.matching, stopped.best) == (2, 4, "not tested", False)
+    assert points["l1_unstructured", 0.5].matching == "yes"
+    assert points["random_unstructured", 0.7].best is False, "a point without a rival is not the best"
+    assert compare_trials(PLAN, LEFT).points != compared.points, "without the search it would be tested"
+
+
+def test_tests_of_a_line_end_before_what_was_stopped() -> None:
+    unrun = {key: record for key, record in LEFT.items() if record.requested_sparsity != 0.7 or "x" in key[:0]}
+    stopped = {trial.name: "ruled out" for trial in PLAN.trials if "sparsity=0.7" in trial.name}
+    compared = compare_trials(PLAN, unrun, search=Decision(stopped=stopped, ended=True))
+
+    assert [point.matching for point in compared.lines["cnn", "digits", "random_unstructured"]] == ["no", "not tested"]
+    assert compared.search is not None
+    assert [(point.finished, point.seeds) for point in compared.search.points] == [(0, 6), (0, 6)]
+
+
+def test_every_table_says_what_was_stopped_and_why() -> None:
+    compared = compare_trials(PLAN, LEFT, search=SEARCH)
+    text = "\n".join([*tables.text_table(compared), *tables.notes(compared)])
+    summary = plain_files.points_csv(compared).decode()
+
+    assert "stopped" in text
+    assert "2 of 6" in text
+    assert "Answer: it is so." in text
+    assert (
+        "Stopped, and so not tested: l1_unstructured at 70.00% (2 of 6 seeds), 90.00% (2 of 6 seeds): ruled out."
+        in text
+    )
+    assert summary.splitlines()[0].endswith(",stopped")
+    assert '"stopped": 4' in plain_files.as_json(compared).decode()
+    assert {compared.trials[name] for name in STOPPED_TRIALS} == {"stopped"}
+
+
+def test_a_sweep_without_a_search_has_no_word_of_it() -> None:
+    compared = compare_trials(PLAN, RECORDS)
+    text = "\n".join([*tables.text_table(compared), *tables.notes(compared)])
+
+    for output in (text, plain_files.points_csv(compared).decode(), plain_files.as_json(compared).decode()):
+        assert "stopped" not in output
+        assert "search" not in output.lower()
+    assert not [each for each in audit(PLAN, RECORDS, compared) if "search" in each.rule]
+
+
+def test_the_audit_counts_the_looks_and_does_not_miss_what_was_stopped() -> None:
+    plan = grid(("l1_unstructured",), seeds=8)
+    decisions, ran = run_search(Matching(), plan, records_of(plan, crossing(0.63)))
+    compared = compare_trials(plan, ran, search=decisions[-1])
+    found = {each.rule: each for each in audit(plan, ran, compared)}
+
+    assert found["a search says what it has seen and left out"].verdict == "pass"
+    assert (
+        "7 looks at validation figures, 4 of them tests" in found["a search says what it has seen and left out"].reason
+    )
+    assert found["every trial finished"].verdict == "pass"
+    assert "that the search stopped" in found["every trial finished"].reason
+    unended = replace(decisions[-1], ended=False)
+    assert "fail" in {
+        each.verdict
+        for each in audit(plan, ran, compare_trials(plan, ran, search=unended))
+        if each.rule.startswith("a search")
+    }
+
+
+def test_a_run_of_a_stopped_trial_is_scheduled_and_says_why() -> None:
+    view = SweepView(sweep_info(), PLAN, LEFT)
+    index = next(index for index, trial in enumerate(PLAN.trials) if trial.name in STOPPED_TRIALS)
+    assert index in view.decide(SEARCH)
+    content = view.content(index)
+    assert content is not None
+    assert (content.status, content.tags[STOPPED_TAG]) == (STOPPED, "ruled out")
+
+    assert index in view.decide(Decision(ended=True)), "a wider search runs it"
+    content = view.content(index)
+    assert content is not None
+    assert content.status == "RUNNING"
+
+
+def test_a_race_on_records_shows_the_winner_with_all_its_seeds() -> None:
+    plan = make_plan(sparsities=(0.5, 0.9), seeds=range(6))
+    decisions, ran = run_search(Halving(), plan, {key: make_record(plan, key) for key in plan.stages})
+    compared = compare_trials(plan, ran, search=decisions[-1])
+
+    assert {(point.line, len(point.seeds)) for point in compared.operating_points if not point.stopped} == {
+        ("l1_unstructured", 6)
+    }
+    assert all(point.matching == "not tested" for point in compared.operating_points if point.stopped)
