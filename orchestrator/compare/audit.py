@@ -65,9 +65,7 @@ def audit(plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison
         "a random control": _random_control(plan, comparison),
         "a magnitude baseline": _magnitude_baseline(plan, comparison),
         "a control of masks that are found before training, or trained from an earlier step": _mask_control(plan),
-        f"{LEAST_SEEDS} or more seeds at every point": _seeds(
-            [*comparison.dense, *(p for p in points if not p.stopped)]
-        ),
+        f"{LEAST_SEEDS} or more seeds at every point": _seeds([*comparison.dense, *comparison.whole_points]),
         f"{LEAST_PANELS} or more pairs of data set and network": _panels(comparison),
         "the dense network's figures": _dense(comparison),
         "the same seeds for dense and pruned, and for every line": _paired(comparison),
@@ -87,9 +85,8 @@ def audit(plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison
         ),
         "one kind of processor, one release of torch": _one_kind(finished),
         "every trial finished": _finished(comparison),
+        **({"a search says what it has seen and left out": _searched(comparison)} if comparison.search else {}),
     }
-    if comparison.search is not None:
-        answers["a search says what it has seen and left out"] = _searched(comparison)
     return tuple(Finding(rule, verdict, reason) for rule, (verdict, reason) in answers.items())
 
 
@@ -166,7 +163,7 @@ def _dense(comparison: Comparison) -> Answer:
 
 
 def _paired(comparison: Comparison) -> Answer:
-    points = [point for point in comparison.operating_points if not point.stopped]
+    points = comparison.whole_points
     odd = []
     for panel in comparison.panels:
         here = [point for point in points if (point.model, point.data) == panel]
@@ -229,8 +226,8 @@ def _finished(comparison: Comparison) -> Answer:
 
 def _searched(comparison: Comparison) -> Answer:
     """Check that a search has ended; report the number of its looks at validation figures and of its tests."""
-    search = comparison.search
-    assert search is not None
+    if (search := comparison.search) is None:
+        return "n/a", "every trial was to be run"
     reason = f"{search.looks} looks at validation figures, {search.tests} of them tests; stopped trials are not tested"
     return _held([search], [] if search.ended else [f"the search has not ended: {reason}"], reason)
 

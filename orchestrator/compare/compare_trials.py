@@ -87,7 +87,7 @@ def compare_trials(
         cost=_cost(plan, records),
         search=None if search is None else _searched(plan, known, left_out, search),
     )
-    windows = window_differences(plan, records, [p for p in comparison.operating_points if not p.stopped])
+    windows = window_differences(plan, records, comparison.whole_points)
     return replace(comparison, points=_tested(comparison), windows=windows)
 
 

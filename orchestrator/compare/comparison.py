@@ -248,6 +248,11 @@ class Comparison:
             ends[point.line_key] = ends.get(point.line_key, 0) + point.final
         return tuple(point for point in self.points if point.final or ends[point.line_key] == 1)
 
+    @property
+    def whole_points(self) -> tuple[Point, ...]:
+        """Operating points that no search has stopped."""
+        return tuple(point for point in self.operating_points if not point.stopped)
+
     @cached_property
     def lines(self) -> Mapping[LineKey, tuple[Point, ...]]:
         """Operating points of each line, in order of sparsity."""
