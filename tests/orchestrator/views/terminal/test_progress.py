@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from orchestrator.core.events import Amount, Failure, StageEvent
+from orchestrator.core.events import Amount, Decision, Failure, Look, StageEvent
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.planning.number_formats import duration
@@ -286,7 +286,7 @@ def test_the_tally_follows_a_trial() -> None:
     tally = Tally(plan, {})
 
     def counts() -> tuple[int, ...]:
-        return tuple(tally.trials()[state] for state in get_args(TrialState))
+        return tuple(tally.trials()[state] for state in get_args(TrialState)[:4])
 
     assert counts() == (2, 0, 0, 0)
     tally.take(started(dense, 0))
@@ -305,6 +305,22 @@ def test_the_tally_follows_a_trial() -> None:
     tally.take(finished(make_record(plan, ninety)))
     assert counts() == (0, 0, 2, 0)
     assert tally.settled == 3
+
+
+def test_trials_that_a_search_stops_are_counted_and_its_conclusions_said_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plan = make_plan(methods=("l1_unstructured",), sparsities=(0.5, 0.9), seeds=(0,), rounds=1)
+    progress = Progress(plan, {})
+    look = Look("explore", (), {}, "fine")
+    progress.decided(Decision(looks=(look,), run=tuple(plan.stages)[:2]))
+    progress.decided(Decision(looks=(look,), stopped={plan.trials[1].name: "no"}, ended=True))
+    progress.closing({})
+    told = capsys.readouterr().out
+
+    assert told.count("Search: explore: fine.") == 1
+    assert "Search ended: 3 of 3 stages need not run." in told
+    assert "0 of 2 trials done, 1 stopped by the search" in told
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.sampled_from(["started", "finished", "failed", "killed", "retried"]))))
