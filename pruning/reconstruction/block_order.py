@@ -41,7 +41,8 @@ def parts_of(model: nn.Module, blocks: str | Sequence[str] | None, parameters: I
             there are none. A weight that several modules share is left out, or refused if it is named.
 
     Raises:
-        ValueError: a name fits nothing, a named weight is tied or belongs to no layer, or the model is pruned by hooks.
+        ValueError: a name fits nothing, a named weight is tied or belongs to no layer, blocks of a ModuleList share
+            weights while no weight is named, or the model is pruned by hooks.
     """
     modules = dict(plain_modules(model))
     if held := [path for path, module in modules.items() if pruned_names(module)]:
@@ -49,6 +50,8 @@ def parts_of(model: nn.Module, blocks: str | Sequence[str] | None, parameters: I
             f"`model` (whose {held[0]!r} is pruned by hooks) must be plain; call pruning.remove_all(model) first."
         )
     layers = _layers(unwrapped(model), modules)
+    if parameters is None:
+        _require_own_weights(modules)
     found = _blocks(modules, layers, blocks)
     wanted = _wanted(model, layers, found, parameters)
     parts = []
@@ -111,6 +114,22 @@ def _blocks(
             is_list = isinstance(modules[path], nn.ModuleList) or _is_list_of_blocks(path, modules[path], layers)
             found |= dict(_children(path, modules[path])) if is_list else {path: modules[path]}
     return {name: block for name, block in found.items() if not any(_is_inside(name, other) for other in found)}
+
+
+def _require_own_weights(modules: Mapping[str, nn.Module]) -> None:
+    """Raise ValueError if two blocks of a ModuleList share the weight of a layer."""
+    for path, blocks in modules.items():
+        owners: dict[int, tuple[str, str]] = {}
+        inside = blocks.named_modules(remove_duplicate=False) if isinstance(blocks, nn.ModuleList) else ()
+        for name, module in inside:
+            block, weight = name.split(".")[0], f"{path}.{name}.weight".lstrip(".")
+            if is_layer(module):
+                other, first = owners.setdefault(id(module.weight), (block, weight))
+                if other != block:
+                    raise ValueError(
+                        f"`blocks` ({first!r} and {weight!r}, one weight) must not share weights; name the weights to "
+                        "prune in `parameters`."
+                    )
 
 
 def _is_inside(path: str, other: str) -> bool:
