@@ -25,7 +25,7 @@ class Format(Row):
             float32. Infinite for a format that changes outputs: the network's metrics are then measured in it.
         measured: whether a sweep can deploy a network in this format and measure it.
         exported: whether the command `export` writes this format.
-        builder: kind of the models that the format can hold, a row of the models' catalogue; empty: any model.
+        builder: package that builds the networks that the format can hold; empty: any network.
         needs_compiler: whether writing it needs a C compiler.
     """
 
@@ -84,7 +84,7 @@ FORMATS: Mapping[str, Format] = named(
             extra="transformers",
             tolerance=RUNTIME,
             measured=False,
-            builder="huggingface",
+            builder="transformers",
         ),
         Format(
             "sparse",

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from orchestrator.catalogue.models import MODELS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import markdown
 from orchestrator.deploy.deployed_metrics import calibration_inputs, metrics_of
@@ -75,11 +76,12 @@ def require_builder(formats: Sequence[Format], model: Mapping[str, Any]) -> None
 
     A model of the user's own is checked when its network is written.
     """
+    row = MODELS.get(str(model.get("kind")))
     for each in formats:
-        if each.builder and model.get("kind") not in (None, each.builder):
+        if each.builder and row is not None and each.builder not in row.packages:
             raise ExportError(
-                f"`--to` (={each.name}) must be another format for `model.kind` (={model['kind']}), because it is for "
-                f"networks that transformers builds (model={each.builder}); type --to safetensors, for example."
+                f"`--to` (={each.name}) must be another format for `model.kind` (={row.name}), because it is for "
+                f"networks that {each.builder} builds, as model=huggingface; type --to safetensors, for example."
             )
 
 

@@ -32,6 +32,7 @@ BESIDE = (
 )
 """Files of a tokenizer besides `TOKENIZER`."""
 GENERATION = "generation_config.json"
+GGUF = ".gguf"
 EXAMPLES, LONGEST = 2, 32
 """Examples whose outputs the fresh process computes, and the maximum number of tokens in its prompt."""
 SENTENCE = "In the beginning, it's 3 o'clock: tokens of plain text, and some of other letters (été)."
@@ -55,12 +56,18 @@ def copy_tokenizer(file: str, source: Path, folder: Path) -> None:
     """Copy the files of a tokenizer into a folder, if there are any.
 
     Args:
-        file: the tokenizer of the data: a file of the package tokenizers, or another word.
-        source: directory of the model, whose tokenizer is taken if that of the data is no file.
+        file: the tokenizer of the data: a file of the package tokenizers, a .gguf file, or another word.
+        source: directory or .gguf file of the model, whose tokenizer is taken if that of the data is no file.
         folder: the folder to write.
     """
-    tokenizer = Path(file) if Path(file).is_file() else source / TOKENIZER
-    if not tokenizer.is_file():
+    tokenizer = next((each for each in (Path(file), source / TOKENIZER, source) if each.is_file()), None)
+    if tokenizer is None:
+        return
+    if tokenizer.suffix == GGUF:
+        from transformers import AutoTokenizer
+
+        with quiet():
+            AutoTokenizer.from_pretrained(tokenizer.parent, gguf_file=tokenizer.name).save_pretrained(folder)
         return
     shutil.copyfile(tokenizer, folder / TOKENIZER)
     if tokenizer.name == TOKENIZER:

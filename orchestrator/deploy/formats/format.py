@@ -73,7 +73,7 @@ class Format(Codec):
         title: description for people.
         needs: packages that `writer` or `loader` import.
         extra: the extra of this project that installs them.
-        builder: kind of the models that the format can hold; empty: any model.
+        builder: package that builds the networks that the format can hold; empty: any network.
         tolerance: see the row, `orchestrator.catalogue.formats.Format`.
     """
 

@@ -168,6 +168,24 @@ def test_the_tokenizer_of_the_data_is_copied_before_that_of_the_model(tmp_path: 
     assert json.loads((folder / "tokenizer_config.json").read_text()) == {"tokenizer_class": "PreTrainedTokenizerFast"}
 
 
+def test_the_tokenizer_in_a_gguf_file_is_written_by_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "model.gguf").touch()
+    asked: list[Any] = []
+
+    def read(folder: Path, *, gguf_file: str) -> Any:
+        asked.append(folder / gguf_file)
+        return SimpleNamespace(save_pretrained=lambda into: (into / "tokenizer.json").write_text("from gguf"))
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", read)
+    copy_tokenizer("", tmp_path / "model.gguf", tmp_path)
+
+    assert asked == [tmp_path / "model.gguf"]
+    assert (tmp_path / "tokenizer.json").read_text() == "from gguf"
+
+
 def written_parts(folder: Path, family: str) -> None:
     """Write a text, a tokenizer of 40 tokens for it, and a directory with a tiny network's configuration."""
     transformers = pytest.importorskip("transformers")
