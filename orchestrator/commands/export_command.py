@@ -83,11 +83,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _smaller(network: StoredNetwork, formats: Sequence[Format]) -> nn.Module:
-    """Return the shrunk network; the masked one if it cannot be traced and no format needs that."""
+    """Return the shrunk network.
+
+    If no format needs a trace of the network, the masked network stands for it where nothing is empty, because a trace
+    of a large network takes minutes, and where it cannot be traced.
+    """
+    untraced = all(each.builder for each in formats)
+    if untraced and not network.has_empty_channels:
+        return network.model
     try:
         return shrunk(network.model, network.inputs()[0])
     except ExportError:
-        if not all(each.builder for each in formats):
+        if not untraced:
             raise
         return network.model
 

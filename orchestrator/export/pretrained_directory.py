@@ -23,16 +23,16 @@ from orchestrator.deploy.formats.pretrained import NAME, stock_network
 from orchestrator.export import stock_loading
 from orchestrator.export.stock_loading import GENERATED, NEW_TOKENS, PROMPT, TEXT, TOKENS, answers
 from orchestrator.export.stored_network import StoredNetwork
+from orchestrator.planning.file_places import GGUF, TOKENIZER
 from pruning.graph.tracing import Example, quiet
 
-TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+SETTINGS = "tokenizer_config.json"
 BESIDE = (
     *(SETTINGS, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
     *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model"),
 )
 """Files of a tokenizer besides `TOKENIZER`."""
 GENERATION = "generation_config.json"
-GGUF = ".gguf"
 EXAMPLES, LONGEST = 2, 32
 """Examples whose outputs the fresh process computes, and the maximum number of tokens in its prompt."""
 SENTENCE = "In the beginning, it's 3 o'clock: tokens of plain text, and some of other letters (été)."

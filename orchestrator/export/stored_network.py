@@ -52,6 +52,12 @@ class StoredNetwork:
     spec: StageSpec
     batch_sizes: tuple[int, ...] = ()
 
+    @property
+    def has_empty_channels(self) -> bool:
+        """Whether a mask prunes all entries of an output or of an input of its weight."""
+        weights = [mask.flatten(2).any(2) if mask.ndim > 2 else mask for mask in self.masks.values() if mask.ndim > 1]
+        return any(not bool(mask.any(dim).all()) for mask in weights for dim in (0, 1))
+
     def inputs(self) -> list[Example]:
         """Return the network's inputs for some batches of the test split, and for a single example.
 

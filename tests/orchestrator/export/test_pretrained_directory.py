@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from small_language_models import write_gguf, write_text
 from torch import nn
 
 from orchestrator.commands.export_command import main as export
@@ -26,6 +27,7 @@ from orchestrator.export import stock_loading
 from orchestrator.export.export_folder import require_builder
 from orchestrator.export.pretrained_directory import SENTENCE, copy_tokenizer, hold_in_fresh_process, questions
 from orchestrator.export.stored_network import StoredNetwork
+from pruning import MaskSet
 
 SIZES = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2}
 """Sizes of a Llama of a moment."""
@@ -192,6 +194,10 @@ def written_parts(folder: Path, family: str) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     text = " ".join(SENTENCE for _ in range(40))
+    if family == "gguf":
+        write_gguf(folder / "net.gguf", tokens=100)
+        write_text(folder / "book.txt")
+        return
     (folder / "book.txt").write_text(text)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -210,7 +216,7 @@ def written_parts(folder: Path, family: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gguf"])
 def test_a_network_of_a_sweep_is_loaded_by_stock_transformers(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -219,8 +225,9 @@ def test_a_network_of_a_sweep_is_loaded_by_stock_transformers(
     written_parts(tmp_path, family)
     monkeypatch.chdir(tmp_path)
     sweep = (
-        *("model=huggingface", "model.path=net", "data=text", "data.root=book.txt", "data.block=16"),
-        *("data.tokenizer=net/tokenizer.json", "task=language_modelling", "method=magnitude"),
+        "model.weights=net.gguf" if family == "gguf" else "model.path=net",
+        *("model=huggingface", "data=text", "data.root=book.txt", "data.block=16"),
+        *("data.tokenizer=model", "task=language_modelling", "method=magnitude"),
         *("schedule=one_shot", "schedule.sparsity=0.5", "train.epochs=null", "train.steps=4", "finetune.epochs=null"),
         *("finetune.steps=4", "cluster=inline", "tracking=none", "prune.exclude=[lm_head.weight]"),
         *(("finetune.lora_rank=2", "finetune.teacher=tuned") if family == "llama" else ()),
@@ -240,7 +247,8 @@ def test_a_network_of_a_sweep_is_loaded_by_stock_transformers(
         *("README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"),
         "tokenizer_config.json",
     }
-    assert json.loads(Path("out/generation_config.json").read_text())["repetition_penalty"] == 1.3
+    settings = json.loads(Path("out/generation_config.json").read_text())
+    assert settings.get("repetition_penalty") == (None if family == "gguf" else 1.3)
     page = Path("out/README.md").read_text()
     assert page.startswith("---\nlibrary_name: transformers\npipeline_tag: text-generation\n")
     assert "pruned by magnitude" in page
@@ -252,3 +260,16 @@ def test_a_network_of_a_sweep_is_loaded_by_stock_transformers(
     subprocess.run([sys.executable, "-P", "-c", code], cwd="out", check=True)
     zeros = [int((tensor == 0).sum()) for name, tensor in load_file("out/model.safetensors").items() if "mlp" in name]
     assert sum(zeros) > 20
+
+
+def test_channels_are_empty_where_a_whole_row_or_column_of_a_mask_is() -> None:
+    def empty(mask: torch.Tensor) -> bool:
+        fields: Any = {"model": nn.Identity(), "data": None, "record": None, "spec": None}
+        return StoredNetwork(**fields, masks=MaskSet({"weight": mask})).has_empty_channels
+
+    scattered = torch.eye(4, dtype=torch.bool)
+    assert not empty(scattered)
+    assert not empty(scattered[..., None, None].repeat(1, 1, 3, 3).tril())
+    assert empty(scattered.index_fill(0, torch.tensor(2), False))
+    assert empty(torch.ones(3, 4, 2, dtype=torch.bool).index_fill(1, torch.tensor(1), False))
+    assert not empty(torch.zeros(3, dtype=torch.bool)), "a bias has no rows"
