@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import orchestrator
 from orchestrator.deploy.formats.format import ExportError, call_values, cut, difference, input_names
 from orchestrator.deploy.formats.format_table import FORMATS
-from orchestrator.deploy.formats.pretrained import NAME, stock_network
+from orchestrator.deploy.formats.pretrained import GENERATING, NAME, stock_network
 from orchestrator.export import stock_loading
 from orchestrator.export.stock_loading import GENERATED, NEW_TOKENS, PROMPT, TEXT, TOKENS, answers
 from orchestrator.export.stored_network import StoredNetwork
@@ -175,11 +175,5 @@ def generation_code(network: nn.Module, folder: Path) -> str:
     found = stock_network(network)
     if not found.can_generate() or not (folder / TOKENIZER).is_file():
         return ""
-    code = (
-        "import transformers\n\n"
-        'tokenizer = transformers.AutoTokenizer.from_pretrained(".")\n'
-        f'network = transformers.{type(found).__name__}.from_pretrained(".")\n'
-        'tokens = tokenizer("In the beginning", return_tensors="pt", return_token_type_ids=False)\n'
-        "print(tokenizer.decode(network.generate(**tokens, max_new_tokens=20)[0]))\n"
-    )
+    code = GENERATING.format(kind=type(found).__name__)
     return f"\n### Generating text\n\n```python generation\n{code}```\n"

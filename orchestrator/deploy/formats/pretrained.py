@@ -27,6 +27,16 @@ import transformers
 network = transformers.{kind}.from_pretrained(".")
 outputs = network({call}).logits
 """
+"""Code that runs a written network."""
+GENERATING = """\
+import transformers
+
+tokenizer = transformers.AutoTokenizer.from_pretrained(".")
+network = transformers.{kind}.from_pretrained(".")
+tokens = tokenizer("In the beginning", return_tensors="pt", return_token_type_ids=False)
+text = tokenizer.decode(network.generate(**tokens, max_new_tokens=20)[0])
+"""
+"""Code that generates a text with a written network."""
 
 
 def stock_network(network: nn.Module) -> Any:

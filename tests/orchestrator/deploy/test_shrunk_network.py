@@ -37,7 +37,7 @@ EXAMPLES = [(torch.tensor([4.0, 1.0, 0.0], dtype=torch.float64),), (torch.tensor
 
 
 def test_pytorch_is_held_closer_than_other_runtimes() -> None:
-    in_pytorch, elsewhere = ("shrink", "torch", "safetensors"), ("onnx", "openvino", "sparse")
+    in_pytorch, elsewhere = ("shrink", "torch", "safetensors"), ("onnx", "openvino", "sparse", "huggingface")
     held = {**dict.fromkeys(in_pytorch, 1e-5), **dict.fromkeys(elsewhere, 1e-4)}
     assert dict(TOLERANCES) == {**held, "onnx_int8": math.inf}, "8 bits are measured instead"
     assert all(TOLERANCES[name] == each.tolerance for name, each in FORMATS.items())
