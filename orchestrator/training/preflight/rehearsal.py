@@ -43,6 +43,8 @@ from pruning.measure.macs import in_mode
 
 CHUNK = 256
 """Number of examples held in memory that are searched at a time."""
+TOKENS = 512
+"""Maximum number of tokens that are read from a split of a text, if a block has no more: a large network is slow."""
 LARGE = 2**30
 """Size in bytes above which a data set held in memory is not loaded a second time."""
 _repeated: set[str] = set()
@@ -306,7 +308,14 @@ class _FewExamples:
 
     def batches(self, batch_size: int, *, device: torch.device, **order: Any) -> Batches:
         whole = self.split.batches(batch_size, device=device, **order)
-        return _OneBatch(self.split.batches(min(batch_size, FEW), device=device), whole, self)
+        return _OneBatch(self.split.batches(min(batch_size, self.few), device=device), whole, self)
+
+    @property
+    def few(self) -> int:
+        """Number of examples that are read."""
+        if isinstance(self.split, TensorSplit) and self.split.in_order:
+            return min(FEW, max(1, TOKENS // self.split.images[0].numel()))
+        return FEW
 
 
 @dataclass(frozen=True)
