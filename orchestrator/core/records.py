@@ -25,6 +25,10 @@ BUSY = 0.5
 """Warn if at least this many other processes ran on average during a latency measurement."""
 
 
+BLOCKS = "blocks"
+"""Part of a checkpoint with the blocks pruned so far, and figure of a live point with the number of all blocks."""
+
+
 @dataclass(frozen=True)
 class CurvePoint:
     """Point of a training curve: metrics after `step` optimizer steps of this stage, at `time` (Unix seconds)."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.core.file_names import MASKS, STATE, STATE_VALUES, WEIGHTS
-from orchestrator.core.records import StageRecord
+from orchestrator.core.records import BLOCKS, CurvePoint, StageRecord
 from orchestrator.core.redact import redact_tree
 from orchestrator.core.seeding import derive
 from orchestrator.core.specs import DENSE, NETWORK, RATES, TEACHER, StageSpec
@@ -30,7 +30,7 @@ from orchestrator.training.dynamics.sparse_training import SparseTraining, first
 from orchestrator.training.dynamics.training_cost import TrainingCost, cost_of
 from orchestrator.training.evaluation import evaluate, generated
 from orchestrator.training.own_loop import Context, Length, run_own_loop
-from orchestrator.training.scoring.layer_by_layer import BLOCKS, Blocks
+from orchestrator.training.scoring.layer_by_layer import Blocks
 from orchestrator.training.scoring.ranking import Read, Round, Scoring, example_of
 from orchestrator.training.stage_networks import Network, fitting, initialised, restored, stored
 from orchestrator.training.state.checkpointing import Checkpointing
@@ -124,7 +124,9 @@ class Ways:
         return generated(stage.model, stage.task, inputs, stage.config["precision"])
 
     def after_block(self, stage: Stage, blocks: Blocks) -> None:
-        """Save a checkpoint if one is due, and end the pruning if the stage must end."""
+        """Report the block, save a checkpoint if one is due, and end the pruning if the stage must end."""
+        point = CurvePoint(blocks.number, 0.0, time.time(), {BLOCKS: blocks.total})
+        stage.order.report(stage.spec.key, point, stage.task.metrics[0])
         stage.keep_or_end(partial(blocks.state, stage.model))
 
     def restart(self, stage: Stage, masks: MaskSet) -> None:

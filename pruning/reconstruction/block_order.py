@@ -163,6 +163,6 @@ def _wanted(
         if not any(fnmatchcase(weight, pattern) for weight in layers):
             raise ValueError(
                 f"`parameters` (={pattern!r}) must name weights of linear or convolutional layers that one module "
-                f"alone holds; such as {', '.join([*layers][:3])}."
+                f"alone holds; such as {', '.join([*layers][:3])}; in a sweep, pass prune.exclude=[{pattern}]."
             )
     return [weight for weight in layers if any(fnmatchcase(weight, pattern) for pattern in patterns)]

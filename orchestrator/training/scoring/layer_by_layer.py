@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import pruning
+from orchestrator.core.records import BLOCKS
 from orchestrator.core.seeding import derive
 from orchestrator.training.scoring.examples import ScoringData, count
 from orchestrator.training.scoring.ranking import SPLIT, Read, Round, Scoring, engine_refusal
@@ -19,9 +20,7 @@ from orchestrator.workloads.model_building import Prunable
 from orchestrator.workloads.tasks.batch import arguments
 from pruning import MaskSet
 from pruning.reconstruction.block_by_block import LayerReport, Layerwise
-
-BLOCKS = "blocks"
-"""Part of a checkpoint that holds the blocks pruned so far."""
+from pruning.reconstruction.block_order import parts_of
 
 
 class Enough(Exception):
@@ -34,11 +33,18 @@ class Blocks:
 
     Args:
         done: the blocks pruned so far; None before the first.
+        total: number of blocks of the network; 0 before the pruning begins.
         after: called after each block.
     """
 
     done: Layerwise | None = None
+    total: int = 0
     after: Callable[[Blocks], object] = field(default=lambda _: None)
+
+    @property
+    def number(self) -> int:
+        """Number of blocks pruned so far."""
+        return 0 if self.done is None else len({report.block for report in self.done.layers.values()})
 
     def state(self, model: nn.Module) -> TrainState:
         """Return the pruned blocks as a state for a checkpoint: masks, weights, and reports of layers."""
@@ -46,7 +52,7 @@ class Blocks:
         weights = {name: model.get_parameter(name).detach() for name in self.done.layers}
         reports = {name: _plain(report) | {"seconds": report.seconds} for name, report in self.done.layers.items()}
         held = {"masks": as_tensor(self.done.masks.to_bytes()), "weights": weights, "layers": reports}
-        return TrainState.of({"step": len({report.block for report in self.done.layers.values()}), BLOCKS: held})
+        return TrainState.of({"step": self.number, BLOCKS: held})
 
     def restore(self, model: nn.Module, state: TrainState) -> None:
         """Put the pruned blocks of a checkpoint into a network.
@@ -86,6 +92,7 @@ def prune_layers(
         blocks.after(blocks)
 
     try:
+        blocks.total = len(parts_of(model, None, names))
         pruning.layerwise(
             model,
             str(choices.score.kind),

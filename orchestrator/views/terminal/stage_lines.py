@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from orchestrator.core.metrics import Metric
-from orchestrator.core.records import BUSY, CurvePoint, StageRecord
+from orchestrator.core.records import BLOCKS, BUSY, CurvePoint, StageRecord
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.planning.number_formats import byte_size, percent, ratio, whole_number
@@ -68,7 +68,9 @@ def validated(record: StageRecord) -> str:
 
 
 def reached(spec: StageSpec, point: CurvePoint, metric: Metric) -> str:
-    """Return the progress of a stage that trains, as `34%, validation loss 0.4100`."""
+    """Return the progress of a stage, as `34%, validation loss 0.4100`, or `pruned block 12/30`."""
+    if BLOCKS in point.metrics:
+        return f"pruned block {point.step}/{point.metrics[BLOCKS]:.0f}"
     done = share(spec, point.step, point.epoch)
     text = f"step {point.step}" if done is None else percent(done, 0)
     value = point.metrics.get(f"val/{metric.name}")

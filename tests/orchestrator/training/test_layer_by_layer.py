@@ -88,6 +88,14 @@ def test_an_interrupted_pruning_gives_the_same_bits(name: str, store: Store, tmp
         assert fresh.checkpoints.known() == []
 
 
+def test_each_pruned_block_is_reported(store: Store) -> None:
+    specs, points = chain(asked("sparsegpt")), []
+    list(run_segment(WorkOrder(specs, store, report=lambda _key, point, _metric: points.append(point))))
+
+    found = [(point.step, dict(point.metrics)) for point in points if "blocks" in point.metrics]
+    assert found == [(number, {"blocks": 3}) for number in (1, 2, 3)]
+
+
 def test_a_round_is_the_engines_call(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The network, the examples and the settings of the sweep give what `pruning.layerwise` gives by hand."""
     seen: dict[str, Any] = {}

@@ -269,7 +269,9 @@ def test_what_an_interrupt_cut_short_has_not_failed() -> None:
     ],
 )
 def test_how_far_a_stage_is_in_its_own_terms(training: dict[str, int | None], told: str) -> None:
-    assert reached(StageSpec("dense", {"train": training}), CurvePoint(3, 1.0, 0.0, {}), ACCURACY) == told
+    spec = StageSpec("dense", {"train": training})
+    assert reached(spec, CurvePoint(3, 1.0, 0.0, {}), ACCURACY) == told
+    assert reached(spec, CurvePoint(12, 0.0, 0.0, {"blocks": 30}), ACCURACY) == "pruned block 12/30"
 
 
 @pytest.mark.parametrize(
