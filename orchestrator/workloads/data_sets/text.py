@@ -15,7 +15,7 @@ from orchestrator.planning.file_places import GGUF, Misplaced, texts
 from orchestrator.planning.pinned_content import content_of_text, release_of, text_bytes
 from orchestrator.workloads import node_cache
 from orchestrator.workloads.data_sets.codecs import Bytes, Characters, Codec, Tokenizer
-from orchestrator.workloads.networks.gguf_files import read_gguf
+from orchestrator.workloads.networks.gguf_files import tokenizer_of
 from orchestrator.workloads.splits import TensorSplit
 
 
@@ -74,6 +74,8 @@ def text(
         }
 
     fraction = test_fraction if test_size is None else 0.0
+    if tokenizer.endswith(GGUF):
+        _loaded(tokenizer)  # a conversion takes the lock of the cache, which is not free while tokens are prepared
     kind = tokenizer if tokenizer in ("characters", "bytes") else release_of("tokenizers")
     held = node_cache.shared({"text": found, "tokenizer": kind, "test_fraction": fraction}, prepare)
     train, test = held["train"], held["test"]
@@ -155,7 +157,7 @@ def _loaded(path: str) -> Any:
         import tokenizers
 
         if path.endswith(GGUF):
-            return tokenizers.Tokenizer.from_str(read_gguf(path, None, f"`data.tokenizer` (={path})").tokenizer)
+            return tokenizers.Tokenizer.from_str(tokenizer_of(path, f"`data.tokenizer` (={path})"))
         return tokenizers.Tokenizer.from_file(path)
     except OrchestratorError:
         raise

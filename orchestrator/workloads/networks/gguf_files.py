@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -61,6 +62,20 @@ def read_gguf(path: str, content: str | None, said: str) -> Converted:
         json.loads(held[CONFIG].numpy().tobytes()),
         held[TOKENIZER].numpy().tobytes().decode(),
     )
+
+
+def tokenizer_of(path: str, said: str) -> str:
+    """Return the tokenizer in a .gguf file as JSON of the package tokenizers.
+
+    Raises:
+        ModelError: as `read_gguf`
+    """
+    return _tokenizer_of(path, file_digest(path), said)
+
+
+@lru_cache(maxsize=4)
+def _tokenizer_of(path: str, content: str, said: str) -> str:
+    return read_gguf(path, content, said).tokenizer
 
 
 def _converted(path: str, said: str) -> dict[str, Tensor]:
