@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from orchestrator.config.sources import file_digest
 from orchestrator.core.errors import OrchestratorError
+from orchestrator.export.pretrained_directory import copy_tokenizer
 from orchestrator.planning import pinned_content
 from orchestrator.planning.file_places import INDEX, checkpoint
 from orchestrator.workloads import data_loading, model_building
@@ -65,6 +66,13 @@ def test_one_file_gives_configuration_weights_and_tokenizer(tiny: Path, tmp_path
     own = transformers.AutoTokenizer.from_pretrained(tiny.parent, gguf_file=tiny.name)
     assert (data.classes, len(data.test)) == (100, 3)
     assert own.decode(tokens) == (tmp_path / "a.txt").read_text()[: len(own.decode(tokens))]
+
+
+def test_an_exported_directory_gets_the_tokenizer_of_the_file(tiny: Path, tmp_path: Path) -> None:
+    copy_tokenizer(str(tiny), tiny, tmp_path)
+
+    own = transformers.AutoTokenizer.from_pretrained(tiny.parent, gguf_file=tiny.name)
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path)("ab ba")["input_ids"] == own("ab ba")["input_ids"]
 
 
 def test_a_sharded_directory_gives_the_bits_of_one_file(tiny: Path, tmp_path: Path) -> None:
