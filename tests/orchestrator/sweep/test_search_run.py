@@ -222,8 +222,10 @@ def test_an_outcome_waits_for_trials_that_failed_in_passing() -> None:
 
 
 @pytest.mark.slow  # kills whole processes
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_killed_processes_change_no_decision(workers: int, tmp_path: Path) -> None:
+def test_killed_processes_change_no_decision(workers: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    kills = int(request.config.getoption("--chaos", 10)) // 2
     words = [
         *("-m", "schedule.sparsity=0.5,0.7,0.9", "seed=range(6)", "schedule=one_shot", "search=matching"),
         *("compare.margin=0.03", "model=mlp", "model.hidden=[16]", "train.epochs=2", "finetune.epochs=1"),
@@ -243,7 +245,7 @@ def test_killed_processes_change_no_decision(workers: int, tmp_path: Path) -> No
 
     assert start(tmp_path / "plain").wait(280) == 0
     killed = tmp_path / "killed"
-    for moment in range(10):
+    for moment in range(kills):
         process = start(killed)
         goal = len([*killed.glob("store/stages/*/record.json")]) + 1 + moment % 3
         while process.poll() is None and len([*killed.glob("store/stages/*/record.json")]) < goal:
