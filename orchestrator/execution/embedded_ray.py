@@ -200,6 +200,24 @@ def connected(address: Address, cluster: Cluster, work: Work | str) -> Iterator[
         yield new
 
 
+def leave(*, own: bool) -> None:
+    """Disconnect from Ray; end its processes at once if it is the sweep's `own`.
+
+    Another thread may free a reference to a task at any time, and Ray ends this process if that happens while its core
+    shuts down. References that find no core are freed without it, so the core is taken away before it shuts down.
+    """
+    import ray
+
+    node: Any = ray._private.worker._global_node
+    if own and node is not None:
+        kill = node.kill_all_processes  # by default waits a second for each process to end on SIGTERM
+        node.kill_all_processes = lambda **_: kill(check_alive=False)
+    core: Any = vars(ray._private.worker.global_worker).pop("core_worker", None)
+    if core is not None:
+        core.shutdown_driver()
+    ray.shutdown()
+
+
 def death() -> str | None:
     """Return how the sweep's own Ray has died, in a sentence with the remedy; None while it is alive."""
     import ray

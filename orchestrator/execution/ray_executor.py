@@ -216,13 +216,7 @@ class RayExecutor:
         with self._lock:
             connected, self._connected = self._connected, None
         if connected is not None and connected.exception() is None and connected.result():
-            import ray
-
-            node: Any = ray._private.worker._global_node
-            if self._address.own and node is not None:
-                kill = node.kill_all_processes  # by default waits a second for each process to end on SIGTERM
-                node.kill_all_processes = lambda **_: kill(check_alive=False)
-            ray.shutdown()
+            embedded_ray.leave(own=self._address.own)
         self._closed.set()
 
     def _hold(self, connected: Future[bool]) -> None:

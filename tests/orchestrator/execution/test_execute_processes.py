@@ -40,6 +40,25 @@ with RayExecutor(Cluster(**given["cluster"]), DirectoryStore(root), work=run_scr
         print(json.dumps([event.kind, plan.stages[event.key].fields["name"], event.attempt, host]), flush=True)
 """
 
+LEAVING = """
+import sys, threading, time
+from pathlib import Path
+from fakes import DirectoryStore
+from orchestrator.config.cluster import Cluster
+from orchestrator.execution.ray_executor import RayExecutor
+
+executor = RayExecutor(Cluster(num_cpus=1), DirectoryStore(Path(sys.argv[1])))
+executor.start()
+import ray
+held = [ray.put(number) for number in range(3000)]
+closing = threading.Thread(target=executor.close)
+closing.start()
+while closing.is_alive():
+    held.pop()
+    time.sleep(0.0005)
+print("references freed while Ray shut down:", 3000 - len(held))
+"""
+
 
 @pytest.fixture
 def root() -> Iterator[Path]:
@@ -129,6 +148,14 @@ def test_nodes_leave_and_join_in_mid_sweep(root: Path, environment: dict[str, st
     assert (kinds.count("finished"), kinds.count("retried"), kinds.count("failed")) == (16, 1, 0)
     starts = [len(path.read_text()) for path in (root / "store").glob("*.starts")]
     assert sorted(starts) == [1] * 15 + [2]
+
+
+def test_a_thread_may_free_references_while_another_leaves_ray(root: Path, environment: dict[str, str]) -> None:
+    command = [sys.executable, "-c", LEAVING, str(root)]
+    result = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
+
+    assert (result.returncode, result.stderr) == (0, "")
+    assert int(result.stdout.rpartition(":")[2]) > 10
 
 
 @pytest.mark.parametrize("how", ["to its end", "cancelled", "interrupts ignored"])
