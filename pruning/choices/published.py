@@ -142,6 +142,13 @@ PUBLISHED: Mapping[str, Method] = named(
             "Frantar & Alistarh 2023, arXiv 2301.00774",
             schedule="half",
         ),
+        Method(
+            "alps_n_m",
+            Choices(Score("alps"), scope=Scope("window"), schedule=Schedule(order="sequential")),
+            "layer by layer, 2 of each 4",
+            "Meng et al. 2024, arXiv 2406.07831",
+            schedule="half",
+        ),
         Method("lottery_ticket", Choices(), paper="Frankle & Carbin 2019, arXiv 1803.03635", restart="rewind"),
         Method(
             "lr_rewinding",

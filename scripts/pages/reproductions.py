@@ -16,6 +16,7 @@ import argparse
 import csv
 import io
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -40,6 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from orchestrator.__main__ import CONF
 from orchestrator.compare.compare_trials import compare_trials
+from orchestrator.compare.comparison import Comparison
 from orchestrator.compare.statistics import estimate
 from orchestrator.config import hydra_options
 from orchestrator.config.compose import compose_jobs
@@ -49,7 +51,7 @@ from orchestrator.planning.plan import make_plan
 from orchestrator.store.finished.stage_commit import folder_of
 from orchestrator.store.store import Store
 from orchestrator.training.state.stage_environment import environment
-from orchestrator.views.report.plain_files import rows_csv
+from orchestrator.views.report.plain_files import rows_csv, window_row
 from scripts.pages import reproductions_page
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,7 +63,9 @@ KEPT = (
     *("early_step", "early_val", "steps", "seconds", "score", "scope", "repair", "restart", "rescorings"),
     *("scored_examples", "dead_layers", "stage"),
 )
-"""Columns of trials.csv in a record; a judge may read these."""
+"""Columns of trials.csv in a record; a judge may read these, and figures of further test sets."""
+FURTHER = re.compile(r"test_\w+/\w+")
+"""Column of a figure of a further test set."""
 INTERRUPTED = 130
 NEUTRAL = ("cluster", "tracking", "store", "data.root", "data.download", "retry_failed")
 """Keys and groups that may be overridden, because they change no result."""
@@ -127,8 +131,8 @@ def _picked(rows: Sequence[Row], column: str, where: Mapping[str, Any]) -> dict[
     """Return seed -> value of the column, in the rows that match `where`: column -> number or pattern of text."""
     found: dict[int, tuple[str, float]] = {}
     for row in rows:
-        if all(_holds(row[name], wanted) for name, wanted in where.items()) and row[column] is not None:
-            value = len(row[column].split()) if isinstance(row[column], str) else row[column]
+        if all(_holds(row[name], wanted) for name, wanted in where.items()) and (cell := row.get(column)) is not None:
+            value = len(cell.split()) if isinstance(cell, str) else cell
             stage, _ = found.setdefault(row["seed"], (row["stage"], value))
             if stage != row["stage"]:
                 raise SystemExit(
@@ -147,7 +151,8 @@ def rows_of(text: str) -> list[Row]:
     """Return the rows of a trials.csv with the columns that are kept, numbers as numbers, each stage's once."""
     found = dict[tuple[str, str], Row]()
     for line in csv.DictReader(io.StringIO(text)):
-        row = {name: _plain(name, line[name]) for name in KEPT}
+        further = [name for name in line if FURTHER.fullmatch(name)]
+        row = {name: _plain(name, line[name]) for name in (*KEPT, *further)}
         found.setdefault((row["stage"], row["line"]), row)
     return [*found.values()]
 
@@ -248,13 +253,15 @@ def _reproduce(protocol: Protocol, given: argparse.Namespace) -> int:
     if status and not given.record:
         print("Nothing is recorded: a command did not finish. Run it again, or pass --record for what has finished.")
         return status
-    rows = {f"{row['stage']} {row['line']}": row for overrides in asked for row in _rows(given.store, overrides)}
-    record = json.dumps(_record(protocol, given.scale, [*rows.values()]), indent=1)
+    found = [_compared(given.store, overrides) for overrides in asked]
+    rows = {f"{row['stage']} {row['line']}": row for each in found for row in rows_of(rows_csv(each).decode())}
+    windows = [window_row(pair) for each in found for pair in each.windows]
+    record = json.dumps(_record(protocol, given.scale, [*rows.values()], windows), indent=1)
     record_path(protocol.name, given.scale).write_text(f"{record}\n")
     return status
 
 
-def _record(protocol: Protocol, scale: str, rows: Sequence[Row]) -> dict[str, Any]:
+def _record(protocol: Protocol, scale: str, rows: Sequence[Row], windows: Sequence[Row]) -> dict[str, Any]:
     work = {row["stage"]: row["seconds"] for row in rows}
     of_protocol = [
         "git",
@@ -275,15 +282,15 @@ def _record(protocol: Protocol, scale: str, rows: Sequence[Row]) -> dict[str, An
         "command": f"scripts/reproduce {protocol.name} --scale {scale}",
         "work_seconds": round(sum(work.values()), 1),
         "figures": [judged(each, rows) for each in protocol.published],
+        **({"windows": windows} if windows else {}),
         "trials": rows,
     }
 
 
-def _rows(uri: str, overrides: Sequence[str]) -> list[Row]:
-    """Return the rows of a command's finished stages in a store, whoever ran them."""
+def _compared(uri: str, overrides: Sequence[str]) -> Comparison:
+    """Return the comparison of a command's finished stages in a store, whoever ran them."""
     plan = planned(overrides)
-    records = Store(uri).opened(exists=True).finished(plan.stages)
-    return rows_of(rows_csv(compare_trials(plan, records)).decode())
+    return compare_trials(plan, Store(uri).opened(exists=True).finished(plan.stages))
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:

@@ -72,6 +72,7 @@ def _section(protocol: Protocol, records: Mapping[tuple[str, str], Record], read
         ours = {figure["id"]: figure for figure in record["figures"]}
         yield from (_row(each, ours[each["id"]]) for each in protocol["published"])
         yield from _levels(record["trials"])
+        yield from _windows(record.get("windows", ()))
         yield "\nDeviations from the paper:\n"
         yield from (f"- {deviation}" for deviation in settings["deviations"])
         yield ""
@@ -124,6 +125,21 @@ def _levels(trials: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         steps = f"{_known(_mean(rows, 'early_step'), ',.0f')} of {_mean(rows, 'steps'):,.0f}"
         cells = [model, f"{line} {restart}".strip(), str(number), kept, *figures, steps, str(len(rows))]
         yield f"| {' | '.join(cells)} |"
+    yield "\n</details>"
+
+
+def _windows(pairs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the table of differences paired by window of held-out text."""
+    if not pairs:
+        return
+    yield "\n<details><summary>Cross-entropy by held-out window, differences in nats per token</summary>\n"
+    yield "| text | sparsity | difference | mean over draws [95% over windows] | windows | spread over draws (number) |"
+    yield "|---|---|---|---|---|---|"
+    for pair in sorted(pairs, key=lambda pair: (pair["text"], pair["sparsity"], pair["line"], pair["reference"])):
+        interval = f"{pair['difference']:+.4f} [{pair['windows_low']:+.4f}, {pair['windows_high']:+.4f}]"
+        spread = "–" if pair["draws_std"] is None else f"± {pair['draws_std']:.4f}"
+        place = f"| {pair['text']} | {100 * pair['sparsity']:.2f}% | {pair['line']} - {pair['reference']} "
+        yield f"{place}| {interval} | {pair['windows']} | {spread} ({len(pair['seeds'].split())}) |"
     yield "\n</details>"
 
 
