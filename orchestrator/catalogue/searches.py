@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from pruning.catalogue.rows import Option, Row, named
-from pruning.catalogue.value_rules import above, one_of, whole, within
+from pruning.catalogue.value_rules import Rule, above, at_least, one_of, whole, within
 
 
 class Search(Row):
@@ -15,6 +15,8 @@ class Search(Row):
     FAMILY: ClassVar[str] = "search"
 
 
+QUANTITIES = ("parameters", "macs", "bytes", "latency", "training_macs")
+"""Quantities of a network that a frontier makes small, or limits."""
 BUDGET = (
     Option(
         "trials",
@@ -40,6 +42,17 @@ BUDGET = (
     ),
 )
 """Options of every search: its budget."""
+RUNGS = (
+    Option(
+        "rungs",
+        str,
+        "seeds",
+        "What grows from rung to rung: `seeds`, or `rounds` of every seed.",
+        (one_of("seeds", "rounds"),),
+    ),
+    Option("first", int, 1, "Number of seeds or rounds of the first rung.", (whole(1),)),
+)
+"""Options of a search by rungs."""
 SEARCHES: Mapping[str, Search] = named(
     (
         Search("none", "", "No search: every trial runs."),
@@ -64,14 +77,7 @@ SEARCHES: Mapping[str, Search] = named(
             "orchestrator.sweep.search.halving:Halving",
             "The best settings at each sparsity: rungs with more and more seeds or rounds for fewer and fewer of them.",
             (
-                Option(
-                    "rungs",
-                    str,
-                    "seeds",
-                    "What grows from rung to rung: `seeds`, or `rounds` of every seed.",
-                    (one_of("seeds", "rounds"),),
-                ),
-                Option("first", int, 1, "Number of seeds or rounds of the first rung.", (whole(1),)),
+                *RUNGS,
                 Option(
                     "factor",
                     int,
@@ -89,6 +95,58 @@ SEARCHES: Mapping[str, Search] = named(
                 *BUDGET,
             ),
             paper="Jamieson and Talwalkar 2016, arXiv 1502.07943",
+        ),
+        Search(
+            "frontier",
+            "orchestrator.sweep.search.frontier:Frontier",
+            "The networks that no other beats in validation figure and size at once: by rungs, dominated ones stop.",
+            (
+                Option(
+                    "against",
+                    list[str],
+                    ["parameters"],
+                    "What to make small besides the loss of the validation figure: `parameters` and `macs` that "
+                    "remain, `training_macs`, and `bytes` and `latency` of the network deployed in the first format "
+                    "at the first batch size.",
+                    (
+                        Rule(
+                            lambda given: bool(given) and set(given) <= {*QUANTITIES} and len({*given}) == len(given),
+                            f"hold one or more of {', '.join(QUANTITIES)}, each once",
+                        ),
+                    ),
+                ),
+                Option(
+                    "within",
+                    float | None,
+                    None,
+                    "Largest mean loss against dense of a network in the answer, in the metric's own scale: 0.005 is "
+                    "half a percentage point; null: any.",
+                    (at_least(0, ", or null").or_null(""),),
+                ),
+                Option(
+                    "limits",
+                    dict[str, float],
+                    {},
+                    "Largest means in the answer, as in +search.limits.latency=5, in milliseconds; the names are those "
+                    "of `against`.",
+                    (
+                        Rule(
+                            lambda given: set(given) <= {*QUANTITIES} and all(value > 0 for value in given.values()),
+                            f"hold numbers above 0, named by {', '.join(QUANTITIES)}",
+                        ),
+                    ),
+                ),
+                *RUNGS,
+                Option("factor", int, 3, "Growth from rung to rung.", (whole(2),)),
+                Option(
+                    "confidence",
+                    float | None,
+                    None,
+                    "Level of an interval that must show a loss before a candidate is ruled out; null: means decide.",
+                    (within("; pass 0.9").or_null(),),
+                ),
+                *BUDGET,
+            ),
         ),
     )
 )

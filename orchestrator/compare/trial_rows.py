@@ -52,6 +52,12 @@ def last_rows(plan: Plan, records: Records, known: Sequence[Position]) -> list[R
     return found
 
 
+def training_macs_until(plan: Plan, records: Records, trial: TrialSpec, key: str) -> int | None:
+    """Return the multiply-accumulates of a trial's training up to a stage; None if a part is not recorded."""
+    stage = _stages(plan, records)
+    return _total_training_macs(records, trial, [*map(stage, trial.stages[: trial.stages.index(key) + 1])])
+
+
 def _rows(stage: Callable[[str], _Stage], records: Records, trial: TrialSpec, position: Position) -> Iterator[Row]:
     if trial.dense not in trial.stages and trial.dense in records:
         yield _row(records, trial, position, [stage(trial.dense)])

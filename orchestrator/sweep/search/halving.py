@@ -13,14 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.compare.statistics import Estimate, estimate, has_spread
-from orchestrator.core.metrics import Metric
 from orchestrator.planning.number_formats import counted, first_few
 from orchestrator.sweep.search.candidates import Candidate, Cell, SearchSpace
-from orchestrator.sweep.search.policy import Answer, Ask, Conclude, Figures, RuleOut, Seen, Strand, uneven
+from orchestrator.sweep.search.policy import Answer, Ask, Conclude, Figures, RuleOut, Seen, Strand, in_words
+from orchestrator.sweep.search.rungs import Rungs
 
 TIE = 1e-12
 """Difference of mean gains up to which candidates are tied; tied candidates stay together."""
-LEAST_FOR_INTERVAL = 2
 
 
 @dataclass(frozen=True)
@@ -50,31 +49,11 @@ class Halving:
             )
             return
         for group in groups.values():
-            seeds = group[0].seeds
-            yield from uneven(group, seeds)
-            last = min(candidate.rounds for candidate in group) if self.rungs == "rounds" else len(seeds)
-            if self.rungs == "rounds" and any(candidate.rounds != last for candidate in group):
-                longer = max(group, key=lambda candidate: candidate.rounds)
-                yield (
-                    f"search.rungs=rounds compares candidates after equally many rounds, and {longer.name} has "
-                    f"{longer.rounds}, others {last}; pass one schedule.rounds, or search.rungs=seeds."
-                )
-            elif self.first > last or (self.rungs == "rounds" and last < 2):
-                yield (
-                    f"search.first (={self.first}) is beyond the {counted(last, self.rungs.removesuffix('s'))} of "
-                    f"{group[0].name}; pass search.first=1 and "
-                    f"{'schedule.rounds=4' if self.rungs == 'rounds' else 'seed=range(5)'}, or more."
-                )
-            yield from self._without_spread(seeds)
+            yield from self._rungs.refusals(group)
 
-    def _without_spread(self, seeds: Sequence[int]) -> Iterator[str]:
-        fewest = len(seeds) if self.rungs == "rounds" else self.first
-        if self.confidence is not None and fewest < LEAST_FOR_INTERVAL:
-            remedy = "seed=range(5)" if self.rungs == "rounds" else f"search.first={LEAST_FOR_INTERVAL}"
-            yield (
-                f"search.confidence (={self.confidence}) needs {LEAST_FOR_INTERVAL} or more seeds at the first rung, "
-                f"which has {fewest}; pass {remedy}."
-            )
+    @property
+    def _rungs(self) -> Rungs:
+        return Rungs(self.rungs, self.first, self.factor, self.confidence)
 
     def strands(self, space: SearchSpace) -> list[Strand]:
         """Return the race of each data set and sparsity."""
@@ -85,33 +64,22 @@ class Halving:
         least, most = list[Cell](), list[Cell]()
         for group in _groups(space).values():
             left = len(group)
-            for amount in self._amounts(group):
-                least += _cells(space, group[:left], amount, self.rungs)
-                most += _cells(space, group, amount, self.rungs)
-                left = self._kept(left) if self.confidence is None else 1
+            for amount in self._rungs.amounts(group):
+                least += self._rungs.cells(space, group[:left], amount)
+                most += self._rungs.cells(space, group, amount)
+                left = self._rungs.kept(left) if self.confidence is None else 1
         return dict.fromkeys(least), dict.fromkeys(most)
 
-    def _amounts(self, group: Sequence[Candidate]) -> list[int]:
-        """Return the number of seeds, or of rounds, of each rung."""
-        last = group[0].rounds if self.rungs == "rounds" else len(group[0].seeds)
-        found = [self.first]
-        while found[-1] < last:
-            found.append(min(last, found[-1] * self.factor))
-        return found
-
-    def _kept(self, count: int) -> int:
-        return max(1, math.ceil(count / self.factor))
-
     def _race(self, space: SearchSpace, label: str, group: Sequence[Candidate]) -> Strand:
-        standing, amounts = list(group), self._amounts(group)
-        unit = self.rungs.removesuffix("s")
+        rungs, standing = self._rungs, list(group)
+        amounts = rungs.amounts(group)
         for number, amount in enumerate(amounts, start=1):
             if len(standing) == 1 and number < len(amounts):
                 continue  # nothing is left to rank before the last rung
             what = f"rung {number} of {len(amounts)}{label}: {counted(len(standing), 'candidate')}"
-            cells = tuple(_cells(space, standing, amount, self.rungs))
-            seen = yield Ask(f"{what}, {counted(amount, unit)}", cells)
-            gains = {id(each): _gains(space, each, amount, self.rungs, seen) for each in standing}
+            cells = tuple(rungs.cells(space, standing, amount))
+            seen = yield Ask(f"{what}, {counted(amount, rungs.unit)}", cells)
+            gains = {id(each): _gains(rungs.networks(space, each, amount), seen) for each in standing}
             ranked = sorted(standing, key=lambda each: -_mean(gains[id(each)]))
             if number == len(amounts):
                 yield Conclude(f"best: {ranked[0].name}")
@@ -121,7 +89,7 @@ class Halving:
             going_on = {id(each) for each in kept}
             lost = tuple(each for each in ranked if id(each) not in going_on)
             yield Conclude(f"{len(kept)} of {counted(len(ranked), 'candidate')} go on; best: {ranked[0].name}")
-            yield RuleOut(lost, f"ruled out after {counted(amount, unit)}{label}")
+            yield RuleOut(lost, f"ruled out after {counted(amount, rungs.unit)}{label}")
             standing = kept
 
     def _survivors(self, ranked: Sequence[Candidate], gains: Mapping[int, Mapping[int, float]]) -> list[Candidate]:
@@ -129,7 +97,7 @@ class Halving:
         if self.confidence is not None:
             best = gains[id(ranked[0])]
             return [each for each in ranked if not _is_worse(gains[id(each)], best, self.confidence)]
-        least = _mean(gains[id(ranked[self._kept(len(ranked)) - 1])])
+        least = _mean(gains[id(ranked[self._rungs.kept(len(ranked)) - 1])])
         return [each for each in ranked if _mean(gains[id(each)]) >= least - TIE]
 
 
@@ -147,20 +115,9 @@ def _groups(space: SearchSpace) -> dict[str, list[Candidate]]:
     return labels
 
 
-def _cells(space: SearchSpace, group: Iterable[Candidate], amount: int, rungs: str) -> Iterator[Cell]:
-    """Yield the networks of a rung."""
-    for candidate in group:
-        if rungs == "rounds":
-            reached = candidate if amount >= candidate.rounds else space.after(candidate, amount)
-            yield from (reached.cells[seed] for seed in reached.seeds)
-        else:
-            yield from (candidate.cells[seed] for seed in candidate.seeds[:amount])
-
-
-def _gains(space: SearchSpace, candidate: Candidate, amount: int, rungs: str, seen: Seen) -> dict[int, float]:
-    """Return seed -> gain over dense at a rung; minus infinity for a network that failed."""
-    found = {cell.seed: seen[cell] for cell in _cells(space, [candidate], amount, rungs)}
-    return {seed: -math.inf if each is None else each.gain for seed, each in found.items()}
+def _gains(cells: Iterable[Cell], seen: Seen) -> dict[int, float]:
+    """Return seed -> gain over dense; minus infinity for a network that failed."""
+    return {cell.seed: -math.inf if (each := seen[cell]) is None else each.gain for cell in cells}
 
 
 def _mean(gains: Mapping[int, float]) -> float:
@@ -190,17 +147,7 @@ def _answer(label: str, ranked: Sequence[Candidate], gains: Mapping[int, Mapping
     others = [each.name for each in ranked[1:] if not _is_worse(gains[id(each)], gains[id(best)], level)]
     beside = f"; not told from it: {first_few(others)}" if others else ""
     return Answer(
-        f"best{label}: {best.name}, {_said(estimate([each.difference for each in found]), found[0].metric)} against "
+        f"best{label}: {best.name}, {in_words(estimate([each.difference for each in found]), found[0].metric)} against "
         f"dense on validation, {counted(len(found), 'seed')}{beside}",
         tuple(best.cells[seed].network for seed in best.seeds),
     )
-
-
-def _said(found: Estimate | None, metric: Metric) -> str:
-    if found is None:
-        return "unknown"
-    unit = " points" if metric.scale != 1 else f" {metric.unit}" if metric.unit else ""
-    if found.low is None or found.high is None or not has_spread(found):
-        return f"{metric.written(found.mean, '+')}{unit}"
-    low, high = (metric.written(each, "+") for each in (found.low, found.high))
-    return f"{metric.written(found.mean, '+')} [{low}, {high}]{unit}"

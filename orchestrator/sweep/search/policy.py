@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from typing import Protocol
 
+from orchestrator.compare.statistics import Estimate, has_spread
 from orchestrator.core.metrics import Metric
 from orchestrator.core.specs import Key
 from orchestrator.sweep.search.candidates import Candidate, Cell, SearchSpace
@@ -61,6 +62,10 @@ class Figures:
     dense: float
     read: Callable[[], Mapping[str, float]] = dict
     """Returns `others`."""
+    quantity: Callable[[str], float | None] = dict[str, float]().get
+    """Name of a quantity, see `quantities.quantity` -> its value for the network; None if it was not measured."""
+    machine: Callable[[], str] = str
+    """Returns the hardware on which the deployed network was measured; empty if it was not."""
 
     @property
     def others(self) -> Mapping[str, float]:
@@ -134,3 +139,14 @@ def uneven(candidates: Iterable[Candidate], seeds: Sequence[int]) -> Iterator[st
             f"`seed` has no value {absent} for {lacking.name}, and a search pairs candidates by seed; give all "
             "candidates the same seeds, as in seed=range(8)."
         )
+
+
+def in_words(found: Estimate | None, metric: Metric) -> str:
+    """Return a difference with its interval, in the metric's unit."""
+    if found is None:
+        return "unknown"
+    unit = " points" if metric.scale != 1 else f" {metric.unit}" if metric.unit else ""
+    if found.low is None or found.high is None or not has_spread(found):
+        return f"{metric.written(found.mean, '+')}{unit}"
+    low, high = (metric.written(each, "+") for each in (found.low, found.high))
+    return f"{metric.written(found.mean, '+')} [{low}, {high}]{unit}"

@@ -13,6 +13,7 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Key, TrialSpec
 from orchestrator.sweep.search.candidates import Cell, SearchSpace
 from orchestrator.sweep.search.policy import Answer, Ask, Budget, Conclude, Figures, Policy, RuleOut, Seen, Strand
+from orchestrator.sweep.search.quantities import machine, quantity
 
 Records = Mapping[Key, StageRecord]
 NOT_ASKED = "the search did not ask for it"
@@ -136,7 +137,15 @@ class Replay:
         trial = self.space.plan.trials[cell.trial]
         margin = trial.config.get("compare", {}).get("margin")
         metric = record.primary if margin is None else replace(record.primary, margin=float(margin))
-        return Figures(metric, value, reference, partial(_without_test, record, trial, records))
+        at_end = record.key == trial.stages[-1]
+        return Figures(
+            metric,
+            value,
+            reference,
+            read=partial(_without_test, record, trial if at_end else None, records),
+            quantity=partial(quantity, self.space.plan, records, trial, record),
+            machine=partial(machine, records, trial),
+        )
 
     def _decision(self, records: Records) -> Decision:
         plan, ended = self.space.plan, not self._pending
@@ -156,9 +165,15 @@ class Replay:
         )
 
 
-def _without_test(record: StageRecord, trial: TrialSpec, records: Records) -> dict[str, float]:
-    """Return the figures of a network and of its deployments, without those of a test split."""
-    measured = (*figures_of(trial, records), *headline(trial, records)) if trial.measured else ()
+def _without_test(record: StageRecord, deployed: TrialSpec | None, records: Records) -> dict[str, float]:
+    """Return the figures of a network and of its deployments, without those of a test split.
+
+    Args:
+        record: record of the network
+        deployed: trial that deploys the network; None for a network before the end of its trial
+        records: stage key -> record
+    """
+    measured = () if deployed is None else (*figures_of(deployed, records), *headline(deployed, records))
     found = {**record.figures, **{name: each for name, each, _ in measured}}
     return {name: each for name, each in found.items() if not _is_of_test(name)}
 

@@ -19,6 +19,7 @@ from orchestrator.core.records import StageRecord
 from orchestrator.store.retention import needed_weights
 from orchestrator.sweep.search.building import planned_search, search_digest
 from orchestrator.sweep.search.candidates import Cell, SearchSpace
+from orchestrator.sweep.search.frontier import Frontier
 from orchestrator.sweep.search.halving import Halving
 from orchestrator.sweep.search.matching import Matching
 from orchestrator.sweep.search.policy import Answer, Ask, Budget, Conclude, Policy, Strand
@@ -26,7 +27,10 @@ from orchestrator.sweep.search.replay import Replay, decide
 
 PLAN = grid(("l1_unstructured", "random_unstructured"))
 RECORDS = records_of(PLAN, crossing(0.62))
-POLICIES = [Matching(), Matching(tries=2), Halving(), Halving(first=2, confidence=0.9)]
+POLICIES = [
+    *(Matching(), Matching(tries=2), Halving(), Halving(first=2, confidence=0.9)),
+    *(Frontier(["macs", "parameters"], within=0.02), Frontier(first=2, confidence=0.9)),
+]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -1,0 +1,198 @@
+"""Search `frontier`: the networks that no other network beats in validation figure and size at once, by rungs.
+
+All candidates of a rung are compared by their means over the same seeds. A candidate that another one dominates, or
+that breaks a constraint, stops; all others go on to the next rung. The rungs are synchronous, as in `halving`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.core.plain_data import canonical_json
+from orchestrator.planning.number_formats import counted
+from orchestrator.sweep.search.candidates import Candidate, Cell, SearchSpace
+from orchestrator.sweep.search.domination import Objectives, hypervolume, nondominated
+from orchestrator.sweep.search.frontier_points import ROUNDING, Placed, answers, nothing, placed
+from orchestrator.sweep.search.policy import Ask, Conclude, RuleOut, Strand
+from orchestrator.sweep.search.quantities import MEASURED, place_of_measurement
+from orchestrator.sweep.search.rungs import Rungs
+
+ROOM = 0.1
+"""Distance of the hypervolume's reference from the worst value of the first rung, as a fraction of the range."""
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Non-dominated networks of each data set.
+
+    Args:
+        against: quantities to make small besides the loss of the validation figure
+        within: largest mean loss against dense of a network in the answer, in the metric's own scale; None for any
+        limits: quantity -> its largest mean in the answer
+        rungs: `seeds` (each rung has more of the seeds) or `rounds` (each rung has more of the rounds, and all seeds)
+        first: number of seeds or rounds of the first rung
+        factor: factor from rung to rung
+        confidence: level of an interval that must show a loss before a candidate is ruled out; None: means decide
+    """
+
+    against: Sequence[str] = field(default_factory=lambda: ["parameters"])
+    within: float | None = None
+    limits: Mapping[str, float] = field(default_factory=dict)
+    rungs: str = "seeds"
+    first: int = 1
+    factor: int = 3
+    confidence: float | None = None
+
+    def refusals(self, space: SearchSpace) -> Iterator[str]:
+        """Yield the reasons why the candidates have no frontier."""
+        groups = self._groups(space)
+        if all(len(group) < 2 for group in groups.values()):
+            yield (
+                "search=frontier compares networks, and no data set has two candidates; add an axis, as in "
+                "schedule.sparsity=0.5,0.7,0.9."
+            )
+            return
+        for group in groups.values():
+            yield from self._rungs.refusals(group)
+            trials = [space.plan.trials[cell.trial] for each in group for cell in each.cells.values()]
+            if len({canonical_json(trial.config.get("task")) for trial in trials}) > 1:
+                yield "search=frontier compares networks by one metric, and `task` differs; pass one task."
+            places = {str(place_of_measurement(trial)): trial.name for trial in trials}
+            yield from self._unmeasured(places)
+
+    def _unmeasured(self, places: Mapping[str, str]) -> Iterator[str]:
+        """Yield a sentence for a quantity that the plan does not measure, or not in one way."""
+        measured = next((name for name in self._quantities if name in MEASURED), None)
+        if measured is None:
+            return
+        key = "search.against" if measured in self.against else "search.limits"
+        if "None" in places:
+            yield (
+                f"`{key}` names {measured}, which is measured on deployed networks, and {places['None']} deploys none; "
+                "pass deploy=shrink, or another format."
+            )
+        elif len(places) > 1:
+            yield (
+                f"`{key}` names {measured}, and `deploy` differs between trials; pass one first value of "
+                "deploy.formats and deploy.batch_sizes, and one deploy.threads."
+            )
+        elif self.rungs == "rounds" and measured in self.against:
+            yield f"`{key}` names {measured}, which is measured at the ends of trials; pass search.rungs=seeds."
+
+    def strands(self, space: SearchSpace) -> list[Strand]:
+        """Return the race of each data set."""
+        return [self._race(space, label, group) for label, group in self._groups(space).items()]
+
+    def bounds(self, space: SearchSpace) -> tuple[Iterable[Cell], Iterable[Cell]]:
+        """Return the networks if the first rung leaves none, and if it leaves all."""
+        least, most = list[Cell](), list[Cell]()
+        for group in self._groups(space).values():
+            amounts = self._rungs.amounts(group)
+            least += self._rungs.cells(space, group, amounts[0])
+            most += self._rungs.cells(space, group, amounts[0])
+            most += self._rungs.cells(space, group, amounts[-1])
+        return dict.fromkeys(least), dict.fromkeys(most)
+
+    @property
+    def _rungs(self) -> Rungs:
+        return Rungs(self.rungs, self.first, self.factor, self.confidence)
+
+    @property
+    def _quantities(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.against, *self.limits)))
+
+    def _groups(self, space: SearchSpace) -> dict[str, list[Candidate]]:
+        """Return a label for people -> the candidates of a data set.
+
+        With rungs of seeds, networks before the ends of trials are candidates as in a comparison, unless a quantity is
+        measured only at the ends.
+        """
+        ends = self.rungs == "rounds" or any(name in MEASURED for name in self._quantities)
+        points = space.candidates if ends else [point for line in space.lines.values() for point in line]
+        found: dict[str, list[Candidate]] = {}
+        for point in points:
+            found.setdefault(point.data, []).append(point)
+        return {f" on {data}" if len(found) > 1 else "": group for data, group in found.items()}
+
+    def _race(self, space: SearchSpace, label: str, group: Sequence[Candidate]) -> Strand:
+        rungs, standing = self._rungs, list(group)
+        box: tuple[Objectives, ...] = ()
+        amounts = rungs.amounts(group)
+        for number, amount in enumerate(amounts, start=1):
+            last, after = number == len(amounts), counted(amount, rungs.unit)
+            if len(standing) == 1 and not last:
+                continue  # nothing is left to compare before the last rung
+            what = f"rung {number} of {len(amounts)}{label}: {counted(len(standing), 'candidate')}, {after}"
+            seen = yield Ask(what, tuple(rungs.cells(space, standing, amount)))
+            each_placed = (placed(c, rungs.networks(space, c, amount), seen, self._quantities) for c in standing)
+            found = [each for each in each_placed if each is not None]
+            allowed = [each for each in found if self._allows(each, last=last)]
+            front = self._front(allowed, last=last)
+            box = box or _box([each.objectives(self.against) for each in found])
+            volume = _volume([each.objectives(self.against) for each in front], box)
+            going = "are on the frontier" if last else "go on"
+            yield Conclude(f"{len(front)} of {counted(len(standing), 'candidate')} {going}; hypervolume {volume:.3f}")
+            sets = (standing, *([each.candidate for each in part] for part in (found, allowed, front)))
+            reasons = ("failed or not measured", "outside of the constraints", "dominated")
+            for before, left, reason in zip(sets, sets[1:], reasons, strict=False):
+                yield RuleOut(_gone(space, before, left), f"{reason} after {after}{label}")
+            standing = sets[-1]
+            if not front:
+                yield nothing(label, found, self.within, self.limits)
+                return
+        yield from answers(label, front, self.against, len(group), volume)
+
+    def _allows(self, each: Placed, *, last: bool) -> bool:
+        """Whether a candidate meets the constraints; those of rounds are known after the last one only."""
+        if self.rungs == "rounds" and not last:
+            return True
+        loss = each.least_loss(None if last else self.confidence)
+        if self.within is not None and loss > self.within + ROUNDING:
+            return False
+        return all(each.mean(name) <= limit * (1 + ROUNDING) for name, limit in self.limits.items())
+
+    def _front(self, allowed: Sequence[Placed], *, last: bool) -> list[Placed]:
+        """Return the candidates of the next rung, or of the answer."""
+        means = [each.objectives(self.against) for each in allowed]
+        best = nondominated(means)
+        front = [allowed[index] for index in best]
+        if last or self.confidence is None:
+            return front
+        known = {id(each) for each in front}
+        return [
+            each for each in allowed if id(each) in known or not self._shown_dominated(each, front, self.confidence)
+        ]
+
+    def _shown_dominated(self, each: Placed, front: Sequence[Placed], confidence: float) -> bool:
+        """Whether a candidate is shown to be worse than one on the frontier that is no larger."""
+        sizes = each.objectives(self.against)[1:]
+        rivals = (other for other in front if all(map(float.__le__, other.objectives(self.against)[1:], sizes)))
+        return any(each.is_worse(other, confidence) for other in rivals)
+
+
+def _gone(space: SearchSpace, before: Iterable[Candidate], left: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    """Return the candidates that are no longer left, at the ends of their trials."""
+    known = {id(each) for each in left}
+    ends = {trial.stages[-1] for trial in space.plan.trials}
+    gone = (each for each in before if id(each) not in known)
+    return tuple(each for each in gone if next(iter(each.cells.values())).network in ends)
+
+
+def _box(points: Collection[Objectives]) -> tuple[Objectives, ...]:
+    """Return the best values and the reference of the hypervolume; empty without a point."""
+    if not points:
+        return ()
+    best, worst = (tuple(map(choose, zip(*points, strict=True))) for choose in (min, max))
+    reference = tuple(b + (ROOM * (b - a) if b > a else 1.0) for a, b in zip(best, worst, strict=True))
+    return best, reference
+
+
+def _volume(points: Iterable[Objectives], box: tuple[Objectives, ...]) -> float:
+    """Return the hypervolume as a fraction of the box between the best values and the reference of the first rung."""
+    if not box:
+        return 0.0
+    best, reference = box
+    inside = [tuple(map(max, point, best)) for point in points]
+    return hypervolume(inside, reference) / math.prod(b - a for a, b in zip(best, reference, strict=True))

@@ -1,0 +1,152 @@
+"""Candidates with their objectives at a rung of `frontier`, and the sentences of its answer. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator.compare.statistics import estimate, has_spread
+from orchestrator.core.metrics import Metric
+from orchestrator.planning.number_formats import byte_size, counted, milliseconds, whole_number
+from orchestrator.sweep.search.candidates import Candidate, Cell
+from orchestrator.sweep.search.domination import Objectives
+from orchestrator.sweep.search.policy import Answer, Seen, in_words
+from orchestrator.sweep.search.quantities import DEPLOYED, MEASURED
+
+WRITTEN: Mapping[str, Callable[[float], str]] = {
+    "parameters": lambda value: f"{whole_number(value)} parameters",
+    "macs": lambda value: f"{whole_number(value)} multiply-accumulates",
+    "bytes": byte_size,
+    "latency": lambda value: f"{milliseconds(value)} ms",
+    "training_macs": lambda value: f"{value:.3g} multiply-accumulates of training",
+}
+"""Quantity -> its value for people."""
+ROUNDING = 1e-9
+"""Rounding errors that a constraint allows for."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Candidate with its figures at a rung."""
+
+    candidate: Candidate
+    networks: tuple[Cell, ...]
+    metric: Metric
+    values: Mapping[int, float]
+    """Seed -> primary metric on validation; in the deployed format if it changes outputs and is measured."""
+    differences: Mapping[int, float]
+    """Seed -> value minus that of the dense network."""
+    quantities: Mapping[str, tuple[float, ...]]
+    """Quantity -> its values by seed."""
+    machines: frozenset[str]
+    """Hardware of the measurements."""
+
+    def mean(self, quantity: str) -> float:
+        """Return the mean of a quantity over seeds."""
+        return _mean(self.quantities[quantity])
+
+    @property
+    def gain(self) -> float:
+        """Mean gain over dense; negative for a loss."""
+        return self.metric.gain(_mean(self.differences.values()), 0.0)
+
+    def objectives(self, against: Iterable[str]) -> Objectives:
+        """Return the mean loss of the primary metric, and the means of these quantities: all are to be small."""
+        return (self.metric.gain(0.0, _mean(self.values.values())), *map(self.mean, against))
+
+    def least_loss(self, confidence: float | None) -> float:
+        """Return the mean loss against dense, or with a level the least loss that its interval allows."""
+        losses = [-self.metric.gain(each, 0.0) for each in self.differences.values()]
+        found = None if confidence is None else estimate(losses, confidence)
+        return _mean(losses) if found is None or found.low is None else found.low
+
+    def is_worse(self, other: Placed, confidence: float) -> bool:
+        """Whether an interval, paired by seed, says that the primary metric is worse than another candidate's."""
+        gains = [self.metric.gain(value, other.values[seed]) for seed, value in self.values.items()]
+        found = estimate(gains, confidence)
+        return found is not None and has_spread(found) and found.high is not None and found.high < 0
+
+    def told(self, against: Sequence[str]) -> str:
+        """Return a sentence with the primary metric, its interval, and the quantities."""
+        value, difference = (estimate([*each.values()]) for each in (self.values, self.differences))
+        assert value is not None
+        interval = ""
+        if value.low is not None and value.high is not None and has_spread(value):
+            interval = f" [{self.metric.written(value.low)}, {self.metric.written(value.high)}]"
+        sizes = ", ".join(_written(name, self.quantities[name]) for name in against)
+        return (
+            f"{self.candidate.name}: {sizes}; {self.metric.title} {self.metric.said(value.mean)}{interval}, "
+            f"{in_words(difference, self.metric)} against dense"
+        )
+
+
+def placed(candidate: Candidate, networks: Sequence[Cell], seen: Seen, quantities: Sequence[str]) -> Placed | None:
+    """Return a candidate with its figures; None if a network failed or a quantity was not measured."""
+    found = {cell.seed: figures for cell in networks if (figures := seen[cell]) is not None}
+    if len(found) < len(networks):
+        return None
+    values, sizes = dict[int, float](), dict[str, list[float]]()
+    deployed = any(name in MEASURED for name in quantities)
+    for seed, figures in found.items():
+        changed = figures.quantity(DEPLOYED) if deployed else None
+        values[seed] = figures.value if changed is None else changed
+        for name in quantities:
+            if (size := figures.quantity(name)) is None:
+                return None
+            sizes.setdefault(name, []).append(size)
+    if not all(map(math.isfinite, values.values())):
+        return None
+    return Placed(
+        candidate,
+        tuple(networks),
+        next(iter(found.values())).metric,
+        values,
+        {seed: values[seed] - figures.dense for seed, figures in found.items()},
+        {name: tuple(each) for name, each in sizes.items()},
+        frozenset(figures.machine() for figures in found.values()) if deployed else frozenset(),
+    )
+
+
+def answers(
+    label: str, front: Sequence[Placed], against: Sequence[str], candidates: int, volume: float
+) -> Iterator[Answer]:
+    """Yield the size of the frontier, then each network of it, the smallest by the first quantity first."""
+    names = ", ".join(name.replace("_", " ") for name in against)
+    machines = sorted({machine for each in front for machine in each.machines})
+    apart = f"; measured on several kinds of machines ({'; '.join(machines)})" if len(machines) > 1 else ""
+    yield Answer(
+        f"frontier{label} of {front[0].metric.title} on validation against {names}: {len(front)} of "
+        f"{counted(candidates, 'candidate')}, hypervolume {volume:.3f}{apart}"
+    )
+    for each in sorted(front, key=lambda each: each.objectives(against)[1:]):
+        yield Answer(each.told(against), tuple(cell.network for cell in each.networks))
+
+
+def nothing(label: str, found: Sequence[Placed], within: float | None, limits: Mapping[str, float]) -> Answer:
+    """Say that no network meets the constraints, and which one comes closest to dense."""
+    if not found:
+        return Answer(f"no network{label} has finished with all its figures")
+    metric = found[0].metric
+    asked = [] if within is None else [f"within {metric.written(within)}{_unit(metric)} of dense"]
+    asked += [f"at most {WRITTEN[name](limit)}" for name, limit in limits.items()]
+    best = max(found, key=lambda each: each.gain)
+    return Answer(f"no network{label} is {' with '.join(asked)}; the closest to dense: {best.told([*limits])}")
+
+
+def _written(name: str, values: Sequence[float]) -> str:
+    """Return the mean of a quantity with its interval over seeds, if it varies."""
+    found = estimate(values)
+    assert found is not None
+    if found.low is None or found.high is None or not has_spread(found):
+        return WRITTEN[name](found.mean)
+    return f"{WRITTEN[name](found.mean)} [{WRITTEN[name](max(found.low, 0.0))}, {WRITTEN[name](found.high)}]"
+
+
+def _unit(metric: Metric) -> str:
+    return " points" if metric.scale != 1 else f" {metric.unit}" if metric.unit else ""
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = [*values]
+    return math.fsum(known) / len(known)
