@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from pruning.selection.smallest import best_of_pools, prune_smallest_
 
 
 @dataclass(frozen=True)
@@ -81,11 +82,8 @@ def lowest(scores: Tensor, kept: Tensor, count: int) -> Tensor:
         kept: bool of that shape.
         count: number of entries that the mask prunes. Entries pruned before count, and always stay pruned.
     """
-    flat = scores.masked_fill(~kept, -torch.inf).flatten()
-    count = max(count, int(flat.numel() - torch.count_nonzero(kept)))
-    found = torch.ones_like(flat, dtype=torch.bool)
-    found[flat.argsort(stable=True)[:count]] = False
-    return found.view(scores.shape)
+    pruned = kept.numel() - int(torch.count_nonzero(kept))
+    return prune_smallest_(kept.clone(), scores, max(0, count - pruned))
 
 
 def lowest_of_rows(scores: Tensor, kept: Tensor, count: int) -> Tensor:
@@ -97,6 +95,5 @@ def lowest_of_rows(scores: Tensor, kept: Tensor, count: int) -> Tensor:
 
 def lowest_of_windows(scores: Tensor, kept: Tensor, n: int, m: int) -> Tensor:
     """Return a mask in which each window of `m` columns keeps its `n` entries of highest score."""
-    rows = scores.shape[0]
-    split: Any = (rows * (scores.shape[1] // m), m)
-    return lowest_of_rows(scores.reshape(split), kept.reshape(split), m - n).view(scores.shape)
+    split = (-1, m)
+    return best_of_pools(scores.reshape(split), kept.reshape(split), n).view(scores.shape)
