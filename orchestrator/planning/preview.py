@@ -10,7 +10,7 @@ from orchestrator.config.parts.method_choices import published_at_start
 from orchestrator.config.parts.sparse_training import row_of
 from orchestrator.core.events import Forecast
 from orchestrator.core.specs import Plan, TrialSpec
-from orchestrator.planning.forecast import told
+from orchestrator.planning.estimates.forecast import told
 from orchestrator.planning.number_formats import percent
 from orchestrator.planning.plan import device_kind, round_targets, threads
 

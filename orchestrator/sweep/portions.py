@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
-from orchestrator.planning.forecast import in_words
+from orchestrator.planning.estimates.forecast import in_words
 from orchestrator.planning.number_formats import counted
 from orchestrator.store.store import Store
 from orchestrator.sweep.earlier_sweeps import estimated

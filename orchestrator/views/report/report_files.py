@@ -16,7 +16,7 @@ from orchestrator.core.file_names import METRICS_FILE, NOTE_FILE
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import logger, markdown, shown_json
 from orchestrator.core.specs import Plan
-from orchestrator.planning.forecast import afterwards
+from orchestrator.planning.estimates.forecast import afterwards
 from orchestrator.views.report import plain_files, tables
 from orchestrator.views.report.columns import narrow
 from orchestrator.views.report.figures import by_method, drawing, figure_data, measured

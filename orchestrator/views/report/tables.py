@@ -13,7 +13,7 @@ from orchestrator.core.events import SweepInfo
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import shown
 from orchestrator.core.specs import Plan
-from orchestrator.planning.forecast import afterwards
+from orchestrator.planning.estimates.forecast import afterwards
 from orchestrator.planning.number_formats import counted, duration, in_points, percent, ratio, whole_number
 from orchestrator.views.report.columns import (
     COLUMNS,

@@ -16,8 +16,8 @@ from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.redact import shown
 from orchestrator.core.specs import Plan
 from orchestrator.core.stage_kinds import KINDS
+from orchestrator.planning.estimates.pace import Pace
 from orchestrator.planning.number_formats import counted, duration, known_duration, percent
-from orchestrator.planning.pace import Pace
 from orchestrator.views.terminal.by_axis import ByAxis
 from orchestrator.views.terminal.frame import frame
 from orchestrator.views.terminal.stage_lines import figures, named, reached, validated

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from orchestrator.core.events import Amount
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
-from orchestrator.planning.pace import Pace, places, wall
+from orchestrator.planning.estimates.pace import Pace, places, wall
 
 
 class TimeLeft:
-    """Estimator of the remaining seconds, see `planning.pace`.
+    """Estimator of the remaining seconds, see `planning.estimates.pace`.
 
     Args:
         plan: plan of the whole sweep

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from orchestrator.core.events import Amount, Forecast
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
+from orchestrator.planning.estimates.pace import Expected, Pace, places, wall
 from orchestrator.planning.number_formats import at_least, byte_size, counted, duration, known_duration, whole_number
-from orchestrator.planning.pace import Expected, Pace, places, wall
 from orchestrator.store.retention import needed_weights
 
 
