@@ -57,7 +57,7 @@ def _pinned(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
     model, data = parts["model"], parts["data"]
     if data.get("kind") == "text":
         data["tokenizer"] = _tokenizer(model, data["tokenizer"])
-    found = _config(model) if from_transformers(model) else None
+    found = config_of(model) if from_transformers(model) else None
     revision = model.pop("revision", None)
     if model.get("weights") is not None:
         places["model"]["weights"] = place = checkpoint(model["weights"], revision)
@@ -97,9 +97,9 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     if model.get("weights") is not None:
         yield from _missing("model.weights", model["weights"], lambda: _weights(model))
     if from_transformers(model) and (model.get("path") or not model.get("weights")):
-        yield from _missing("model.path", model.get("path", ""), lambda: _config(model))
+        yield from _missing("model.path", model.get("path", ""), lambda: config_of(model))
     elif from_transformers(model):
-        yield from _missing("model.weights", model["weights"], lambda: _config(model))
+        yield from _missing("model.weights", model["weights"], lambda: config_of(model))
     if data.get("kind") == "text":
         yield from _missing("data.root", data["root"], lambda: content_of_text(data["root"], "bytes"))
         yield from _missing("data.tokenizer", data["tokenizer"], lambda: _tokenizer_content(model, data["tokenizer"]))
@@ -119,8 +119,8 @@ def without_weights(model: Mapping[str, Any]) -> dict[str, Any]:
     return {**model, **path, "weights": None}
 
 
-def _config(model: Mapping[str, Any]) -> str:
-    """Return the file with a network's configuration, which `path` names, else `weights`."""
+def config_of(model: Mapping[str, Any]) -> str:
+    """Return the file with the configuration of a network of transformers, which `path` names, else `weights`."""
     return config_place(model.get("path") or model.get("weights") or "", model.get("revision"))
 
 
@@ -128,7 +128,7 @@ def _tokenizer(model: Mapping[str, Any], value: str) -> str:
     """Return a name of `TOKENIZERS`, or the path of the tokenizer's file."""
     if value != OF_MODEL or not from_transformers(model):
         return value if value in TOKENIZERS else tokenizer_file(value)
-    return tokenizer_place(_config(model))
+    return tokenizer_place(config_of(model))
 
 
 def _needless_revision(model: Mapping[str, Any]) -> Iterator[str]:

@@ -38,6 +38,7 @@ from orchestrator.core.specs import (
 from orchestrator.core.stage_fields import OF_SCORING_DATA
 from orchestrator.planning import pinned_content, restarts
 from orchestrator.planning.deployments import deployments
+from orchestrator.planning.network_files import without_tied_head
 from orchestrator.planning.versions import versions_of
 from pruning import schedule as schedules
 from pruning.catalogue.dynamics import DYNAMICS
@@ -84,7 +85,8 @@ def make_plan(jobs: Sequence[Job]) -> Plan:
         for reason in reasons:
             wrong.setdefault(name_typed_choice(reason, job.overrides), []).append(name)
         if not reasons and job.config is not None:
-            specs, keys, dense, measured = _stages(job.config)
+            config = without_tied_head(job.config)
+            specs, keys, dense, measured = _stages(config)
             for spec in specs:
                 known = stages.setdefault(spec.key, spec)
                 if spec.starts_from and (more := set(spec.starts_from) - set(known.starts_from)):
@@ -92,7 +94,7 @@ def make_plan(jobs: Sequence[Job]) -> Plan:
                 if spec.key not in identities:
                     identities[spec.key] = identity_of(spec, identities)
             overrides = tuple(map(redact_argument, job.overrides))
-            trials.append(TrialSpec(name, overrides, job.config, keys, dense, identities[keys[-1]], measured))
+            trials.append(TrialSpec(name, overrides, config, keys, dense, identities[keys[-1]], measured))
     if wrong:
         raise ConfigError(refusal(wrong, len(jobs), "cannot be planned; nothing was started"))
     ordered = sorted(

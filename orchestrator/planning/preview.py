@@ -11,6 +11,7 @@ from orchestrator.config.parts.sparse_training import row_of
 from orchestrator.core.events import Forecast
 from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.planning.estimates.forecast import told
+from orchestrator.planning.network_files import tied_head
 from orchestrator.planning.number_formats import percent
 from orchestrator.planning.plan import device_kind, round_targets, threads
 
@@ -52,6 +53,7 @@ def preview(
         *_forecast(forecast),
         *_block("search", search),
         *_when(plan),
+        *_tied(plan),
         f"each      {_resources(first)}",
         f"tracking  {_tracking(first)}",
         "",
@@ -89,6 +91,13 @@ def _when(plan: Plan) -> Iterator[str]:
             f"prunes    the trained network by {', '.join(late)} (schedule.at=trained), published for the initialised "
             "network; pass schedule.at=start schedule.rounds=1 for that"
         )
+
+
+def _tied(plan: Plan) -> Iterator[str]:
+    """Yield a line for each head that is not pruned because it is the embedding."""
+    heads = [(tied_head(trial.config["model"]), trial.config["prune"]["exclude"]) for trial in plan.trials]
+    for head in dict.fromkeys(head for head, exclude in heads if head in exclude):
+        yield f"keeps     {head} dense, which is the embedding; prune.include=['*',{head}] prunes it"
 
 
 def _resources(config: Mapping[str, Any]) -> str:

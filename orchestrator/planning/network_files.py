@@ -1,0 +1,144 @@
+"""Facts about a network of transformers that its files tell: shapes of weights, and a head that is its embedding.
+
+Headers and configurations are read without torch; a damaged file tells nothing here, and a worker refuses it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from orchestrator.planning.file_places import GGUF, Misplaced, checkpoint, is_uri, parts_of_weights
+from orchestrator.planning.pinned_content import config_of, from_transformers
+
+HEAD = "lm_head.weight"
+"""Weight of the head in transformers' causal language models."""
+TIED: Mapping[str, bool] = {
+    **dict.fromkeys(("bloom", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neo", "opt"), True),
+    **dict.fromkeys(("granite", "llama", "mistral", "olmo", "olmo2", "phi", "phi3", "qwen2", "qwen3"), False),
+    **dict.fromkeys(("cohere", "smollm3", "starcoder2"), True),
+    **dict.fromkeys(("gptj", "mixtral", "stablelm"), False),
+}
+"""`model_type` of networks whose head is `HEAD` -> whether it is the embedding, where config.json does not tell."""
+SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+"""Type of a number in a .gguf file -> its bytes."""
+TEXT, ARRAY = 8, 9
+"""Types of other values in a .gguf file."""
+LARGEST_HEADER = 2**28
+"""Maximum number of bytes of the header of a .safetensors file."""
+
+
+def without_tied_head(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a configuration whose `prune.exclude` names the head, if the head is the embedding.
+
+    The head is pruned if `prune.include` names it without wildcards. The keys of stages are those with the name typed.
+    """
+    prune, head = config["prune"], tied_head(config["model"])
+    if head is None or head in prune["include"] or any(fnmatchcase(head, each) for each in prune["exclude"]):
+        return config
+    return {**config, "prune": {**prune, "exclude": [*prune["exclude"], head]}}
+
+
+def tied_head(model: Mapping[str, Any]) -> str | None:
+    """Return the name of the head's weight if the files tell that it is the embedding.
+
+    Args:
+        model: `model` of a configuration without violations.
+    """
+    if not from_transformers(model) or model.get("architecture", "AutoModelForCausalLM") != "AutoModelForCausalLM":
+        return None
+    given = (model.get("overrides") or {}).get("tie_word_embeddings")
+    tied = _is_tied(config_of(model)) if given is None else bool(given)
+    return HEAD if tied else None
+
+
+def weight_shapes(model: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
+    """Return name -> shape of the tensors in a network's weight file, (outputs, inputs) for linear layers.
+
+    Args:
+        model: `model` of a configuration without violations.
+    """
+    try:
+        place = checkpoint(model["weights"], model.get("revision")) if model.get("weights") else ""
+        parts = [] if not place or is_uri(place) else parts_of_weights(place)
+    except Misplaced:
+        return {}
+    found: dict[str, tuple[int, ...]] = {}
+    for part in parts:
+        found |= _shapes(part, os.stat(part).st_mtime_ns)
+    return found
+
+
+def _is_tied(place: str) -> bool:
+    if place.endswith(GGUF):
+        names = _shapes(place, os.stat(place).st_mtime_ns)
+        return bool(names) and "output.weight" not in names
+    try:
+        found = json.loads(Path(place).read_bytes())
+        kind = found.get("model_type")
+        return kind in TIED and bool(found.get("tie_word_embeddings", TIED[kind]))
+    except (ValueError, TypeError, AttributeError):
+        return False
+
+
+@cache
+def _shapes(place: str, _changed: int) -> Mapping[str, tuple[int, ...]]:
+    """Return name -> shape of the tensors in a file; `_changed` is the time of its last change."""
+    try:
+        with open(place, "rb") as file:
+            if place.endswith(GGUF):
+                return dict(_in_gguf(file))
+            return dict(_in_safetensors(file)) if place.endswith(".safetensors") else {}
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error):
+        return {}
+
+
+def _in_safetensors(file: BinaryIO) -> Iterator[tuple[str, tuple[int, ...]]]:
+    length = _number(file, "Q")
+    header = json.loads(file.read(min(length, LARGEST_HEADER)))
+    yield from ((name, tuple(each["shape"])) for name, each in header.items() if name != "__metadata__")
+
+
+def _in_gguf(file: BinaryIO) -> Iterator[tuple[str, tuple[int, ...]]]:
+    if file.read(4) != b"GGUF" or _number(file, "I") < 2:
+        raise ValueError("no .gguf file of version 2 or later")
+    tensors, values = _number(file, "Q"), _number(file, "Q")
+    for _ in range(values):
+        _text(file)
+        _skip(file, _number(file, "I"))
+    for _ in range(tensors):
+        name = _text(file).decode()
+        sizes = [_number(file, "Q") for _ in range(_number(file, "I"))]
+        _number(file, "I"), _number(file, "Q")  # type and offset
+        yield name, tuple(reversed(sizes))
+
+
+def _skip(file: BinaryIO, kind: int) -> None:
+    """Skip a value of a .gguf file."""
+    if kind == TEXT:
+        _text(file)
+    elif kind == ARRAY:
+        inner, count = _number(file, "I"), _number(file, "Q")
+        if inner in SIZES:
+            file.seek(SIZES[inner] * count, os.SEEK_CUR)
+            return
+        for _ in range(count):
+            _skip(file, inner)
+    else:
+        file.seek(SIZES[kind], os.SEEK_CUR)
+
+
+def _text(file: BinaryIO) -> bytes:
+    return file.read(_number(file, "Q"))
+
+
+def _number(file: BinaryIO, form: str) -> int:
+    """Read an unsigned little-endian number: `I` of 4 bytes, `Q` of 8."""
+    (found,) = struct.unpack(f"<{form}", file.read(struct.calcsize(f"<{form}")))
+    return int(found)
