@@ -197,6 +197,7 @@ def _merged_searches(searches: Sequence[Decision]) -> Decision | None:
         looks=tuple(look for search in searches for look in search.looks),
         stopped={name: reason for search in searches for name, reason in search.stopped.items()},
         answers=tuple(dict.fromkeys(answer for search in searches for answer in search.answers)),
+        networks=tuple(dict.fromkeys(key for search in searches for key in search.networks)),
         ended=all(search.ended for search in searches),
     )
 

@@ -135,7 +135,15 @@ def _searched(plan: Plan, known: Sequence[Position], left_out: Mapping[Hashable,
         ended=search.ended,
         stopped=search.stopped,
         points=tuple(points.values()),
+        networks=search.networks,
+        against=tuple(dict.fromkeys(name for trial in plan.trials for name in _against(trial))),
     )
+
+
+def _against(trial: TrialSpec) -> Sequence[str]:
+    """Return the quantities of a trial's frontier; empty for another search."""
+    search = trial.config.get("search") or {}
+    return search.get("against", ()) if search.get("kind") == "frontier" else ()
 
 
 def _samples(

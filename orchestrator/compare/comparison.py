@@ -206,6 +206,10 @@ class Search:
     stopped: Mapping[str, str]
     """Trial that was not run -> the reason."""
     points: tuple[StoppedPoint, ...]
+    networks: tuple[str, ...] = ()
+    """Stages of the networks in the answers."""
+    against: tuple[str, ...] = ()
+    """Quantities of a frontier, besides the primary metric on validation; empty for another search."""
 
 
 @dataclass(frozen=True)

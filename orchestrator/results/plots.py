@@ -9,7 +9,7 @@ from orchestrator.compare.comparison import Comparison
 from orchestrator.results.missing_names import ResultsError, no_choice, not_there
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
-from orchestrator.views.report.figures import by_method, figure_data, measured
+from orchestrator.views.report.figures import by_method, figure_data, measured, searched_frontier
 from orchestrator.views.report.figures import plot_axes as drawn
 from orchestrator.views.report.figures.mask_history import mask_history
 from orchestrator.views.report.figures.overlap import overlap_of
@@ -72,6 +72,11 @@ class Plots:
         needs = "measurements of `deploy`" if against in ("latency", "bytes") else "a finished round"
         chosen = _chosen(measured.against(self._comparison, against), panel, needs)
         return _drawn(lambda axes, plot: drawn.deployed(axes, plot, measured.LABELS[against]), chosen, ax)
+
+    def frontier(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
+        """Draw the primary metric on validation against a quantity, with the frontier that `search=frontier` found."""
+        plots = searched_frontier.frontier(self._comparison)
+        return _drawn(drawn.frontier, _chosen(plots, panel, "an answer of search=frontier"), ax)
 
     def fine_tuning(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
         """Draw the primary metric on validation against sparsity, before and after fine-tuning."""

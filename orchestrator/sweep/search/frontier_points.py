@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.compare.statistics import estimate, has_spread
+from orchestrator.compare.statistics import Estimate, estimate, has_spread, ratio
 from orchestrator.core.metrics import Metric
 from orchestrator.planning.number_formats import byte_size, counted, milliseconds, whole_number
 from orchestrator.sweep.search.candidates import Candidate, Cell
@@ -43,8 +43,15 @@ class Placed:
     """Hardware of the measurements."""
 
     def mean(self, quantity: str) -> float:
-        """Return the mean of a quantity over seeds."""
-        return _mean(self.quantities[quantity])
+        """Return the mean of a quantity over seeds; a geometric mean of latencies, as in the comparison."""
+        return self.estimated(quantity).mean
+
+    def estimated(self, quantity: str) -> Estimate:
+        """Return the mean of a quantity over seeds with its interval."""
+        values = self.quantities[quantity]
+        found = ratio([*map(math.log, values)]) if quantity == "latency" else estimate(values)
+        assert found is not None
+        return found
 
     @property
     def gain(self) -> float:
@@ -74,7 +81,7 @@ class Placed:
         interval = ""
         if value.low is not None and value.high is not None and has_spread(value):
             interval = f" [{self.metric.written(value.low)}, {self.metric.written(value.high)}]"
-        sizes = ", ".join(_written(name, self.quantities[name]) for name in against)
+        sizes = ", ".join(_written(name, self.estimated(name)) for name in against)
         return (
             f"{self.candidate.name}: {sizes}; {self.metric.title} {self.metric.said(value.mean)}{interval}, "
             f"{in_words(difference, self.metric)} against dense"
@@ -134,10 +141,8 @@ def nothing(label: str, found: Sequence[Placed], within: float | None, limits: M
     return Answer(f"no network{label} is {' with '.join(asked)}; the closest to dense: {best.told([*limits])}")
 
 
-def _written(name: str, values: Sequence[float]) -> str:
+def _written(name: str, found: Estimate) -> str:
     """Return the mean of a quantity with its interval over seeds, if it varies."""
-    found = estimate(values)
-    assert found is not None
     if found.low is None or found.high is None or not has_spread(found):
         return WRITTEN[name](found.mean)
     return f"{WRITTEN[name](found.mean)} [{WRITTEN[name](max(found.low, 0.0))}, {WRITTEN[name](found.high)}]"

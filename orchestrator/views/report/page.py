@@ -28,6 +28,8 @@ CAPTIONS = {
     "masks of each step. Vertical lines: 95% intervals over seeds. Masks save no time in PyTorch.",
     "latency": "Test figures against the measured latency of deployed networks. Dotted: the Pareto front.",
     "bytes": "Test figures against the bytes of deployed networks.",
+    "frontier": "Validation figures of the networks that a search ran, with 95% intervals over seeds. Dotted: the "
+    "frontier that the search found. Networks that it stopped before all seeds have a marker of their own.",
     "mask_history": "Masks that change within a training, at each line's sparsest point, mean over seeds: the fraction "
     "of the kept weights that the first masks kept, and the fraction of all weights that was ever kept (explored).",
     "layers": "Sparsity of each tensor, mean over seeds.",

@@ -19,7 +19,7 @@ from orchestrator.core.specs import Plan
 from orchestrator.planning.estimates.forecast import afterwards
 from orchestrator.views.report import plain_files, tables
 from orchestrator.views.report.columns import narrow
-from orchestrator.views.report.figures import by_method, drawing, figure_data, measured
+from orchestrator.views.report.figures import by_method, drawing, figure_data, measured, searched_frontier
 from orchestrator.views.report.figures.mask_history import mask_history
 from orchestrator.views.report.figures.overlap import ReadFile, overlap_of
 from orchestrator.views.report.language_tables import generations
@@ -128,6 +128,8 @@ def draw(
         figures["latency"] = lambda: drawing.deployed(latency, measured.LABELS["latency"])
     if sizes := _or_left_out("the figure bytes", lambda: measured.against_bytes(comparison)):
         figures["bytes"] = lambda: drawing.deployed(sizes, measured.LABELS["bytes"])
+    if frontier := _or_left_out("the figure frontier", lambda: searched_frontier.frontier(comparison)):
+        figures["frontier"] = lambda: drawing.frontier(frontier)
     if history := _or_left_out("the figure mask_history", lambda: mask_history(records, comparison)):
         figures["mask_history"] = lambda: drawing.mask_history(history)
     if densities := _or_left_out("the figure densities", lambda: by_method.densities(records, comparison)):

@@ -10,9 +10,13 @@ from searched_plans import crossing, grid, records_of, run_search
 from orchestrator.compare.audit import audit
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.events import Decision
+from orchestrator.core.specs import Plan
+from orchestrator.sweep.search.frontier import Frontier
 from orchestrator.sweep.search.halving import Halving
 from orchestrator.sweep.search.matching import Matching
-from orchestrator.views.report import plain_files, tables
+from orchestrator.views.report import plain_files, report_files, tables
+from orchestrator.views.report.figures import searched_frontier
+from orchestrator.views.report.figures.figure_data import FRONT
 from orchestrator.views.tracking.run_contents import STOPPED, STOPPED_TAG, SweepView
 
 PLAN = grid(("l1_unstructured", "random_unstructured"), (0.5, 0.7, 0.9), seeds=6)
@@ -110,6 +114,26 @@ def test_a_run_of_a_stopped_trial_is_scheduled_and_says_why() -> None:
     content = view.content(index)
     assert content is not None
     assert content.status == "RUNNING"
+
+
+def test_a_frontier_is_drawn_with_intervals_and_what_was_stopped() -> None:
+    plan = grid(("l1_unstructured", "random_unstructured"), (0.5, 0.7, 0.9), seeds=4)
+    chosen = {"search": {"kind": "frontier", "against": ["parameters", "macs"]}}
+    plan = Plan(plan.stages, tuple(replace(each, config={**each.config, **chosen}) for each in plan.trials))
+    decisions, ran = run_search(Frontier(["parameters", "macs"]), plan, make_records(plan))
+    compared = compare_trials(plan, ran, search=decisions[-1])
+    plot, macs = searched_frontier.frontier(compared)
+    front, stopped = ({each.label: each for each in plot.series}[label] for label in (FRONT, searched_frontier.STOPPED))
+    drawn = report_files.draw(plan, ran, compared, None)
+
+    assert (plot.title, macs.title) == ("cnn on digits, parameters", "cnn on digits, macs")
+    assert plot.x_label == "remaining parameters (% of dense)"
+    assert len(front.x) == 3
+    assert list(front.x) == sorted(front.x)
+    assert [each.label for each in plot.series if None not in each.low and each.label != FRONT] == ["l1_unstructured"]
+    assert stopped.low == (None,) * 3, "one seed has no interval"
+    assert b"Pareto front" in drawn["frontier"]["svg"]
+    assert not searched_frontier.frontier(compare_trials(PLAN, LEFT, search=SEARCH))
 
 
 def test_a_race_on_records_shows_the_winner_with_all_its_seeds() -> None:

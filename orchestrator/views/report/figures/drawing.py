@@ -100,6 +100,11 @@ def deployed(plots: Sequence[Plot], x_label: str) -> Figure:
     return _panels(plots, lambda axes, plot: drawn.deployed(axes, plot, x_label))
 
 
+def frontier(plots: Sequence[Plot]) -> Figure:
+    """Draw the frontier that a search found."""
+    return _panels(plots, drawn.frontier)
+
+
 def fine_tuning(plots: Sequence[Plot]) -> Figure:
     """Draw the primary metric before and after fine-tuning."""
     return _panels(plots, drawn.fine_tuning)

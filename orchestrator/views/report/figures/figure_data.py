@@ -45,6 +45,8 @@ class Plot:
     metric: Metric
     series: tuple[Series, ...]
     reference: Estimate | None = None
+    x_label: str = ""
+    """Label of the x axis, if it differs between the plots of a figure."""
 
 
 @dataclass(frozen=True)

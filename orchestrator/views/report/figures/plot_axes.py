@@ -57,6 +57,11 @@ def deployed(axes: Axes, plot: Plot, x_label: str) -> None:
     _plot(axes, plot, x_label, "test", axis=_axis_from_zero, joined=False)
 
 
+def frontier(axes: Axes, plot: Plot) -> None:
+    """Draw the metric on validation against a quantity, with intervals; the frontier that a search found is dotted."""
+    _plot(axes, plot, plot.x_label, "validation", axis=_axis_from_zero, joined=False)
+
+
 def fine_tuning(axes: Axes, plot: Plot) -> None:
     """Draw the metric before and after fine-tuning; a method's lines share colour and marker, `before` is dashed."""
     _plot(axes, plot, "sparsity (% of prunable weights)", "validation", pairs=True, scale=100.0)
