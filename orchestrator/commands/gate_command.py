@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from orchestrator.commands.arguments import CommandParser, add_store, open_store
@@ -14,6 +14,7 @@ from orchestrator.compare.against.paired_figures import hardware
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.comparison import Comparison
 from orchestrator.core.errors import OrchestratorError
+from orchestrator.planning.number_formats import counted
 from orchestrator.store import saved_sweep
 from orchestrator.store.backends import given_as
 from orchestrator.store.saved_sweep import SavedSweep
@@ -32,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _refuse_sweep_as_baseline(options, store.sweeps())
             sweep = saved_sweep.load(store, saved_sweep.chosen_sweep(store, options.sweep))
         comparison = compare_trials(sweep.plan, sweep.records, sweep.failures, search=sweep.search)
+        for line in _search_note(sweep):
+            say(line)
         if options.write_baseline:
             return _write(Path(options.baseline), sweep, comparison)
         if (baseline := _read(Path(options.baseline))) is None:
@@ -97,6 +100,20 @@ def _write(path: Path, sweep: SavedSweep, comparison: Comparison) -> int:
         say(line)
     say(f"{path}: {len(baseline.points)} points of {sweep.info.name}")
     return 0
+
+
+def _search_note(sweep: SavedSweep) -> Iterator[str]:
+    """Yield a sentence that names the search of the sweep, if it has one."""
+    if sweep.search is None:
+        return
+    group = sweep.info.config.get("search") or {}
+    name = group.get("kind") or group.get("name") or group.get("_target_") or "?"
+    stopped = f"{len(sweep.search.stopped)} of {counted(len(sweep.plan.trials), 'trial')}"
+    state = "" if sweep.search.ended else ", and has not ended"
+    yield (
+        f"{sweep.info.name} was run by search={name}, which stopped {stopped}{state}; a point without all its seeds is "
+        "undecided."
+    )
 
 
 def _judge(baseline: Baseline, sweep: SavedSweep, comparison: Comparison, options: argparse.Namespace) -> int:

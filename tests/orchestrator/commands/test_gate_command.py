@@ -14,6 +14,7 @@ import pytest
 from factories import make_plan, make_records, sweep_info
 
 from orchestrator.commands.gate_command import main
+from orchestrator.core.events import Decision
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.store import Store
 
@@ -47,6 +48,22 @@ def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         return status, *capsys.readouterr()
 
     return run
+
+
+def test_the_gate_names_the_search_of_a_sweep(gate: Gate) -> None:
+    save("whole")
+    gate("baseline.json", "--write-baseline")
+    plan, info = make_plan(("l1_unstructured",), (0.5,), range(3), rounds=1), sweep_info("searched")
+    info = replace(info, config={"search": {"kind": "frontier"}})
+    decision = Decision(stopped={plan.trials[2].name: "dominated after 2 seeds"}, ended=True)
+    Store("store").save_sweep("searched", manifest(info, plan, None, decision))
+    status, said, _ = gate("baseline.json", "searched")
+
+    assert said.splitlines()[0] == (
+        "searched was run by search=frontier, which stopped 1 of 3 trials; a point without all its seeds is undecided."
+    )
+    assert status == 0, "all stages are finished"
+    assert "search" not in gate("baseline.json", "whole")[1]
 
 
 def another_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
