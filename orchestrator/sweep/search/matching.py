@@ -44,6 +44,7 @@ class Matching:
     def refusals(self, space: SearchSpace) -> Iterator[str]:
         """Yield the reasons why a line cannot be searched."""
         least = self.explore + LEAST_TO_CONFIRM * self.tries
+        yield from _no_margin(space)
         for line, points in space.lines.items():
             sparsities = [point.sparsity for point in points]
             if None in sparsities or len(set(sparsities)) < len(points):
@@ -185,6 +186,20 @@ def would_match(gains: Sequence[Sequence[float]], confirming: int, margin: float
     room = t_quantile(level, confirming - 1) / math.sqrt(confirming)
     unknown = t_quantile(SURE, degrees) * math.sqrt(1 / len(gains[-1]) + 1 / confirming)
     return means[-1] > -margin + deviation * (room + unknown)
+
+
+def _no_margin(space: SearchSpace) -> Iterator[str]:
+    """Yield a sentence if the plan sets a margin of zero: `compare.margin`, else that of the task."""
+    for trial in space.plan.trials:
+        given = {name: (trial.config.get(name) or {}).get("margin") for name in ("compare", "task")}
+        key, margin = next(((name, each) for name, each in given.items() if each is not None), ("", None))
+        if margin == 0:
+            yield (
+                f"`{key}.margin` (={margin:g}) leaves nothing to search for: a network exactly as good as dense "
+                "passes the test in 2.5% of cases, however many seeds it has; pass the loss that you accept as "
+                "compare.margin, in the metric's own scale."
+            )
+            return
 
 
 def _cells(point: Candidate, seeds: Iterable[int]) -> Iterator[Cell]:

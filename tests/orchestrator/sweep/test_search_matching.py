@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -120,6 +121,17 @@ def test_what_cannot_be_searched_is_refused(plan: Plan, text: str) -> None:
     (told,) = Matching().refusals(SearchSpace(plan))
 
     assert re.search(text, told)
+
+
+@pytest.mark.parametrize(
+    ("compare", "task", "key"), [(0.0, 0.1, "compare"), (None, 0.0, "task"), (0.1, 0.0, ""), (None, 0.1, "")]
+)
+def test_a_margin_of_zero_is_refused(compare: float | None, task: float, key: str) -> None:
+    changes = {"compare": {"margin": compare}, "task": {"margin": task}}
+    plan = Plan(PLAN.stages, tuple(replace(each, config={**each.config, **changes}) for each in PLAN.trials))
+    told = [*Matching().refusals(SearchSpace(plan))]
+
+    assert [each.partition(" (=0)")[0] for each in told] == ([f"`{key}.margin`"] if key else [])
 
 
 def test_an_axis_without_an_order_is_refused() -> None:
