@@ -8,20 +8,20 @@ from dataclasses import dataclass
 
 from orchestrator.compare.statistics import Estimate, estimate, has_spread, ratio
 from orchestrator.core.metrics import Metric
-from orchestrator.planning.number_formats import byte_size, counted, milliseconds, whole_number
+from orchestrator.planning.number_formats import counted, kilobytes, milliseconds, significant, whole_number
 from orchestrator.sweep.search.candidates import Candidate, Cell
 from orchestrator.sweep.search.domination import Objectives
 from orchestrator.sweep.search.policy import Answer, Seen, in_words
 from orchestrator.sweep.search.quantities import DEPLOYED, MEASURED
 
-WRITTEN: Mapping[str, Callable[[float], str]] = {
-    "parameters": lambda value: f"{whole_number(value)} parameters",
-    "macs": lambda value: f"{whole_number(value)} multiply-accumulates",
-    "bytes": byte_size,
-    "latency": lambda value: f"{milliseconds(value)} ms",
-    "training_macs": lambda value: f"{value:.3g} multiply-accumulates of training",
+WRITTEN: Mapping[str, tuple[Callable[[float], str], str]] = {
+    "parameters": (whole_number, "parameters"),
+    "macs": (whole_number, "multiply-accumulates"),
+    "bytes": (kilobytes, "kB"),
+    "latency": (milliseconds, "ms"),
+    "training_macs": (lambda value: significant(value, 3), "multiply-accumulates of training"),
 }
-"""Quantity -> its value for people."""
+"""Quantity -> its value for people, and the unit."""
 ROUNDING = 1e-9
 """Rounding errors that a constraint allows for."""
 
@@ -136,16 +136,17 @@ def nothing(label: str, found: Sequence[Placed], within: float | None, limits: M
         return Answer(f"no network{label} has finished with all its figures")
     metric = found[0].metric
     asked = [] if within is None else [f"within {metric.written(within)}{_unit(metric)} of dense"]
-    asked += [f"at most {WRITTEN[name](limit)}" for name, limit in limits.items()]
+    asked += [f"at most {_written(name, Estimate(1, limit))}" for name, limit in limits.items()]
     best = max(found, key=lambda each: each.gain)
     return Answer(f"no network{label} is {' with '.join(asked)}; the closest to dense: {best.told([*limits])}")
 
 
 def _written(name: str, found: Estimate) -> str:
     """Return the mean of a quantity with its interval over seeds, if it varies."""
+    written, unit = WRITTEN[name]
     if found.low is None or found.high is None or not has_spread(found):
-        return WRITTEN[name](found.mean)
-    return f"{WRITTEN[name](found.mean)} [{WRITTEN[name](max(found.low, 0.0))}, {WRITTEN[name](found.high)}]"
+        return f"{written(found.mean)} {unit}"
+    return f"{written(found.mean)} [{written(max(found.low, 0.0))}, {written(found.high)}] {unit}"
 
 
 def _unit(metric: Metric) -> str:
