@@ -11,6 +11,7 @@ from orchestrator.config.parts.sparse_training import row_of
 from orchestrator.core.events import Forecast
 from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.planning.estimates.forecast import told
+from orchestrator.planning.estimates.layerwise_costs import layerwise_costs
 from orchestrator.planning.network_files import tied_head
 from orchestrator.planning.number_formats import percent
 from orchestrator.planning.plan import device_kind, round_targets, threads
@@ -51,6 +52,7 @@ def preview(
         f"{sum(key in finished for key in plan.stages)} already in the store at {first['store']['uri']}",
         *_failed(plan, set(failed) - set(finished)),
         *_forecast(forecast),
+        *_block("by layer", layerwise_costs(plan, finished, rough=forecast is None or forecast.work.unknown > 0)),
         *_block("search", search),
         *_when(plan),
         *_tied(plan),
