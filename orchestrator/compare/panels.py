@@ -21,6 +21,7 @@ DENSE_SETTINGS = ("model.", "data.", "task.", "train.", "device", "threads")
 """Settings that affect a dense network, besides its seed."""
 CONTROL = "restart.control"
 """Setting that only a trial's last round carries; the stages that identify the line do not have it."""
+FILE = "scope.densities_file"
 _NAMES = ("method.name", "schedule.kind", "schedule.rounds", "model.name", "data.name")
 
 
@@ -93,10 +94,13 @@ def positions(plan: Plan) -> tuple[Position, ...]:
 def _described(plan: Plan) -> dict[str, str]:
     """Return stage key -> digest of the fields that identify a line, for the first stages of each trial."""
     found: dict[str, str] = {}
+    filed = {key for trial in plan.trials if _densities_file(trial) for key in trial.stages}
     parts: dict[int, str] = {}  # by identity: stages of a loaded plan share parts of their configurations
     for key in dict.fromkeys(key for trial in plan.trials for key in (trial.dense, *trial.stages[:2])):
         spec = plan.stages[key]
         fields = {name: value for name, value in spec.fields.items() if name not in _MOVING}
+        if key in filed and "scope" in fields:
+            fields["scope"] = {name: value for name, value in fields["scope"].items() if name != "densities"}
         for value in fields.values():
             if id(value) not in parts:
                 parts[id(value)] = canonical_json(value)
@@ -108,9 +112,13 @@ def _identified(plan: Plan, trial: TrialSpec, settings: dict[str, Any], describe
     """Identify a trial's line and dense network by its stages' fields, because settings are redacted."""
     dense = plan.stages[trial.dense]
     settings |= {"device": dense.typed.device, "threads": dense.typed.threads}
+    if file := _densities_file(trial):  # its densities move a trial along its line, as the sparsity does
+        settings = {name: value for name, value in settings.items() if not name.startswith("scope.densities.")}
     shown = {name: as_typed(value) for name, value in settings.items() if _is_shown(name)}
     if (control := settings.get(CONTROL, "none")) != "none":
         shown[CONTROL] = control
+    if file:
+        shown[FILE] = file
     stages = [described[key] for key in dict.fromkeys((trial.dense, *trial.stages[:2]))]
     return _Trial(
         panel=(_name(settings, "model", "model"), _name(settings, "data", "data")),
@@ -118,6 +126,11 @@ def _identified(plan: Plan, trial: TrialSpec, settings: dict[str, Any], describe
         dense=described[trial.dense],
         settings=settings,
     )
+
+
+def _densities_file(trial: TrialSpec) -> str:
+    """Return the file with the densities of a trial, empty if there is none."""
+    return str(trial.config.get("scope", {}).get("densities_file") or "")
 
 
 @cache

@@ -14,12 +14,13 @@ from typing import Any
 from orchestrator.catalogue.tasks import AGAINST_DENSE
 from orchestrator.config import sources
 from orchestrator.config.config_groups import OPEN, without_later_defaults
-from orchestrator.config.parts import method_choices
+from orchestrator.config.parts import densities_file, method_choices
 from orchestrator.config.parts.round_amounts import is_identity
 from orchestrator.config.parts.training import Train
 from orchestrator.config.refusals.refused_choices import name_typed_choice
 from orchestrator.config.schema import ConfigError, violations
 from orchestrator.config.well_formed import with_written_infinities
+from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.redact import redact_argument
 from orchestrator.core.specs import (
     DENSE,
@@ -57,7 +58,11 @@ UNPRUNED: Mapping[str, Any] = {
     "method": {"kind": "identity"},
     "score": {"kind": "magnitude", **dict.fromkeys(OF_SCORING_DATA)},
     "unit": vars(method_choices.Unit()),
-    "scope": {k: v for k, v in vars(method_choices.Scope()).items() if k not in method_choices.OF_GROUPS},
+    "scope": {
+        k: v
+        for k, v in densities_file.without_file(vars(method_choices.Scope())).items()
+        if k not in method_choices.OF_GROUPS
+    },
     "dynamics": {"kind": "nested"},
     "repair": {"kind": "none"},
 }
@@ -106,7 +111,8 @@ def make_plan(jobs: Sequence[Job]) -> Plan:
 def round_targets(config: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
     """Return the request of each round: `{"target": overall sparsity}` or `{"amount": amount of the survivors}`.
 
-    With given densities, the request is a target of None, and the `scope` with the densities of the round.
+    With given densities, the request is the `scope` with the densities of the round, and a target of None; densities
+    of a file prune to the overall sparsity in the last round.
     """
     schedule, scope = config["schedule"], config["scope"]
     if is_identity(config["method"]):
@@ -120,9 +126,13 @@ def round_targets(config: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
             name: schedules.targets(schedule["kind"], 1 - density, schedule["rounds"]) if density else None
             for name, density in scope["densities"].items()
         }
+        last, plain = int(schedule["rounds"]) - 1, densities_file.without_file(scope)
         return tuple(
-            {"target": None, "scope": {**scope, "densities": {n: 1 - p[k] if p else 0.0 for n, p in paths.items()}}}
-            for k in range(int(schedule["rounds"]))
+            {
+                "target": schedule["sparsity"] if k == last else None,
+                "scope": {**plain, "densities": {n: 1 - p[k] if p else 0.0 for n, p in paths.items()}},
+            }
+            for k in range(last + 1)
         )
     if schedule["amount"] is not None:
         return ({"amount": schedule["amount"]},) * int(schedule["rounds"])
@@ -150,6 +160,7 @@ def _stages(config: Mapping[str, Any]) -> tuple[list[StageSpec], tuple[str, ...]
         config = {**config, "method": {}}  # the name adds nothing to the choices
     if config["unit"]["kind"] != "group":
         config = {**config, "scope": {k: v for k, v in config["scope"].items() if k not in method_choices.OF_GROUPS}}
+    config = {**config, "scope": densities_file.without_file(config["scope"])}
     location |= {part: {key: config[part][key] for key in IN_NO_KEY} for part in ("train", "finetune")}
     compares = bool(config["task"].get("kind") and config["task"].get(AGAINST_DENSE))
     task = {**config["task"], AGAINST_DENSE: False} if compares else config["task"]  # dense is not compared with itself
@@ -239,6 +250,11 @@ def _normal(job: Job) -> Job:
     """Name built-in components after their kind if they have no name, and write an infinite norm as text."""
     if job.config is None:
         return job
+    try:
+        job = replace(job, config=densities_file.with_densities(job.config))
+    except OrchestratorError as error:
+        return replace(job, config=None, error=str(error))
+    assert job.config is not None
     parts = {name: dict(part) for name in OPEN if isinstance(part := job.config.get(name), Mapping)}
     for part in parts.values():
         for key in ("kind", "_target_"):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.deployment_points import by_network, deployed
 from orchestrator.compare.panels import Position, positions
+from orchestrator.compare.secondary.sensitivity import SENSITIVITY_COLUMNS, sensitivity_curves, sensitivity_rows
 from orchestrator.compare.trial_rows import last_rows, reasons, rows_of_each, statuses
 from orchestrator.compare.trial_settings import as_typed, settings_of_each, varying
 from orchestrator.core.records import StageRecord
@@ -141,6 +142,11 @@ def by_layer(plan: Plan, records: Records) -> DataFrame:
     """
     rows = {record.key: list(_layers(record)) for trial in plan.trials for record in _finished(trial, records)}
     return _of_stages(plan, records, rows, LAYER_COLUMNS)
+
+
+def by_sensitivity(plan: Plan, records: Records) -> DataFrame:
+    """Return one row for each layer that was pruned alone and sparsity: `SENSITIVITY_COLUMNS`."""
+    return of_rows([*sensitivity_rows(sensitivity_curves(plan, records))], SENSITIVITY_COLUMNS)
 
 
 def by_generation(plan: Plan, records: Records) -> DataFrame:

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args
 
 from orchestrator.compare.comparison import Comparison
+from orchestrator.compare.secondary.sensitivity import sensitivity_curves
 from orchestrator.results.missing_names import ResultsError, no_choice, not_there
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
 from orchestrator.views.report.figures import by_method, figure_data, measured, searched_frontier
 from orchestrator.views.report.figures import plot_axes as drawn
+from orchestrator.views.report.figures.layers_alone import layers_alone
 from orchestrator.views.report.figures.mask_history import mask_history
 from orchestrator.views.report.figures.overlap import overlap_of
 
@@ -96,6 +98,11 @@ class Plots:
         plots = mask_history(self._saved.records, self._comparison)
         needs = "a finished round whose masks change within the training"
         return _drawn(drawn.mask_history, _chosen(plots, panel, needs), ax)
+
+    def sensitivity(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
+        """Draw the primary metric, or the loss, on validation against the sparsity of a layer that is pruned alone."""
+        curves = sensitivity_curves(self._saved.plan, self._saved.records)
+        return _drawn(drawn.sensitivity, _chosen(layers_alone(curves), panel, "layers that were pruned alone"), ax)
 
     def densities(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
         """Draw the density of each layer for each method, at the most frequent requested sparsity."""

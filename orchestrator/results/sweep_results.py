@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 
     from orchestrator.results.plots import Plots
 
-By = Literal["point", "trial", "round", "step", "mask_update", "layer", "generation"]
+By = Literal["point", "trial", "round", "step", "mask_update", "layer", "generation", "sensitivity"]
 _OF_STAGES: Mapping[str, Callable[[Plan, Mapping[str, StageRecord]], DataFrame]] = {
     "round": frames.by_round,
     "mask_update": frames.by_mask_update,
     "layer": frames.by_layer,
     "generation": frames.by_generation,
+    "sensitivity": frames.by_sensitivity,
 }
 """`by` -> the frame of finished stages."""
 LINES = 60
@@ -143,7 +144,8 @@ class SweepResults:
             by: one row for each `point`: operating point over seeds, with intervals, as in summary.csv; `trial`: trial
                 after its last round; `round`: trial and round, as in trials.csv; `step`: point of a training curve;
                 `mask_update`: change of the masks within a training; `layer`: trial, round and prunable tensor, with
-                its density and the error of its layer; `generation`: trial, round and prompt
+                its density and the error of its layer; `generation`: trial, round and prompt; `sensitivity`: layer that
+                was pruned alone and sparsity, as in sensitivity.csv
 
         Raises:
             ResultsError: `by` is not one of these

@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, make_dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from orchestrator.config.key_rules import key
+from orchestrator.config.parts import densities_file
 from orchestrator.core import stage_fields
 from orchestrator.core.plain_data import read_as
 from orchestrator.core.stage_fields import RANKING, Component, StageFields, choices_of
@@ -30,12 +31,15 @@ OF_GROUPS = ("budget", "round_to")
 """Keys of a scope that only dependency groups use; other units must leave them at their defaults."""
 
 
-def schema_of_axis(axis: type, *, words: Mapping[str, Collection[str]] | None = None) -> type:
+def schema_of_axis(
+    axis: type, *, words: Mapping[str, Collection[str]] | None = None, more: Sequence[tuple[str, Any, Any]] = ()
+) -> type:
     """Convert a choice of the engine to a dataclass for OmegaConf: text for literals, dicts for mappings.
 
     Args:
         axis: a class of `pruning.choices.axes`.
         words: field -> its allowed values, if the engine has a catalogue of them.
+        more: name, type and field of keys that only a sweep has.
     """
     hints = get_type_hints(axis)
     made = []
@@ -43,7 +47,7 @@ def schema_of_axis(axis: type, *, words: Mapping[str, Collection[str]] | None = 
         default = each.default if each.default_factory is MISSING else each.default_factory()
         rules = [one_of(*words[each.name])] if words and each.name in words else []
         made.append((each.name, _plain_type(hints[each.name]), key(default, *rules)))
-    schema = make_dataclass(axis.__name__, made, namespace={"AXIS": axis})
+    schema = make_dataclass(axis.__name__, [*made, *more], namespace={"AXIS": axis})
     schema.__module__ = __name__  # where pickle finds it
     return schema
 
@@ -64,7 +68,9 @@ if TYPE_CHECKING:
     Scope: TypeAlias = Any
 else:
     Unit = schema_of_axis(axes.Unit)
-    Scope = schema_of_axis(axes.Scope, words={"allocation": ALLOCATIONS})
+    Scope = schema_of_axis(
+        axes.Scope, words={"allocation": ALLOCATIONS}, more=[(densities_file.KEY, str | None, densities_file.NAME)]
+    )
 
 
 def scored_as(score: Mapping[str, Any], at: str, dynamics: str | None) -> Mapping[str, Any]:
@@ -147,6 +153,8 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     if decides_itself(method) and (told := [*_of_a_class(config)]):
         yield from told
         return
+    scope_file = config["scope"].get(densities_file.KEY)
+    config = {**config, "scope": densities_file.without_file(config["scope"])}
     fields: dict[str, Any] = {name: config[name] for name in ("method", *CHOICES)}
     fields |= {"inner": schedule["inner"], "order": order_of(config)}
     fields["restart"] = {"control": config["restart"]["control"]}
@@ -181,10 +189,10 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
                 f"`schedule.sparsity` (={sparsity}) over `schedule.rounds` (={rounds}) must be {exact:g} in one round: "
                 f"scope=window keeps {scope.n} of each {scope.m}; pass schedule=one_shot schedule.sparsity={exact:g}."
             )
-    if scope.allocation == "given" and sparsity is not None:
+    if scope.allocation == "given" and sparsity is not None and scope_file is None:
         yield (
             f"`schedule.sparsity` (={sparsity}) must be null with scope.allocation=given, where `scope.densities` "
-            "define the survivors; pass schedule.sparsity=null."
+            "define the survivors; pass schedule.sparsity=null, or the densities by `scope.densities_file`."
         )
 
 

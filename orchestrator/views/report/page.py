@@ -30,6 +30,7 @@ CAPTIONS = {
     "bytes": "Test figures against the bytes of deployed networks.",
     "frontier": "Validation figures of the networks that a search ran, with 95% intervals over seeds. Dotted: the "
     "frontier that the search found. Networks that it stopped before all seeds have a marker of their own.",
+    "sensitivity": "Validation figures with one layer, or one block, alone pruned; bands: 95% intervals over seeds.",
     "mask_history": "Masks that change within a training, at each line's sparsest point, mean over seeds: the fraction "
     "of the kept weights that the first masks kept, and the fraction of all weights that was ever kept (explored).",
     "layers": "Sparsity of each tensor, mean over seeds.",

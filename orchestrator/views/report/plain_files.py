@@ -11,6 +11,7 @@ from typing import Any
 from orchestrator.compare.comparison import Comparison, Point, Row
 from orchestrator.compare.deployment_points import Deployed
 from orchestrator.compare.round_columns import Chosen
+from orchestrator.compare.secondary.sensitivity import SENSITIVITY_COLUMNS, SensitivityCurve, sensitivity_rows
 from orchestrator.compare.secondary.window_differences import WindowDifference
 from orchestrator.core.redact import shown, shown_json
 
@@ -41,6 +42,11 @@ def points_csv(comparison: Comparison) -> bytes:
 def windows_csv(comparison: Comparison) -> bytes:
     """Return windows.csv: one row for each difference paired by window of held-out text."""
     return table_csv(WINDOW_COLUMNS, map(window_row, comparison.windows))
+
+
+def sensitivity_csv(curves: Sequence[SensitivityCurve]) -> bytes:
+    """Return sensitivity.csv: one row for each layer that was pruned alone, and sparsity."""
+    return table_csv(SENSITIVITY_COLUMNS, sensitivity_rows(curves))
 
 
 def window_row(each: WindowDifference) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from orchestrator.compare.audit import Finding, audit
 from orchestrator.compare.comparison import Comparison
+from orchestrator.compare.secondary.sensitivity import sensitivity_curves
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.file_names import METRICS_FILE, NOTE_FILE
 from orchestrator.core.records import StageRecord
@@ -20,6 +21,7 @@ from orchestrator.planning.estimates.forecast import afterwards
 from orchestrator.views.report import plain_files, tables
 from orchestrator.views.report.columns import narrow
 from orchestrator.views.report.figures import by_method, drawing, figure_data, measured, searched_frontier
+from orchestrator.views.report.figures.layers_alone import layers_alone
 from orchestrator.views.report.figures.mask_history import mask_history
 from orchestrator.views.report.figures.overlap import ReadFile, overlap_of
 from orchestrator.views.report.language_tables import generations
@@ -54,6 +56,7 @@ def report(
         read: reads a file of a stage (stage key, file name), for the overlap of masks; None: without this figure
     """
     findings = _or_left_out("the audit", lambda: audit(plan, records, comparison)) or ()
+    sensitivity = _or_left_out("the sensitivity", lambda: sensitivity_curves(plan, records)) or ()
     figures = draw(plan, records, comparison, read)
     spent = afterwards(info.forecast, plan, records) if info.forecast is not None else ""
     svgs = {name: formats["svg"] for name, formats in figures.items()}
@@ -63,6 +66,7 @@ def report(
         ).encode(),
         f"{FOLDER}/trials.csv": lambda: plain_files.rows_csv(comparison),
         f"{FOLDER}/summary.csv": lambda: plain_files.points_csv(comparison),
+        **({f"{FOLDER}/sensitivity.csv": lambda: plain_files.sensitivity_csv(sensitivity)} if sensitivity else {}),
         **({f"{FOLDER}/windows.csv": lambda: plain_files.windows_csv(comparison)} if comparison.windows else {}),
         f"{FOLDER}/audit.json": lambda: shown_json([asdict(f) for f in findings], indent=1).encode(),
         METRICS_FILE: lambda: shown_json(headline(comparison)).encode(),
@@ -130,6 +134,8 @@ def draw(
         figures["bytes"] = lambda: drawing.deployed(sizes, measured.LABELS["bytes"])
     if frontier := _or_left_out("the figure frontier", lambda: searched_frontier.frontier(comparison)):
         figures["frontier"] = lambda: drawing.frontier(frontier)
+    if sensitivity := _or_left_out("the figure sensitivity", lambda: layers_alone(sensitivity_curves(plan, records))):
+        figures["sensitivity"] = lambda: drawing.sensitivity(sensitivity)
     if history := _or_left_out("the figure mask_history", lambda: mask_history(records, comparison)):
         figures["mask_history"] = lambda: drawing.mask_history(history)
     if densities := _or_left_out("the figure densities", lambda: by_method.densities(records, comparison)):

@@ -15,6 +15,7 @@ from orchestrator.config import hydra_options
 from orchestrator.config.compose import plain
 from orchestrator.config.config_groups import schema_of
 from orchestrator.config.parts import method_choices
+from orchestrator.config.parts.densities_file import without_file
 from orchestrator.core.plain_data import read_as
 from orchestrator.core.specs import Job
 from orchestrator.core.stage_fields import StageFields, choices_of
@@ -49,6 +50,7 @@ def chosen(config: Mapping[str, Any]) -> Choices:
         "method": {},
         "inner": config["schedule"]["inner"],
         "order": method_choices.order_of(config),
+        "scope": without_file(config["scope"]),
     }
     found = choices_of(fields, read_as(StageFields, fields))
     return replace(found, score=Score(found.score.kind), dynamics=Dynamics(found.dynamics.kind))
@@ -192,3 +194,57 @@ def test_every_score_is_an_option_with_the_defaults_of_its_row(kind: str) -> Non
     assert {name: config[name] for name in row.in_sweeps} == row.in_sweeps
     assert {option.name for option in row.options} <= set(config)
     assert (config["examples"] or config["per_class"] or 0) > 0 if row.reads_data else True
+
+
+ALLOCATED = """
+densities:
+  0.5: {hidden.*: 0.25, classifier.*: 1.0}
+  "0.75": {hidden.*: 0.125, classifier.*: 0.5}
+"""
+
+
+def test_densities_come_from_a_file_whose_content_is_in_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("one.yaml").write_text(ALLOCATED)
+    Path("two.json").write_text('{"densities": {"0.5": {"hidden.*": 0.25, "classifier.*": 1}}}')
+
+    def planned(*overrides: str) -> Any:
+        return make_plan([Job((), composed("schedule=one_shot", *overrides))])
+
+    plan = planned("scope=given", "scope.densities_file=one.yaml", "schedule.sparsity=0.5")
+    pruned = plan.stages[plan.trials[0].stages[-1]].fields
+
+    assert pruned["target"] == 0.5
+    assert pruned["scope"]["densities"] == {"hidden.*": 0.25, "classifier.*": 1.0}
+    assert "densities_file" not in pruned["scope"]
+    same = planned("scope=given", "scope.densities_file=two.json", "schedule.sparsity=0.5")
+    other = planned("scope=given", "scope.densities_file=one.yaml", "schedule.sparsity=0.75")
+    assert same.trials[0].stages == plan.trials[0].stages
+    assert other.trials[0].stages != plan.trials[0].stages
+
+
+@pytest.mark.parametrize(
+    ("content", "overrides", "said"),
+    [
+        (None, (), "`scope.densities_file` (=a.yaml) cannot be read: No such file"),
+        ("densities: [", (), "cannot be read"),
+        ("{}", (), "must have the key `densities`"),
+        ("densities: {0.5: {a: 2}}", (), "has the density of a at sparsity 0.5 2, which must be a number in [0, 1]"),
+        ("densities: {half: {a: 1}}", (), "has the sparsity 'half', which must be a number in [0, 1]"),
+        ("densities: {0.5: 1}", (), "must name tensors at sparsity 0.5"),
+        (ALLOCATED, ("schedule.sparsity=0.9",), "has no densities for `schedule.sparsity` (=0.9), only for 0.5, 0.75"),
+        (ALLOCATED, ("schedule.sparsity=null",), "has densities for values of `schedule.sparsity` (=None)"),
+        (ALLOCATED, ("scope=erk",), "goes with scope=given, without `scope.densities`"),
+        (ALLOCATED, ("+scope.densities={a: 1}",), "goes with scope=given, without `scope.densities`"),
+    ],
+)
+def test_a_file_without_usable_densities_is_refused(
+    content: str | None, overrides: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path("a.yaml").write_text(content)
+
+    assert said in refused("scope=given", "schedule.sparsity=0.5", "scope.densities_file=a.yaml", *overrides)

@@ -115,6 +115,11 @@ def curves(plots: Sequence[Plot]) -> Figure:
     return _panels(plots, drawn.curves)
 
 
+def sensitivity(plots: Sequence[Plot]) -> Figure:
+    """Draw validation figures against the sparsity of a layer that is pruned alone."""
+    return _panels(plots, drawn.sensitivity)
+
+
 def mask_history(plots: Sequence[Plot]) -> Figure:
     """Draw the history of masks that change."""
     return _panels(plots, drawn.mask_history)

@@ -72,6 +72,11 @@ def curves(axes: Axes, plot: Plot) -> None:
     _plot(axes, plot, "optimizer steps from initialisation", "validation")
 
 
+def sensitivity(axes: Axes, plot: Plot) -> None:
+    """Draw validation figures against the sparsity of a layer that is pruned alone, a line for each layer."""
+    _plot(axes, plot, "sparsity (% of the layer that is pruned alone)", "validation", scale=100.0)
+
+
 def mask_history(axes: Axes, plot: Plot) -> None:
     """Draw shares of entries while masks change; a line's two series have one colour, the first one is dashed."""
     _plot(axes, plot, "optimizer steps of the training", "share of", pairs=True)
