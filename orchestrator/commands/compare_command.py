@@ -19,8 +19,9 @@ from orchestrator.commands.named_files import check_output_folder
 from orchestrator.compare.against.pairing import Side
 from orchestrator.compare.against.two_sweeps import TwoSweeps, compare_two
 from orchestrator.compare.audit import audit
-from orchestrator.compare.compare_trials import collector_paused, compare_trials, merge_plans
+from orchestrator.compare.compare_trials import compare_trials, merge_plans
 from orchestrator.compare.comparison import Comparison
+from orchestrator.compare.trial_rows import collector_paused
 from orchestrator.config.parts.results import MARGIN
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Decision, SweepInfo

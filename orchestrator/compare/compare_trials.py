@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean as mean
 from typing import Any
@@ -18,7 +16,7 @@ from orchestrator.compare.round_columns import WEIGHTS
 from orchestrator.compare.secondary.secondary_figures import asked_figures, further_test_sets, harmed
 from orchestrator.compare.secondary.window_differences import window_differences
 from orchestrator.compare.statistics import Match, estimate, matches, paired_difference
-from orchestrator.compare.trial_rows import reasons, rows_of_each, statuses
+from orchestrator.compare.trial_rows import collector_paused, reasons, rows_of_each, statuses
 from orchestrator.core.events import Decision
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, TrialSpec
@@ -33,18 +31,6 @@ _MEANS = (
 """Row fields averaged into a point."""
 _KNOWN_MEANS = ("speedup", "training_macs", "total_training_macs")
 """Row fields averaged into a point if every seed has a value."""
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Pause garbage collection while many lasting objects are made: it takes a third of the time of 10,000 trials."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @collector_paused()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.compare.compare_trials import collector_paused
+from orchestrator.compare.trial_rows import collector_paused
 from orchestrator.core.redact import shown
 from orchestrator.results.missing_names import ResultsError
 from orchestrator.results.sweep_results import SweepResults

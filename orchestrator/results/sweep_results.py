@@ -8,8 +8,9 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from orchestrator.compare.compare_trials import collector_paused, compare_trials
+from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.comparison import Comparison
+from orchestrator.compare.trial_rows import collector_paused
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import html, shown
 from orchestrator.core.specs import Plan

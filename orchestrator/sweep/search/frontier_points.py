@@ -44,7 +44,7 @@ class Placed:
 
     def mean(self, quantity: str) -> float:
         """Return the mean of a quantity over seeds; a geometric mean of latencies, as in the comparison."""
-        return self.estimated(quantity).mean
+        return self.estimated(quantity).mean if quantity == "latency" else _mean(self.quantities[quantity])
 
     def estimated(self, quantity: str) -> Estimate:
         """Return the mean of a quantity over seeds with its interval."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from orchestrator.compare.deployment_points import figures_of, headline
+from orchestrator.compare.trial_rows import collector_paused
 from orchestrator.core.events import Decision, Look
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Key, TrialSpec
@@ -61,6 +62,7 @@ class Replay:
         """Number of trials of the first looks."""
         self._open({})
 
+    @collector_paused()
     def next(self, records: Records, failed: Collection[Key] = ()) -> Decision:
         """Go on as far as the records reach, and return the decision."""
         failed = frozenset(failed)
