@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,10 +47,11 @@ def tensor_files(place: str | Path) -> dict[str, Path]:
 class StreamedWeights:
     """Weights of a network's parts, in memory only from the call of a part until another is called or it is pruned.
 
-    Other weights stay in memory.
+    Other weights and all buffers stay in memory.
 
     Args:
-        model: plain network; its parameters get the values of the files, and may be on the meta device.
+        model: plain network; its parameters and persistent buffers get the values of the files, and may be on the meta
+            device.
         parts: parts of the network.
         source: safetensors file, or directory of them, with a tensor for each parameter.
         target: directory for the weights of the pruned network.
@@ -86,7 +88,7 @@ class StreamedWeights:
         """Load the weights of a part when it is called, inside the context; then the parts are on the meta device."""
         self._target.mkdir(parents=True, exist_ok=True)
         others = [name for name in self._places if name not in self._empty]
-        self._load(others)
+        self._load([name for name in others if name in self._files])
         for part in parts:
             self._free(part.name)
         handles = [
@@ -135,10 +137,11 @@ class StreamedWeights:
     def _inside(self, part: Part) -> list[str]:
         """Return the parameters whose every place is in a part."""
         held = {id(module) for module in part.module.modules()}
-        return [name for name, places in self._places.items() if all(id(module) in held for module, _ in places)]
+        parameters = [name for name in self._places if isinstance(self._get(name), nn.Parameter)]
+        return [name for name in parameters if all(id(module) in held for module, _ in self._places[name])]
 
     def _require_shapes(self) -> None:
-        for name in self._places:
+        for name in self._places.keys() & self._files.keys():
             with _opened(self._files[name]) as opened:
                 shape = tuple(opened.get_slice(name).get_shape())
             if shape != tuple(self._get(name).shape):
@@ -169,34 +172,60 @@ class StreamedWeights:
         from safetensors.torch import save_file
 
         part = self._target / f"{file}.part"
-        save_file({name: self._get(name).detach().contiguous() for name in names}, part, {"format": "pt"})
+        tensors = {name: self._get(name).detach() for name in names}
+        buffers = {
+            name: tensor.clone() for name, tensor in tensors.items() if not isinstance(self._get(name), nn.Parameter)
+        }
+        save_file({name: tensor.contiguous() for name, tensor in (tensors | buffers).items()}, part, {"format": "pt"})
         part.replace(self._target / file)
 
 
 def _places(model: nn.Module, files: Collection[str]) -> dict[str, list[tuple[nn.Module, str]]]:
-    """Return name in the files -> modules and attributes that hold the parameter, or the buffer on the meta device.
+    """Return name -> modules and attributes that hold a parameter or buffer: those that are loaded or written.
+
+    The name is one in the files; a persistent buffer with values may be missing there.
 
     Raises:
-        ValueError: the files lack it, or its shape differs.
+        ValueError: the files lack a parameter, or a buffer on the meta device.
     """
     found: dict[int, list[tuple[str, nn.Module, str, Tensor]]] = {}
+    known: set[str] = set()
     for path, module in model.named_modules():
         for leaf, tensor in [*module._parameters.items(), *module._buffers.items()]:
-            if tensor is not None and (leaf in module._parameters or tensor.is_meta):
-                found.setdefault(id(tensor), []).append((f"{path}.{leaf}" if path else leaf, module, leaf, tensor))
+            name = f"{path}.{leaf}" if path else leaf
+            known.add(name)
+            if tensor is not None and (leaf not in module._non_persistent_buffers_set or tensor.is_meta):
+                found.setdefault(id(tensor), []).append((name, module, leaf, tensor))
     places = {}
     for held in found.values():
         names = [name for name, *_ in held]
-        name = next((name for name in names if name in files), None)
-        if name is None and not isinstance(held[0][3], nn.Parameter):
+        name, tensor = next((name for name in names if name in files), None), held[0][3]
+        if name is None and isinstance(tensor, nn.Parameter):
+            raise ValueError(_lacking(names[0], sorted(set(files) - known)))
+        if name is None and tensor.is_meta:
             raise ValueError(
                 f"`model` (with the buffer {names[0]!r} on the meta device) must have values in its buffers; build it "
                 "with its parameters alone on that device, as by accelerate.init_empty_weights."
             )
-        if name is None:
-            raise ValueError(f"`offload` must have a tensor for {names[0]!r}; pass the files of this network.")
-        places[name] = [(module, leaf) for _, module, leaf, _ in held]
+        places[name or names[0]] = [(module, leaf) for _, module, leaf, _ in held]
     return places
+
+
+def _lacking(name: str, unknown: Sequence[str]) -> str:
+    """Return the refusal of files without a parameter of the network.
+
+    Args:
+        name: the parameter.
+        unknown: names in the files that the network does not have.
+    """
+    if not unknown:
+        return f"`offload` must have a tensor for {name!r}; pass the files of this network."
+    like = get_close_matches(name, unknown, 1, 0)[0]
+    return (
+        f"`offload` (with {like!r}) must have the names of the network (such as {name!r}); transformers converts names "
+        "of some networks. Load the files with from_pretrained, then prune in memory, without `offload` and "
+        "`output`; or pass the directory of model.save_pretrained(directory, save_original_format=False)."
+    )
 
 
 def _call(function: Callable[[Part], None], part: Part, *_: Any) -> None:

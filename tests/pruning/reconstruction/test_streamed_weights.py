@@ -48,6 +48,20 @@ class Model(nn.Module):
         return out
 
 
+class Normed(nn.Module):
+    """Block with running statistics, a scale that files may lack, and a buffer that is in no file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+        self.register_buffer("scale", torch.full((2,), 0.5)[:1])
+        self.register_buffer("shift", torch.ones(1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.norm(self.linear(x)) * self.scale + self.shift
+        return out
+
+
 def batches() -> list[Any]:
     generator = torch.Generator().manual_seed(0)
     return [{"tokens": torch.randint(11, (2, 5), generator=generator)} for _ in range(2)]
@@ -97,6 +111,43 @@ def test_files_hold_what_pruning_in_memory_gives(
     assert tensors.keys() == model.state_dict().keys() - {"head.weight"}
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in tensors.items())
     assert all(weight.is_meta for weight in empty.layers.parameters())
+
+
+@pytest.mark.parametrize("is_meta", [False, True], ids=["buffers with values", "buffers on the meta device"])
+def test_persistent_buffers_are_read_and_written(is_meta: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, fresh = (nn.Sequential(*(Normed() for _ in range(3))) for _ in range(2))
+    for block in model.modules():
+        if isinstance(block, nn.BatchNorm1d):
+            block.running_mean, block.running_var = torch.randn(8), torch.rand(8) + 0.1
+            block.num_batches_tracked = torch.tensor(7)
+    given = [torch.randn(16, 8) for _ in range(2)]
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    save_file({name: value for name, value in state.items() if "scale" not in name}, tmp_path / "w.safetensors")
+    for block in fresh.modules() if is_meta else ():
+        if isinstance(block, nn.BatchNorm1d):
+            block.to("meta")
+
+    pruning.layerwise(
+        fresh, "sparsegpt", given, sparsity=0.5, offload=tmp_path / "w.safetensors", output=tmp_path / "pruned"
+    )
+
+    pruning.layerwise(model, "sparsegpt", given, sparsity=0.5)
+    tensors = read(tmp_path / "pruned")
+    assert tensors.keys() == model.state_dict().keys()
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in tensors.items())
+
+
+def test_files_with_the_names_of_another_layout_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    model = Model()
+    state = {name: value.clone() for name, value in model.state_dict().items() if name != "head.weight"}
+    other = {name.replace("one", "experts.w1"): value for name, value in state.items()}
+    save_file(other, tmp_path / "w.safetensors")
+
+    with pytest.raises(ValueError, match=r"'layers.0.experts.w1.weight'.*'layers.0.one.weight'.*from_pretrained"):
+        pruning.layerwise(
+            model, "wanda", batches(), sparsity=0.5, offload=tmp_path / "w.safetensors", output=tmp_path / "pruned"
+        )
 
 
 def test_an_interrupted_pruning_reads_the_blocks_that_it_wrote(tmp_path: Path) -> None:
