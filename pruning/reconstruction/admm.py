@@ -40,11 +40,13 @@ def alps(problem: LayerProblem, *, damping: float = 0.01, rounds: int = 300, ref
     damped = problem.damped(damping)
     scale = damped.diagonal().sqrt()
     hessian = damped / scale / scale[:, None]
-    first = (problem.weight * scale).masked_fill(problem.hessian.diagonal() == 0, 0)  # unused inputs go first
-    dense = _approached(_Splitting(problem, hessian, first), rounds)
+    unused = problem.hessian.diagonal() == 0
+    first = (problem.weight * scale).masked_fill(unused, 0)  # they go first
+    is_diagonal = not bool(hessian.triu(1).any())  # inputs without correlation, whose largest weights are the solution
+    dense = first if is_diagonal else _approached(_Splitting(problem, hessian, first), rounds)
     kept = _support(dense, problem)
-    found = refit_by_gradients(dense * kept, first, hessian, kept, refits)
-    return Solution(found / scale, kept)
+    found = refit_by_gradients(dense * kept, first, hessian, kept, refits) / scale
+    return Solution(torch.where(unused & kept, problem.weight, found), kept)
 
 
 class _Splitting:

@@ -10,6 +10,7 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -253,15 +254,17 @@ def _targets(
         pattern = next((each for each in patterns if fnmatchcase(name, each)), None)
         if pattern is None:
             raise ValueError(f"`sparsity` (of {len(patterns)} patterns) must have a pattern for {name!r}.")
-        given = patterns[pattern]
-        if not isinstance(given, int | float) or not 0 <= given < 1:
+        given: Any = patterns[pattern]
+        if not isinstance(given, Real) or not 0 <= float(given) < 1:
             raise ValueError(
                 f"`sparsity` (={given!r} for {name!r}) must lie in [0, 1): the fraction of entries that go."
             )
         used.add(pattern)
         found[name] = Target(float(given))
     if unused := [pattern for pattern in patterns if pattern not in used]:
-        raise ValueError(f"`sparsity` (with {unused[0]!r}) must hold patterns for weights; no weight has this name.")
+        fits = any(fnmatchcase(name, unused[0]) for name in layers)
+        why = "an earlier pattern names its weights; put it first." if fits else "no weight has this name."
+        raise ValueError(f"`sparsity` (with {unused[0]!r}) must hold patterns for weights; {why}")
     return found
 
 
@@ -306,12 +309,20 @@ class _Run:
             weight = None if layer is None else layer.get_parameter("weight").detach()
             if weight is None or mask.shape != weight.shape or _is_any(weight, ~mask):
                 raise ValueError(f"`done` (with {name!r}) must belong to this network, with its pruned weights.")
-            slack = 1 / max(1, rows_of_weight(layer, weight).shape[-1])  # type: ignore[arg-type]
-            if report.sparsity < self.targets[name].sparsity - slack:
+            if self._is_beside(name, layer, mask, report.sparsity):  # type: ignore[arg-type]
                 raise ValueError(
                     f"`done` (with {name!r} at {report.sparsity:.4f}) must be of the same `sparsity` "
                     f"(={self.targets[name].sparsity:g})."
                 )
+
+    def _is_beside(self, name: str, layer: nn.Module, mask: Tensor, sparsity: float) -> bool:
+        """Whether a layer was pruned to another target: fewer entries, or more than `masks` accounts for."""
+        target, rows = self.targets[name], rows_of_weight(layer, mask)
+        if target.m is not None and target.n is not None and bool((_kept_of_windows(rows, target.m) > target.n).any()):
+            return True
+        slack = 1 / max(1, rows.shape[-1])
+        earlier = 1.0 if name in self.masks else target.sparsity
+        return not target.sparsity - slack <= sparsity <= max(earlier, target.sparsity) + slack
 
     def done_blocks(self, parts: Sequence[Part]) -> set[str]:
         """Return the names of the parts whose layers are all pruned."""
@@ -345,7 +356,7 @@ class _Run:
         if unseen := [name for name in part.layers if not layers[name].rows]:
             warnings.warn(
                 f"no example reaches {', '.join(unseen)}, or their weights are used without a call of the layer: "
-                "pruned without statistics of their inputs",
+                "pruned by magnitude, without statistics of their inputs",
                 stacklevel=2,
             )
 
@@ -359,11 +370,12 @@ class _Run:
         before = self.masks.get(name, torch.ones(parameter.shape, dtype=torch.bool)).to(parameter.device)
         kept = rows_of_weight(layer, before)
         groups, _, width = rows.shape
-        hessians = (statistics or InputStatistics(self.dtype)).hessian(width, groups, rows)
+        statistics = statistics or InputStatistics(self.dtype)
+        hessians = statistics.hessian(width, groups, rows)
         if not bool(hessians.isfinite().all()):
             raise ValueError("the statistics of its inputs are infinite or NaN; check the data and the network.")
         problems = _problems(rows, hessians, kept, self.targets[name])
-        solved = [self.solve(problem) for problem in problems]
+        solved = [_solution(self.solve, problem) for problem in problems]
         errors = sum(problem.error(each.weight) for problem, each in zip(problems, solved, strict=True))
         sizes = sum(problem.size for problem in problems)
         mask = weight_of_rows(layer, torch.stack([each.kept for each in solved]), parameter.shape) & before
@@ -371,12 +383,20 @@ class _Run:
         if not bool(found.isfinite().all()):
             raise ValueError("its new weights are infinite or NaN.")
         parameter.copy_(found.masked_fill(~mask, 0))
-        seen = 0 if statistics is None else statistics.rows
         left = float(torch.count_nonzero(mask)) / mask.numel()
-        report = LayerReport(
-            part.name, 1 - left, errors / sizes if sizes else math.nan, seen, time.perf_counter() - begun
+        error = errors / sizes if sizes and statistics.rows else math.nan
+        return mask, LayerReport(part.name, 1 - left, error, statistics.rows, time.perf_counter() - begun)
+
+
+def _solution(solve: Solve, problem: LayerProblem) -> Solution:
+    """Return the solution of a method, with weights that are 0 where its mask is."""
+    found = solve(problem)
+    shape = problem.weight.shape
+    if not isinstance(found, Solution) or not found.weight.shape == found.kept.shape == shape:
+        raise ValueError(
+            f"`method` (which returned a {type(found).__name__}) must return a Solution of {tuple(shape)}."
         )
-        return mask, report
+    return Solution(found.weight.masked_fill(~found.kept.bool(), 0), found.kept.bool())
 
 
 def _is_any(weight: Tensor, where: Tensor) -> bool:
@@ -384,11 +404,19 @@ def _is_any(weight: Tensor, where: Tensor) -> bool:
     return not weight.is_meta and bool(weight[where.to(weight.device)].any())
 
 
+def _kept_of_windows(rows: Tensor, width: int) -> Tensor:
+    return (rows != 0).reshape(-1, width).sum(dim=1)
+
+
 def _counts(batch: Batch, device: torch.device) -> Tensor | None:
     """Return where the positions of a batch count, if it has a mask of padding."""
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
     if not isinstance(mask, Tensor) or mask.ndim != 2 or bool(mask.all()):
         return None
+    if not bool(((mask == 0) | (mask == 1)).all()):
+        raise ValueError(
+            "`batches` (with an `attention_mask` of other values) must hold 1 for tokens and 0 for padding."
+        )
     return (mask if device.type == "meta" else mask.to(device)) != 0
 
 

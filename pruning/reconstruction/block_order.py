@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from pruning.holding.parameter import plain_modules, pruned_names, unwrapped
 from pruning.repair import passes
@@ -70,8 +71,12 @@ def parts_of(model: nn.Module, blocks: str | Sequence[str] | None, parameters: I
 
 
 def is_layer(module: nn.Module) -> bool:
-    """Return whether a module is a layer whose inputs and weights can be laid out as rows."""
+    """Return whether a module is a layer whose inputs and weights can be laid out as rows.
+
+    The output projection of `nn.MultiheadAttention` is none: its weight is used without a call of the layer.
+    """
     known = passes.is_layer(module) or is_transposed(module)
+    known = known and not isinstance(module, NonDynamicallyQuantizableLinear)
     return known and isinstance(module._parameters.get("weight"), nn.Parameter)
 
 

@@ -38,8 +38,9 @@ def sparsegpt(problem: LayerProblem, *, damping: float = 0.01, block: int = 128)
         if target.m is None:
             scores = (weight[:, part] / upper.diagonal()[part]).square_()
             scores[:, unused[part]] = 0
-            count = target.count(rows * end) - pruned
-            kept[:, part] = lowest(scores, kept[:, part], max(0, count))
+            later = int(torch.count_nonzero(~kept[:, end:]))  # entries that are pruned already
+            until = min(target.count(rows * end), target.count(weight.numel()) - later)
+            kept[:, part] = lowest(scores, kept[:, part], max(0, until - pruned))
             pruned += int(rows * (end - start) - torch.count_nonzero(kept[:, part]))
         errors = _block(weight, kept, upper, start, end, problem, unused)
         weight[:, end:].sub_(errors @ upper[part, end:])

@@ -67,10 +67,17 @@ class InputStatistics:
         self.rows += rows
 
     def hessian(self, width: int, groups: int, like: Tensor) -> Tensor:
-        """Return 2 / N X^T X, (groups, inputs, inputs); zeros if there was no input."""
+        """Return 2 / N X^T X, (groups, inputs, inputs).
+
+        It is the identity, by which all methods rank by magnitude, for a group whose inputs are always 0, and if there
+        was no input.
+        """
+        identity = torch.eye(width, dtype=self.dtype, device=like.device)
         if self.product is None or not self.rows:
-            return torch.zeros(groups, width, width, dtype=self.dtype, device=like.device)
-        return self.product * (2 / self.rows)
+            return identity.repeat(groups, 1, 1)
+        found = self.product * (2 / self.rows)
+        unused = (found.diagonal(dim1=1, dim2=2) == 0).all(dim=1)
+        return torch.where(unused[:, None, None], identity, found)
 
 
 @dataclass
