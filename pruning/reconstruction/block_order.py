@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from pruning.holding.parameter import plain_modules, pruned_names, unwrapped
 from pruning.repair import passes
 from pruning.scores.readings.network import require_name
+
+SMALL = 0.1
+"""Share of the weights that may lie outside of all blocks without a warning."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,9 @@ def parts_of(model: nn.Module, blocks: str | Sequence[str] | None, parameters: I
     Args:
         model: a plain network.
         blocks: names of blocks or of lists of blocks, or patterns for them; None finds them: the children of each
-            ModuleList, and of each Sequential of two or more, that holds like modules with layers inside. [] takes each
-            layer by itself.
+            ModuleList, and of each Sequential of two or more, that holds modules of one class with layers inside; and
+            of a ModuleList of several classes, one of them repeated, that holds most of the weights, if these lists
+            leave out some of its layers. [] takes each layer by itself.
         parameters: names of the weights to prune, or patterns; None: those of the layers in blocks, or of all layers if
             there are none. A weight that several modules share is left out, or refused if it is named.
 
@@ -65,6 +70,9 @@ def parts_of(model: nn.Module, blocks: str | Sequence[str] | None, parameters: I
         if weight not in taken:
             path = weight.rpartition(".")[0]
             parts.append(Part(path, layers[weight], {weight: layers[weight]}))
+    if blocks is None and parameters is None:
+        chosen = set(wanted)
+        _tell_left_out([name for name in layers if name not in chosen], layers)
     if not parts:
         raise ValueError("`parameters` (or `blocks`) must leave a linear or convolutional layer to prune.")
     return parts
@@ -106,9 +114,8 @@ def _blocks(
 ) -> dict[str, nn.Module]:
     """Return name -> block; none lies inside another."""
     if asked is None:
-        lists = [path for path, module in modules.items() if _is_list_of_blocks(path, module, layers)]
-        outer = [path for path in lists if not any(_is_inside(path, other) for other in lists)]
-        return {name: block for path in outer for name, block in _children(path, modules[path])}
+        lists = _lists_of_blocks(modules, layers)
+        return {name: block for path in lists for name, block in _children(path, modules[path])}
     found: dict[str, nn.Module] = {}
     for pattern in [asked] if isinstance(asked, str) else asked:
         fits = [path for path in modules if path and fnmatchcase(path, pattern)]
@@ -145,6 +152,53 @@ def _children(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     yield from ((f"{path}.{name}" if path else name, child) for name, child in module.named_children())
 
 
+def _lists_of_blocks(modules: Mapping[str, nn.Module], layers: Mapping[str, nn.Module]) -> list[str]:
+    """Return the paths of the lists whose children are blocks; none lies inside another."""
+    lists = _outermost([path for path, module in modules.items() if _is_list_of_blocks(path, module, layers)])
+    left = [weight for weight in layers if not any(weight.startswith(f"{path}.") for path in lists if path)]
+    if not lists or "" in lists or not left:
+        return lists
+    mixed = [path for path, module in modules.items() if _repeats_classes(module)]
+    large = [
+        path
+        for path in mixed
+        if 2 * _size([name for name in layers if name.startswith(f"{path}.")], layers) > _size(layers, layers)
+        and any(name.startswith(f"{path}.") for name in left)
+    ]
+    found = {*lists, *large}
+    return _outermost([path for path in modules if path in found])
+
+
+def _outermost(paths: Sequence[str]) -> list[str]:
+    return [path for path in paths if not any(_is_inside(path, other) for other in paths)]
+
+
+def _repeats_classes(module: nn.Module) -> bool:
+    """Return whether a module is a ModuleList of modules with a forward, of more modules than classes."""
+    children = list(module.children())
+    have_forward = not any(isinstance(child, nn.ModuleList | nn.ModuleDict) for child in children)
+    is_repeated = len({type(child) for child in children}) < len(children)
+    return isinstance(module, nn.ModuleList) and have_forward and is_repeated
+
+
+def _size(names: Iterable[str], layers: Mapping[str, nn.Module]) -> int:
+    return sum(layers[name].get_parameter("weight").numel() for name in names)
+
+
+def _tell_left_out(left: Sequence[str], layers: Mapping[str, nn.Module]) -> None:
+    """Warn of layers outside of all blocks; the network's last layer, its head, stays without a warning."""
+    head = left[-1:] if left[-1:] == [*layers][-1:] else []
+    named = [name for name in left if name not in head]
+    share = _size(named, layers) / max(1, _size(layers, layers) - _size(head, layers))
+    if share > SMALL:
+        more = f" and {len(named) - 3} more" if len(named) > 3 else ""
+        warnings.warn(
+            f"`blocks` (found in the network) leave out {', '.join(named[:3])}{more}, {share:.0%} of the weights: not "
+            "pruned; name blocks that hold these layers in `blocks`, or the weights to prune in `parameters`.",
+            stacklevel=4,
+        )
+
+
 def _is_list_of_blocks(path: str, module: nn.Module, layers: Mapping[str, nn.Module]) -> bool:
     if not isinstance(module, nn.ModuleList | nn.Sequential):
         return False
@@ -152,7 +206,8 @@ def _is_list_of_blocks(path: str, module: nn.Module, layers: Mapping[str, nn.Mod
     kinds = {type(child) for child in children.values()}
     inside = [any(weight.startswith(f"{name}.") for weight in layers) for name in children]
     least = 1 if isinstance(module, nn.ModuleList) else 2
-    return len(children) >= least and len(kinds) == 1 and all(inside) and not any(map(is_layer, children.values()))
+    no_block = any(is_layer(child) or isinstance(child, nn.ModuleList | nn.ModuleDict) for child in children.values())
+    return len(children) >= least and len(kinds) == 1 and all(inside) and not no_block
 
 
 def _wanted(

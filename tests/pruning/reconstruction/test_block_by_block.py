@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import pruning
+from pruning.reconstruction.block_order import parts_of
 from pruning.reconstruction.column_updates import sparsegpt
 from pruning.reconstruction.layer_problem import LayerProblem, Target
 from pruning.reconstruction.layer_statistics import rows_of_inputs, rows_of_weight, weight_of_rows
@@ -448,6 +449,103 @@ def test_blocks_in_a_plain_sequential_with_lists_inside_are_pruned_once() -> Non
 
     assert len(solved) == len(found.masks) == 6
     assert {report.block for report in found.layers.values()} == {"0", "1"}
+
+
+class Experts(nn.Module):
+    """Block whose experts are a list of like modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(8, 8)
+        self.experts = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.experts[0](self.gate(x)) + self.experts[1](self.gate(x))
+        return out
+
+
+class OtherExperts(Experts):
+    pass
+
+
+class Alternating(nn.Module):
+    """Blocks of two classes in one list, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Experts(), OtherExperts(), Experts(), OtherExperts()])
+        self.head = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        out: Tensor = self.head(x)
+        return out
+
+
+class Stages(nn.Module):
+    """Stages of blocks: lists in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList([nn.ModuleList([Experts(), Experts()]) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for stage in self.stages:
+            for block in stage:  # type: ignore[attr-defined]
+                x = block(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("make", "blocks"),
+    [
+        (Alternating, [f"layers.{index}" for index in range(4)]),
+        (Stages, [f"stages.{stage}.{index}" for stage in range(2) for index in range(2)]),
+    ],
+)
+def test_a_list_of_several_classes_and_lists_in_lists_leave_no_layer_out(
+    make: type[nn.Module], blocks: list[str]
+) -> None:
+    torch.manual_seed(0)
+    model = make().double()
+    inside = ("gate", "experts.0.0", "experts.1.0")
+    expected = naively(model, [[f"{block}.{name}" for name in inside] for block in blocks], vectors(), Target(0.5))
+
+    found = pruning.layerwise(model, "sparsegpt", vectors(), sparsity=0.5, dtype=torch.float64)
+
+    same(model, expected)
+    assert list(dict.fromkeys(report.block for report in found.layers.values())) == blocks
+
+
+def test_a_list_of_whole_networks_is_no_list_of_blocks() -> None:
+    class Towers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.towers = nn.ModuleList([Alternating(), Block()])
+
+    with pytest.warns(UserWarning, match="leave out towers.0.head.weight, towers.1.one.weight"):
+        names = [part.name for part in parts_of(Towers(), None, None)]
+
+    assert names == [f"towers.0.layers.{index}" for index in range(4)]
+
+
+def test_layers_outside_of_the_blocks_that_were_found_are_told() -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
+            self.heads = nn.ModuleList([nn.Sequential(nn.Linear(8, 4)) for _ in range(2)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.two(torch.relu(self.one(x)))
+            return torch.cat([head(x) for head in self.heads])
+
+    given: dict[str, Any] = {"sparsity": 0.5}
+    with pytest.warns(UserWarning, match=r"leave out one.weight, two.weight, 67% of the weights: not pruned"):
+        pruning.layerwise(Heads().double(), "wanda", vectors(), **given)
+    pruning.layerwise(Heads().double(), "wanda", vectors(), blocks="heads", **given)
+    pruning.layerwise(Heads().double(), "wanda", vectors(), parameters="heads.*", **given)
 
 
 def test_a_repeated_batch_counts_twice() -> None:

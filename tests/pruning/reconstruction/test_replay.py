@@ -34,8 +34,9 @@ class Network(nn.Module):
 
     def __init__(self, block: Callable[[], nn.Module] = Block) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.first = nn.Linear(8, 8)
         self.layers = nn.ModuleList([block() for _ in range(BLOCKS)])
+        self.last = nn.Linear(8, 8)
 
     def blocks(self, x: Tensor) -> Tensor:
         for layer in self.layers:
