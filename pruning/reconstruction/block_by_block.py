@@ -301,6 +301,7 @@ class _Run:
     dtype: torch.dtype
     result: Layerwise
     streamed: StreamedWeights | None = None
+    has_told: bool = False
 
     def require_done(self, layers: Mapping[str, nn.Module]) -> None:
         """Raise ValueError unless the result to continue from belongs to this network and to these targets."""
@@ -335,11 +336,12 @@ class _Run:
             part: the part.
             calls: for each batch, a function that calls the part.
         """
-        collector = Collector(part.layers, self.dtype)
+        collector = Collector(part.layers, self.dtype, in_lists=part.in_lists)
         for batch, call in calls:
             collector.counts = _counts(batch, next(part.module.parameters()).device)
             with collector.collecting():
                 call()
+        self._tell_unordered(collector.unordered)
         if self.streamed:
             self.streamed.require(part)
         masks, layers, device = {}, dict(self.result.layers), next(part.module.parameters()).device
@@ -358,6 +360,17 @@ class _Run:
                 f"no example reaches {', '.join(unseen)}, or their weights are used without a call of the layer: "
                 "pruned by magnitude, without statistics of their inputs",
                 stacklevel=2,
+            )
+
+    def _tell_unordered(self, names: Sequence[str]) -> None:
+        """Warn, once in a call, of padding that counts."""
+        if names and not self.has_told:
+            self.has_told = True
+            warnings.warn(
+                f"`attention_mask` (with padding) does not apply to layers in lists that hold no blocks, such as "
+                f"{names[0]}, which get (vectors, inputs) in an unknown order: their padding counts; pass batches "
+                "without padding.",
+                stacklevel=3,
             )
 
     def _prune_layer(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -27,11 +27,13 @@ class Part:
         name: qualified name of the module.
         module: the module.
         layers: name of a weight -> the layer that it belongs to.
+        in_lists: weights of layers in lists that hold no blocks, such as experts, which may get vectors in any order.
     """
 
     name: str
     module: nn.Module
     layers: Mapping[str, nn.Module]
+    in_lists: Collection[str] = ()
 
 
 def parts_of(model: nn.Module, blocks: str | Sequence[str] | None, parameters: Iterable[str] | None) -> list[Part]:
@@ -60,16 +62,17 @@ def parts_of(model: nn.Module, blocks: str | Sequence[str] | None, parameters: I
         _require_own_weights(modules)
     found = _blocks(modules, layers, blocks)
     wanted = _wanted(model, layers, found, parameters)
+    in_lists = _in_lists(modules, layers)
     parts = []
     for name, block in found.items():
         inside = {weight: layers[weight] for weight in wanted if weight.startswith(f"{name}.")}
         if inside:
-            parts.append(Part(name, block, inside))
+            parts.append(Part(name, block, inside, in_lists))
     taken = {weight for part in parts for weight in part.layers}
     for weight in wanted:
         if weight not in taken:
             path = weight.rpartition(".")[0]
-            parts.append(Part(path, layers[weight], {weight: layers[weight]}))
+            parts.append(Part(path, layers[weight], {weight: layers[weight]}, in_lists))
     if blocks is None and parameters is None:
         chosen = set(wanted)
         _tell_left_out([name for name in layers if name not in chosen], layers)
@@ -167,6 +170,16 @@ def _lists_of_blocks(modules: Mapping[str, nn.Module], layers: Mapping[str, nn.M
     ]
     found = {*lists, *large}
     return _outermost([path for path in modules if path in found])
+
+
+def _in_lists(modules: Mapping[str, nn.Module], layers: Mapping[str, nn.Module]) -> frozenset[str]:
+    """Return the weights below a ModuleList or ModuleDict that holds no blocks."""
+    blocks = _lists_of_blocks(modules, layers)
+    lists = {path for path, module in modules.items() if isinstance(module, nn.ModuleList | nn.ModuleDict)}
+    inner = {path for path in lists if not any(path == other or _is_inside(other, path) for other in blocks)}
+    return frozenset(
+        weight for weight in layers if any(weight[:end] in inner for end, each in enumerate(weight) if each == ".")
+    )
 
 
 def _outermost(paths: Sequence[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -89,13 +89,17 @@ class Collector:
         dtype: dtype of the sums.
         counts: bool of (examples, positions), False where a position of the batch is padding; None: all count.
         found: name of a weight -> the statistics of its inputs.
+        in_lists: weights of layers that may get vectors in any order: all (vectors, inputs) of these layers count.
+        unordered: those of `in_lists` that got such inputs with `counts`.
     """
 
     layers: Mapping[str, nn.Module]
     dtype: torch.dtype
     counts: Tensor | None = None
     found: dict[str, InputStatistics] = field(default_factory=dict)
-    _products: list[tuple[Tensor, int, Tensor, int]] = field(default_factory=list)
+    in_lists: Collection[str] = ()
+    unordered: list[str] = field(default_factory=list)
+    _products: list[tuple[Tensor, int, bool, Tensor, int]] = field(default_factory=list)
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
@@ -114,20 +118,30 @@ class Collector:
     def _read(self, name: str, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         inputs = next((each for each in (*given, *named.values()) if isinstance(each, Tensor)), None)
         if inputs is not None:
-            product, rows = self._product(module, inputs.detach())
+            product, rows = self._product(module, inputs.detach(), self._counts_of(name, module, inputs))
             self.found.setdefault(name, InputStatistics(self.dtype)).add(product, rows)
 
-    def _product(self, module: nn.Module, inputs: Tensor) -> tuple[Tensor, int]:
+    def _counts_of(self, name: str, module: nn.Module, inputs: Tensor) -> Tensor | None:
+        """Return the positions that count among the inputs of a layer; None where their order is unknown."""
+        if self.counts is None or name not in self.in_lists or inputs.ndim != 2 or isinstance(module, _ConvNd):
+            return self.counts
+        self.unordered.append(name)
+        return None
+
+    def _product(self, module: nn.Module, inputs: Tensor, counts: Tensor | None) -> tuple[Tensor, int]:
         """Return X^T X and the number of rows of X; linear layers that get one tensor share one product."""
         version = -1 if inputs.is_inference() else inputs._version
         is_shared = version >= 0 and not isinstance(module, _ConvNd)
-        for tensor, then, product, rows in self._products if is_shared else ():
+        for tensor, then, counted, product, rows in self._products if is_shared else ():
             same = tensor.data_ptr() == inputs.data_ptr() and tensor.stride() == inputs.stride()
+            same = same and counted == (counts is not None)
             if same and then == version and tensor.shape == inputs.shape and tensor.dtype == inputs.dtype:
                 return product, rows
-        vectors = rows_of_inputs(module, inputs, self.counts).to(self.dtype)
+        vectors = rows_of_inputs(module, inputs, counts).to(self.dtype)
         with torch.autocast(inputs.device.type, enabled=False):
             product, rows = vectors.mT @ vectors, vectors.shape[1]
         if is_shared:
-            self._products.append((inputs, version, product, rows))  # the tensor stays alive, and keeps its address
+            self._products.append(
+                (inputs, version, counts is not None, product, rows)
+            )  # the tensor stays alive, and keeps its address
         return product, rows

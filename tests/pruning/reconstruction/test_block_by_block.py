@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import pruning
 from pruning.reconstruction.block_order import parts_of
 from pruning.reconstruction.column_updates import sparsegpt
-from pruning.reconstruction.layer_problem import LayerProblem, Target
+from pruning.reconstruction.layer_problem import LayerProblem, Solution, Target
 from pruning.reconstruction.layer_statistics import rows_of_inputs, rows_of_weight, weight_of_rows
 
 
@@ -546,6 +546,52 @@ def test_layers_outside_of_the_blocks_that_were_found_are_told() -> None:
         pruning.layerwise(Heads().double(), "wanda", vectors(), **given)
     pruning.layerwise(Heads().double(), "wanda", vectors(), blocks="heads", **given)
     pruning.layerwise(Heads().double(), "wanda", vectors(), parameters="heads.*", **given)
+
+
+class Permuted(nn.Module):
+    """Block whose gate gets all positions in their order, and whose experts get them in the opposite order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(8, 8)
+        self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        vectors = x.flatten(0, 1)
+        out = self.gate(vectors)
+        for expert in self.experts:
+            out = out + expert(vectors.flip(0)).flip(0)
+        return out.view_as(x)
+
+
+@pytest.mark.parametrize("blocks", [None, []], ids=["blocks", "layer by layer"])
+def test_padding_counts_for_experts_that_get_vectors_in_another_order(blocks: Any) -> None:
+    class Mixture(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([Permuted(), Permuted()])
+
+        def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    seen: list[Tensor] = []
+
+    def note(problem: LayerProblem) -> Solution:
+        seen.append(problem.hessian)
+        return Solution(problem.weight, problem.kept)
+
+    x = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))
+    mask = torch.tensor([[0, 0, 0, 0, 1, 1], [1, 1, 1, 1, 1, 1]])
+    with pytest.warns(UserWarning, match="such as layers.0.experts.0.weight") as told:
+        found = pruning.layerwise(Mixture(), note, [{"x": x, "attention_mask": mask}], sparsity=0.0, blocks=blocks)
+
+    assert len(told) == 1, "once in a call"
+    assert [found.layers[f"layers.0.{name}.weight"].rows for name in ("gate", "experts.0", "experts.1")] == [8, 12, 12]
+    tokens, everything = x[mask == 1], x.flatten(0, 1)
+    torch.testing.assert_close(seen[0], 2 / 8 * tokens.T @ tokens)
+    torch.testing.assert_close(seen[1], 2 / 12 * everything.T @ everything)
 
 
 def test_a_repeated_batch_counts_twice() -> None:
