@@ -262,10 +262,11 @@ def test_a_network_of_a_sweep_is_loaded_by_stock_transformers(
     assert sum(zeros) > 20
 
 
-def test_channels_are_empty_where_a_whole_row_or_column_of_a_mask_is() -> None:
-    def empty(mask: torch.Tensor) -> bool:
+def test_channels_are_empty_where_a_whole_row_or_column_of_like_masks_is() -> None:
+    def empty(*masks: torch.Tensor) -> bool:
         fields: Any = {"model": nn.Identity(), "data": None, "record": None, "spec": None}
-        return StoredNetwork(**fields, masks=MaskSet({"weight": mask})).has_empty_channels
+        named = {f"layers.{number}.weight": mask for number, mask in enumerate(masks)}
+        return StoredNetwork(**fields, masks=MaskSet(named)).has_empty_channels
 
     scattered = torch.eye(4, dtype=torch.bool)
     assert not empty(scattered)
@@ -273,3 +274,5 @@ def test_channels_are_empty_where_a_whole_row_or_column_of_a_mask_is() -> None:
     assert empty(scattered.index_fill(0, torch.tensor(2), False))
     assert empty(torch.ones(3, 4, 2, dtype=torch.bool).index_fill(1, torch.tensor(1), False))
     assert not empty(torch.zeros(3, dtype=torch.bool)), "a bias has no rows"
+    assert not empty(scattered.index_fill(0, torch.tensor(2), False), scattered), "one size for both layers"
+    assert empty(scattered.index_fill(0, torch.tensor(2), False), scattered.index_fill(0, torch.tensor(1), False))
