@@ -91,7 +91,11 @@ def test_a_trial_whose_output_nobody_reads_ends_quietly_and_the_same_command_goe
 
 
 @pytest.mark.parametrize(
-    "arguments", [("orchestrator",), EXPORT, *((f"orchestrator.{name}",) for name in COMMANDS if name != "export")]
+    "arguments",
+    [
+        *(("orchestrator",), ("orchestrator", "allocate"), EXPORT),
+        *((f"orchestrator.{name}",) for name in COMMANDS if name not in ("allocate", "export")),
+    ],
 )
 def test_an_interrupt_during_imports_ends_without_a_traceback(folder: Path, arguments: Sequence[str]) -> None:
     command = subprocess.Popen(
