@@ -49,8 +49,8 @@ class Written:
 
 
 def size(network: nn.Module) -> int:
-    """Return the bytes of a network's parameters and buffers."""
-    return sum(tensor.nbytes for tensor in network.state_dict().values())
+    """Return the bytes of a network's parameters and buffers; what several places share counts once."""
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in network.state_dict().values()}.values())
 
 
 def writable(output: str) -> Path:

@@ -41,8 +41,8 @@ def alps(problem: LayerProblem, *, damping: float = 0.01, rounds: int = 300, ref
     scale = damped.diagonal().sqrt()
     hessian = damped / scale / scale[:, None]
     unused = problem.hessian.diagonal() == 0
-    first = (problem.weight * scale).masked_fill(unused, 0)  # they go first
-    is_diagonal = not bool(hessian.triu(1).any())  # inputs without correlation, whose largest weights are the solution
+    first = (problem.weight * scale).masked_fill(unused, 0)  # unused inputs go first
+    is_diagonal = not bool(hessian.triu(1).any())  # without correlations the largest weights are the solution
     dense = first if is_diagonal else _approached(_Splitting(problem, hessian, first), rounds)
     kept = _support(dense, problem)
     found = refit_by_gradients(dense * kept, first, hessian, kept, refits) / scale

@@ -310,14 +310,14 @@ class _Run:
             weight = None if layer is None else layer.get_parameter("weight").detach()
             if weight is None or mask.shape != weight.shape or _is_any(weight, ~mask):
                 raise ValueError(f"`done` (with {name!r}) must belong to this network, with its pruned weights.")
-            if self._is_beside(name, layer, mask, report.sparsity):  # type: ignore[arg-type]
+            if self._has_another_target(name, layer, mask, report.sparsity):  # type: ignore[arg-type]
                 raise ValueError(
                     f"`done` (with {name!r} at {report.sparsity:.4f}) must be of the same `sparsity` "
                     f"(={self.targets[name].sparsity:g})."
                 )
 
-    def _is_beside(self, name: str, layer: nn.Module, mask: Tensor, sparsity: float) -> bool:
-        """Whether a layer was pruned to another target: fewer entries, or more than `masks` accounts for."""
+    def _has_another_target(self, name: str, layer: nn.Module, mask: Tensor, sparsity: float) -> bool:
+        """Return whether a layer was pruned to another target: fewer entries, or more than `masks` explains."""
         target, rows = self.targets[name], rows_of_weight(layer, mask)
         if target.m is not None and target.n is not None and bool((_kept_of_windows(rows, target.m) > target.n).any()):
             return True

@@ -141,7 +141,6 @@ class Collector:
         with torch.autocast(inputs.device.type, enabled=False):
             product, rows = vectors.mT @ vectors, vectors.shape[1]
         if is_shared:
-            self._products.append(
-                (inputs, version, counts is not None, product, rows)
-            )  # the tensor stays alive, and keeps its address
+            # The list keeps the tensor alive, so that no other tensor gets its address.
+            self._products.append((inputs, version, counts is not None, product, rows))
         return product, rows

@@ -24,7 +24,7 @@ from orchestrator.deploy.formats.format_table import FORMATS
 from orchestrator.deploy.formats.pretrained import fitting_config, stock_network
 from orchestrator.deploy.shrunk_network import shrunk
 from orchestrator.export import stock_loading
-from orchestrator.export.export_folder import require_builder
+from orchestrator.export.export_folder import require_builder, size
 from orchestrator.export.pretrained_directory import SENTENCE, copy_tokenizer, hold_in_fresh_process, questions
 from orchestrator.export.stored_network import StoredNetwork
 from pruning import MaskSet
@@ -260,6 +260,13 @@ def test_a_network_of_a_sweep_is_loaded_by_stock_transformers(
     subprocess.run([sys.executable, "-P", "-c", code], cwd="out", check=True)
     zeros = [int((tensor == 0).sum()) for name, tensor in load_file("out/model.safetensors").items() if "mlp" in name]
     assert sum(zeros) > 20
+
+
+def test_a_weight_with_two_places_counts_once() -> None:
+    network = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    assert size(network) == 128
+    network[1].weight = network[0].weight
+    assert size(network) == 64
 
 
 def test_channels_are_empty_where_a_whole_row_or_column_of_like_masks_is() -> None:
