@@ -11,7 +11,7 @@ from orchestrator.core.metrics import Metric
 from orchestrator.planning.number_formats import counted, kilobytes, milliseconds, significant, whole_number
 from orchestrator.sweep.search.candidates import Candidate, Cell
 from orchestrator.sweep.search.domination import Objectives
-from orchestrator.sweep.search.policy import Answer, Seen, in_words
+from orchestrator.sweep.search.policy import Answer, Seen, in_words, unit_of
 from orchestrator.sweep.search.quantities import DEPLOYED, MEASURED
 
 WRITTEN: Mapping[str, tuple[Callable[[float], str], str]] = {
@@ -135,7 +135,7 @@ def nothing(label: str, found: Sequence[Placed], within: float | None, limits: M
     if not found:
         return Answer(f"no network{label} has finished with all its figures")
     metric = found[0].metric
-    asked = [] if within is None else [f"within {metric.written(within)}{_unit(metric)} of dense"]
+    asked = [] if within is None else [f"within {metric.written(within)}{unit_of(metric)} of dense"]
     asked += [f"at most {_written(name, Estimate(1, limit))}" for name, limit in limits.items()]
     best = max(found, key=lambda each: each.gain)
     return Answer(f"no network{label} is {' with '.join(asked)}; the closest to dense: {best.told([*limits])}")
@@ -147,10 +147,6 @@ def _written(name: str, found: Estimate) -> str:
     if found.low is None or found.high is None or not has_spread(found):
         return f"{written(found.mean)} {unit}"
     return f"{written(found.mean)} [{written(max(found.low, 0.0))}, {written(found.high)}] {unit}"
-
-
-def _unit(metric: Metric) -> str:
-    return " points" if metric.scale != 1 else f" {metric.unit}" if metric.unit else ""
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -141,11 +141,16 @@ def uneven(candidates: Iterable[Candidate], seeds: Sequence[int]) -> Iterator[st
         )
 
 
+def unit_of(metric: Metric) -> str:
+    """Return the unit of a metric's differences after a space; empty if it has none."""
+    return " points" if metric.scale != 1 else f" {metric.unit}" if metric.unit else ""
+
+
 def in_words(found: Estimate | None, metric: Metric) -> str:
     """Return a difference with its interval, in the metric's unit."""
     if found is None:
         return "unknown"
-    unit = " points" if metric.scale != 1 else f" {metric.unit}" if metric.unit else ""
+    unit = unit_of(metric)
     if found.low is None or found.high is None or not has_spread(found):
         return f"{metric.written(found.mean, '+')}{unit}"
     low, high = (metric.written(each, "+") for each in (found.low, found.high))
