@@ -44,7 +44,7 @@ def violations(where: str, schema: type, values: Mapping[str, Any], *, closed: b
             continue
         for rule in rules[name]:
             if not rule.holds(value):
-                yield f"`{prefix}{name}` (={value}) must {rule.text}."
+                yield f"`{prefix}{name}` (={value}) must {rule.demand(value)}."
                 break
         if (nested := nodes[name]) is not None:
             yield from violations(f"{prefix}{name}", nested, value)

@@ -107,7 +107,7 @@ class Row:
         known = {option.name: option for option in self.options}
         for name, value in options.items():
             if name in known and (rule := known[name].broken(value)):
-                raise ValueError(f"{place.format(name)} (={value!r}) must {rule.text}.")
+                raise ValueError(f"{place.format(name)} (={value!r}) must {rule.demand(value)}.")
 
     def refuse(self, options: Mapping[str, Any], place: str = "`{}`") -> None:
         """Raise ValueError for an option that the code does not take, or whose value breaks a rule."""

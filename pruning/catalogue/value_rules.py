@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+LARGEST = 2**63 - 1
+"""Largest integer of 64 bits, which records and tensors hold."""
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -14,14 +17,21 @@ class Rule:
     Args:
         holds: whether a value keeps the rule.
         text: the rest of a sentence that begins with "`key` (=value) must ".
+        largest: largest integer that keeps the rule, if `text` does not say so.
     """
 
     holds: Callable[[Any], bool]
     text: str
+    largest: int | None = None
+
+    def demand(self, value: Any) -> str:
+        """Return the rest of the sentence for a value that breaks the rule."""
+        is_beyond = self.largest is not None and is_int(value) and value > self.largest
+        return f"be at most {self.largest}" if is_beyond else self.text
 
     def or_null(self, remedy: str = ", or null") -> Rule:
         """Return a rule that also accepts null."""
-        return Rule(lambda value: value is None or self.holds(value), f"{self.text}{remedy}")
+        return Rule(lambda value: value is None or self.holds(value), f"{self.text}{remedy}", self.largest)
 
 
 def one_of(*choices: str) -> Rule:
@@ -40,8 +50,9 @@ def above(least: float, remedy: str = "") -> Rule:
 
 
 def whole(least: int, remedy: str = "") -> Rule:
-    """Return the rule that a value is an integer of at least `least`."""
-    return Rule(lambda value: is_int(value) and value >= least, f"be an integer of at least {least}{remedy}")
+    """Return the rule that a value is an integer of at least `least`, in 64 bits."""
+    text = f"be an integer of at least {least}{remedy}"
+    return Rule(lambda value: is_int(value) and least <= value <= LARGEST, text, LARGEST)
 
 
 def within(remedy: str) -> Rule:

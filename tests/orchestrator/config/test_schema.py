@@ -190,6 +190,8 @@ def test_the_defaults_lack_only_an_optimizer() -> None:
         ({"steps": 5}, "are both given; pass exactly one: add `train.epochs=null`."),
         ({"epochs": None, "steps": 2.5}, "`train.steps` (=2.5) must be an integer"),
         ({"batch_size": 0}, "`train.batch_size` (=0) must be an integer of at least 1."),
+        ({"accumulate": 2**63}, "`train.accumulate` (=9223372036854775808) must be at most 9223372036854775807."),
+        ({"patience": 10**30}, f"`train.patience` (={10**30}) must be at most 9223372036854775807."),
         ({"eval_batch_size": True}, "`train.eval_batch_size` (=True) must be an integer of at least 1."),
         ({"drop_last": 1}, "`train.drop_last` (=1) must be true or false."),
         ({"optimizer": None}, "`train.optimizer` (=None) must have a `_target_`"),
