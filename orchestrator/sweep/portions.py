@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from orchestrator.compare.statistics import LEVEL, t_quantile
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.planning.estimates.forecast import in_words
@@ -25,6 +26,8 @@ class Portions:
     def __init__(self, outcome: Outcome, search: PlannedSearch | None) -> None:
         self._outcome, self._search, self._begun = outcome, search, False
         self._replay = None if search is None else search.replay()
+        if search is not None:
+            t_quantile(LEVEL, 1)  # imports SciPy now, which takes longer than a decision
 
     def next(self) -> Plan:
         """Return the plan of the stages to run now; a plan without stages if none are left, or all left have failed."""

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestrator.compare.panels import Position, positions
 from orchestrator.core.specs import Key, Plan
 from orchestrator.planning.number_formats import percent
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(NamedTuple):
     """One network that a search can ask for: a trial after one of its rounds."""
 
     trial: int
@@ -42,7 +41,7 @@ class Candidate:
     cells: Mapping[int, Cell]
     """Seed -> network."""
 
-    @property
+    @cached_property
     def seeds(self) -> tuple[int, ...]:
         """Seeds in increasing order."""
         return tuple(sorted(self.cells))
@@ -65,6 +64,8 @@ class SearchSpace:
             grouped.setdefault(position.point, []).append(index)
         self.candidates = tuple(self._candidate(known, indices) for indices in grouped.values())
         """Candidates at the ends of trials, in the order of the plan."""
+        self.ends = tuple(trial.stages[-1] for trial in plan.trials)
+        """Network at the end of each trial."""
 
     @cached_property
     def lines(self) -> Mapping[str, tuple[Candidate, ...]]:
@@ -94,8 +95,7 @@ class SearchSpace:
 
     def stages(self, cell: Cell) -> tuple[Key, ...]:
         """Return the stages that a network needs, inputs first; at a trial's end all stages of the trial."""
-        trial = self.plan.trials[cell.trial]
-        if cell.network == trial.stages[-1]:
+        if cell.network == self.ends[cell.trial]:
             return self.plan.work[cell.trial]
         return self.plan.with_inputs((cell.dense, cell.network))
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, takewhile
+from operator import le
 
 from orchestrator.core.plain_data import canonical_json
 from orchestrator.planning.number_formats import counted
@@ -119,19 +121,20 @@ class Frontier:
     def _race(self, space: SearchSpace, label: str, group: Sequence[Candidate]) -> Strand:
         rungs, standing = self._rungs, list(group)
         box: tuple[Objectives, ...] = ()
-        amounts = rungs.amounts(group)
+        amounts, quantities = rungs.amounts(group), self._quantities
         for number, amount in enumerate(amounts, start=1):
             last, after = number == len(amounts), counted(amount, rungs.unit)
             if len(standing) == 1 and not last:
                 continue  # nothing is left to compare before the last rung
             what = f"rung {number} of {len(amounts)}{label}: {counted(len(standing), 'candidate')}, {after}"
-            seen = yield Ask(what, tuple(rungs.cells(space, standing, amount)))
-            each_placed = (placed(c, rungs.networks(space, c, amount), seen, self._quantities) for c in standing)
-            found = [each for each in each_placed if each is not None]
+            networks = [rungs.networks(space, candidate, amount) for candidate in standing]
+            seen = yield Ask(what, tuple(chain.from_iterable(networks)))
+            each_placed = zip(standing, networks, strict=True)
+            found = [each for pair in each_placed if (each := placed(*pair, seen, quantities, self.against))]
             allowed = [each for each in found if self._allows(each, last=last)]
             front = self._front(allowed, last=last)
-            box = box or _box([each.objectives(self.against) for each in found])
-            volume = _volume([each.objectives(self.against) for each in front], box)
+            box = box or _box([each.objectives for each in found])
+            volume = _volume([each.objectives for each in front], box)
             going = "are on the frontier" if last else "go on"
             yield Conclude(f"{len(front)} of {counted(len(standing), 'candidate')} {going}; hypervolume {volume:.3f}")
             sets = (standing, *([each.candidate for each in part] for part in (found, allowed, front)))
@@ -148,36 +151,33 @@ class Frontier:
         """Whether a candidate meets the constraints; those of rounds are known after the last one only."""
         if self.rungs == "rounds" and not last:
             return True
-        loss = each.least_loss(None if last else self.confidence)
-        if self.within is not None and loss > self.within + ROUNDING:
-            return False
+        if self.within is not None:
+            loss = each.least_loss(None if last else self.confidence)
+            if loss > self.within + ROUNDING:
+                return False
         return all(each.mean(name) <= limit * (1 + ROUNDING) for name, limit in self.limits.items())
 
     def _front(self, allowed: Sequence[Placed], *, last: bool) -> list[Placed]:
         """Return the candidates of the next rung, or of the answer."""
-        means = [each.objectives(self.against) for each in allowed]
-        best = nondominated(means)
-        front = [allowed[index] for index in best]
+        front = [allowed[index] for index in nondominated([each.objectives for each in allowed])]
         if last or self.confidence is None:
             return front
-        known = {id(each) for each in front}
-        return [
-            each for each in allowed if id(each) in known or not self._shown_dominated(each, front, self.confidence)
-        ]
+        known, rivals = {id(each) for each in front}, sorted(front, key=lambda each: each.objectives)
+        return [each for each in allowed if id(each) in known or not _shown_dominated(each, rivals, self.confidence)]
 
-    def _shown_dominated(self, each: Placed, front: Sequence[Placed], confidence: float) -> bool:
-        """Whether a candidate is shown to be worse than one on the frontier that is no larger."""
-        sizes = each.objectives(self.against)[1:]
-        rivals = (other for other in front if all(map(float.__le__, other.objectives(self.against)[1:], sizes)))
-        return any(each.is_worse(other, confidence) for other in rivals)
+
+def _shown_dominated(each: Placed, front: Iterable[Placed], confidence: float) -> bool:
+    """Whether a candidate is shown to be worse than one on the frontier, in order of the loss, that is no larger."""
+    loss, *sizes = each.objectives
+    better = takewhile(lambda other: other.objectives[0] < loss, front)
+    return any(all(map(le, other.objectives[1:], sizes)) and each.is_worse(other, confidence) for other in better)
 
 
 def _gone(space: SearchSpace, before: Iterable[Candidate], left: Iterable[Candidate]) -> tuple[Candidate, ...]:
     """Return the candidates that are no longer left, at the ends of their trials."""
     known = {id(each) for each in left}
-    ends = {trial.stages[-1] for trial in space.plan.trials}
-    gone = (each for each in before if id(each) not in known)
-    return tuple(each for each in gone if next(iter(each.cells.values())).network in ends)
+    gone = ((each, next(iter(each.cells.values()))) for each in before if id(each) not in known)
+    return tuple(each for each, cell in gone if cell.network == space.ends[cell.trial])
 
 
 def _box(points: Collection[Objectives]) -> tuple[Objectives, ...]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from orchestrator.compare.statistics import Estimate, estimate, has_spread, ratio
 from orchestrator.core.metrics import Metric
@@ -26,8 +26,7 @@ ROUNDING = 1e-9
 """Rounding errors that a constraint allows for."""
 
 
-@dataclass(frozen=True)
-class Placed:
+class Placed(NamedTuple):
     """Candidate with its figures at a rung."""
 
     candidate: Candidate
@@ -39,12 +38,14 @@ class Placed:
     """Seed -> value minus that of the dense network."""
     quantities: Mapping[str, tuple[float, ...]]
     """Quantity -> its values by seed."""
+    objectives: Objectives
+    """Mean loss of the primary metric, and the means of the quantities to make small."""
     machines: frozenset[str]
     """Hardware of the measurements."""
 
     def mean(self, quantity: str) -> float:
-        """Return the mean of a quantity over seeds; a geometric mean of latencies, as in the comparison."""
-        return self.estimated(quantity).mean if quantity == "latency" else _mean(self.quantities[quantity])
+        """Return the mean of a quantity over seeds."""
+        return _mean_size(quantity, self.quantities[quantity])
 
     def estimated(self, quantity: str) -> Estimate:
         """Return the mean of a quantity over seeds with its interval."""
@@ -57,10 +58,6 @@ class Placed:
     def gain(self) -> float:
         """Mean gain over dense; negative for a loss."""
         return self.metric.gain(_mean(self.differences.values()), 0.0)
-
-    def objectives(self, against: Iterable[str]) -> Objectives:
-        """Return the mean loss of the primary metric, and the means of these quantities: all are to be small."""
-        return (self.metric.gain(0.0, _mean(self.values.values())), *map(self.mean, against))
 
     def least_loss(self, confidence: float | None) -> float:
         """Return the mean loss against dense, or with a level the least loss that its interval allows."""
@@ -88,29 +85,41 @@ class Placed:
         )
 
 
-def placed(candidate: Candidate, networks: Sequence[Cell], seen: Seen, quantities: Sequence[str]) -> Placed | None:
-    """Return a candidate with its figures; None if a network failed or a quantity was not measured."""
+def placed(
+    candidate: Candidate, networks: Sequence[Cell], seen: Seen, quantities: Sequence[str], against: Sequence[str]
+) -> Placed | None:
+    """Return a candidate with its figures; None if a network failed or a quantity was not measured.
+
+    Args:
+        candidate: the candidate
+        networks: its networks, by seed
+        seen: figures of the networks
+        quantities: all quantities that the search reads
+        against: those to make small
+    """
     found = {cell.seed: figures for cell in networks if (figures := seen[cell]) is not None}
     if len(found) < len(networks):
         return None
-    values, sizes = dict[int, float](), dict[str, list[float]]()
-    deployed = any(name in MEASURED for name in quantities)
-    for seed, figures in found.items():
-        changed = figures.quantity(DEPLOYED) if deployed else None
-        values[seed] = figures.value if changed is None else changed
-        for name in quantities:
-            if (size := figures.quantity(name)) is None:
-                return None
-            sizes.setdefault(name, []).append(size)
-    if not all(map(math.isfinite, values.values())):
-        return None
+    values, sizes = {seed: figures.value for seed, figures in found.items()}, dict[str, tuple[float, ...]]()
+    for name in quantities:
+        measured = [size for figures in found.values() if (size := figures.quantity(name)) is not None]
+        if len(measured) < len(networks):
+            return None
+        sizes[name] = tuple(measured)
+    if deployed := not MEASURED.keys().isdisjoint(quantities):
+        changed = {seed: figures.quantity(DEPLOYED) for seed, figures in found.items()}
+        values |= {seed: value for seed, value in changed.items() if value is not None}
+        if not all(map(math.isfinite, values.values())):
+            return None
+    metric = found[networks[0].seed].metric
     return Placed(
         candidate,
         tuple(networks),
-        next(iter(found.values())).metric,
+        metric,
         values,
         {seed: values[seed] - figures.dense for seed, figures in found.items()},
-        {name: tuple(each) for name, each in sizes.items()},
+        sizes,
+        (metric.gain(0.0, _mean(values.values())), *[_mean_size(name, sizes[name]) for name in against]),
         frozenset(figures.machine() for figures in found.values()) if deployed else frozenset(),
     )
 
@@ -126,7 +135,7 @@ def answers(
         f"frontier{label} of {front[0].metric.title} on validation against {names}: {len(front)} of "
         f"{counted(candidates, 'candidate')}, hypervolume {volume:.3f}{apart}"
     )
-    for each in sorted(front, key=lambda each: each.objectives(against)[1:]):
+    for each in sorted(front, key=lambda each: each.objectives[1:]):
         yield Answer(each.told(against), tuple(cell.network for cell in each.networks))
 
 
@@ -149,6 +158,10 @@ def _written(name: str, found: Estimate) -> str:
     return f"{written(found.mean)} [{written(max(found.low, 0.0))}, {written(found.high)}] {unit}"
 
 
-def _mean(values: Iterable[float]) -> float:
-    known = [*values]
-    return math.fsum(known) / len(known)
+def _mean_size(quantity: str, values: Sequence[float]) -> float:
+    """Return the mean of a quantity; a geometric mean of latencies, as in the comparison."""
+    return math.exp(_mean([*map(math.log, values)])) if quantity == "latency" else _mean(values)
+
+
+def _mean(values: Collection[float]) -> float:
+    return math.fsum(values) / len(values)

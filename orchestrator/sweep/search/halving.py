@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from orchestrator.compare.statistics import Estimate, estimate, has_spread
 from orchestrator.planning.number_formats import counted, first_few
@@ -77,28 +78,31 @@ class Halving:
             if len(standing) == 1 and number < len(amounts):
                 continue  # nothing is left to rank before the last rung
             what = f"rung {number} of {len(amounts)}{label}: {counted(len(standing), 'candidate')}"
-            cells = tuple(rungs.cells(space, standing, amount))
-            seen = yield Ask(f"{what}, {counted(amount, rungs.unit)}", cells)
-            gains = {id(each): _gains(rungs.networks(space, each, amount), seen) for each in standing}
-            ranked = sorted(standing, key=lambda each: -_mean(gains[id(each)]))
+            networks = {id(each): rungs.networks(space, each, amount) for each in standing}
+            seen = yield Ask(f"{what}, {counted(amount, rungs.unit)}", tuple(chain.from_iterable(networks.values())))
+            gains = {name: _gains(cells, seen) for name, cells in networks.items()}
+            means = {name: _mean(each) for name, each in gains.items()}
+            ranked = sorted(standing, key=lambda each: -means[id(each)])
             if number == len(amounts):
                 yield Conclude(f"best: {ranked[0].name}")
                 yield _answer(label, ranked, gains, seen)
                 return
-            kept = self._survivors(ranked, gains)
+            kept = self._survivors(ranked, gains, means)
             going_on = {id(each) for each in kept}
             lost = tuple(each for each in ranked if id(each) not in going_on)
             yield Conclude(f"{len(kept)} of {counted(len(ranked), 'candidate')} go on; best: {ranked[0].name}")
             yield RuleOut(lost, f"ruled out after {counted(amount, rungs.unit)}{label}")
             standing = kept
 
-    def _survivors(self, ranked: Sequence[Candidate], gains: Mapping[int, Mapping[int, float]]) -> list[Candidate]:
+    def _survivors(
+        self, ranked: Sequence[Candidate], gains: Mapping[int, Mapping[int, float]], means: Mapping[int, float]
+    ) -> list[Candidate]:
         """Return the candidates of the next rung, from the best to the worst."""
         if self.confidence is not None:
             best = gains[id(ranked[0])]
             return [each for each in ranked if not _is_worse(gains[id(each)], best, self.confidence)]
-        least = _mean(gains[id(ranked[self._rungs.kept(len(ranked)) - 1])])
-        return [each for each in ranked if _mean(gains[id(each)]) >= least - TIE]
+        least = means[id(ranked[self._rungs.kept(len(ranked)) - 1])]
+        return [each for each in ranked if means[id(each)] >= least - TIE]
 
 
 def _groups(space: SearchSpace) -> dict[str, list[Candidate]]:

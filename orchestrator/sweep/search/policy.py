@@ -8,14 +8,15 @@ other results in the store.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from orchestrator.compare.statistics import Estimate, has_spread
 from orchestrator.core.metrics import Metric
 from orchestrator.core.specs import Key
 from orchestrator.sweep.search.candidates import Candidate, Cell, SearchSpace
+from orchestrator.sweep.search.quantities import Finished
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,7 @@ class Answer:
     networks: tuple[Key, ...] = ()
 
 
-@dataclass(frozen=True)
-class Figures:
+class Figures(NamedTuple):
     """Figures of a finished network without the test split, and the primary metric of its own dense network."""
 
     metric: Metric
@@ -60,17 +60,21 @@ class Figures:
     value: float
     """Primary metric on validation; `dense` is the same of the dense network of the seed."""
     dense: float
-    read: Callable[[], Mapping[str, float]] = dict
-    """Returns `others`."""
-    quantity: Callable[[str], float | None] = dict[str, float]().get
-    """Name of a quantity, see `quantities.quantity` -> its value for the network; None if it was not measured."""
-    machine: Callable[[], str] = str
-    """Returns the hardware on which the deployed network was measured; empty if it was not."""
+    finished: Finished | None = None
+    """The network, with the records of all its figures."""
 
     @property
     def others(self) -> Mapping[str, float]:
         """All figures of the record except those of the test split, and measurements of the deployed network."""
-        return self.read()
+        return {} if self.finished is None else self.finished.figures()
+
+    def quantity(self, name: str) -> float | None:
+        """Return a quantity of the network, see `Finished.quantity`; None if it was not measured."""
+        return None if self.finished is None else self.finished.quantity(name)
+
+    def machine(self) -> str:
+        """Return the hardware on which the deployed network was measured; empty if it was not."""
+        return "" if self.finished is None else self.finished.machine()
 
     @property
     def difference(self) -> float:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache
 
-from orchestrator.compare.deployment_points import figures_of, headline
 from orchestrator.compare.trial_rows import collector_paused
 from orchestrator.core.events import Decision, Look
+from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord
-from orchestrator.core.specs import Key, TrialSpec
+from orchestrator.core.specs import Key
 from orchestrator.sweep.search.candidates import Cell, SearchSpace
 from orchestrator.sweep.search.policy import Answer, Ask, Budget, Conclude, Figures, Policy, RuleOut, Seen, Strand
-from orchestrator.sweep.search.quantities import machine, quantity
+from orchestrator.sweep.search.quantities import Finished
 
 Records = Mapping[Key, StageRecord]
 NOT_ASKED = "the search did not ask for it"
+_EMPTY: Mapping[str, float | None] = {}
 
 
 def decide(policy: Policy, space: SearchSpace, budget: Budget, records: Records, failed: Collection[Key]) -> Decision:
@@ -69,7 +70,7 @@ class Replay:
         while self._pending and self._settled(records, failed):
             pending, self._pending = self._pending, {}
             for index, ask in pending.items():
-                seen = {cell: self._figures(cell, records) for cell in ask.cells}
+                seen = self._seen(ask, records)
                 values = {cell.network: None if found is None else found.value for cell, found in seen.items()}
                 self._looks[self._look_of[index]] = replace(self._looks[self._look_of[index]], seen=values)
                 self._advance(index, seen)
@@ -87,7 +88,7 @@ class Replay:
                     self._looks[last] = replace(self._looks[last], concluded=step.text)
                 elif isinstance(step, RuleOut):
                     self._reasons |= {
-                        self.space.plan.trials[cell.trial].stages[-1]: step.reason
+                        self.space.ends[cell.trial]: step.reason
                         for each in step.candidates
                         for cell in each.cells.values()
                     }
@@ -113,13 +114,13 @@ class Replay:
             self._pending = {}
         for index, ask in self._pending.items():
             self._look_of[index] = len(self._looks)
-            self._looks.append(Look(ask.title, tuple(cell.network for cell in ask.cells), confirms=ask.confirms))
-            for cell in ask.cells:
-                self._trials.add(cell.trial)
-                self._asked.update(dict.fromkeys(self.space.stages(cell)))
+            self._looks.append(Look(ask.title, tuple([cell.network for cell in ask.cells]), confirms=ask.confirms))
+        cells, stages = [cell for ask in self._pending.values() for cell in ask.cells], self.space.stages
+        self._asked |= dict.fromkeys([key for cell in cells for key in stages(cell)])
+        self._trials.update([cell.trial for cell in cells])
 
     def _trials_with(self, asks: Iterable[Ask]) -> int:
-        return len(self._trials.union(cell.trial for ask in asks for cell in ask.cells))
+        return len(self._trials.union([cell.trial for ask in asks for cell in ask.cells]))
 
     def _settled(self, records: Records, failed: frozenset[Key]) -> bool:
         """Whether each network that was asked for is finished, or cannot be because a stage fails every time."""
@@ -128,58 +129,53 @@ class Replay:
         pending = [self.space.stages(cell) for ask in self._pending.values() for cell in ask.cells]
         return all(not failed.isdisjoint(keys) or all(key in records for key in keys) for keys in pending)
 
-    def _figures(self, cell: Cell, records: Records) -> Figures | None:
-        """Return the figures of a network without the test split; None if it failed, or a figure is not finite."""
-        record, dense = records.get(cell.network), records.get(cell.dense)
-        if record is None or dense is None:
-            return None
-        value, reference = record.figure("val"), dense.figure("val")
-        if not (math.isfinite(value) and math.isfinite(reference)):
-            return None
-        trial = self.space.plan.trials[cell.trial]
-        margin = trial.config.get("compare", {}).get("margin")
-        metric = record.primary if margin is None else replace(record.primary, margin=float(margin))
-        at_end = record.key == trial.stages[-1]
-        return Figures(
-            metric,
-            value,
-            reference,
-            read=partial(_without_test, record, trial if at_end else None, records),
-            quantity=partial(quantity, self.space.plan, records, trial, record),
-            machine=partial(machine, records, trial),
-        )
+    def _seen(self, ask: Ask, records: Records) -> dict[Cell, Figures | None]:
+        """Return the figures of the networks that a look asked for, without the test split.
+
+        A network has none if it failed, or if its primary metric or that of its dense network is not finite.
+        """
+        plan, found, dense_values = self.space.plan, dict[Cell, Figures | None](), dict[Key, float]()
+        get, trials, isfinite = records.get, plan.trials, math.isfinite
+        for cell in ask.cells:
+            index, _, network, dense = cell
+            record = get(network)
+            if dense not in dense_values:
+                dense_values[dense] = records[dense].figure("val") if dense in records else math.nan
+            value, reference = math.nan if record is None else record.figure("val"), dense_values[dense]
+            if record is None or not (isfinite(value) and isfinite(reference)):
+                found[cell] = None
+                continue
+            trial, metric = trials[index], record.metrics[0]
+            margin = trial.config.get("compare", _EMPTY).get("margin")
+            metric = metric if margin is None else _with_margin(metric, float(margin))
+            found[cell] = Figures(metric, value, reference, Finished(plan, records, trial, record))
+        return found
 
     def _decision(self, records: Records) -> Decision:
-        plan, ended = self.space.plan, not self._pending
         answers = [answer for each in self._answers.values() for answer in each]
-        stopped = {}
-        for index, trial in enumerate(plan.trials):
-            reason = self._reasons.get(trial.stages[-1], self._ended or NOT_ASKED if ended else "")
-            if reason and any(key not in self._asked and key not in records for key in plan.work[index]):
-                stopped[trial.name] = reason
         return Decision(
             looks=tuple(self._looks),
-            run=tuple(key for key in self._asked if key not in records),
-            stopped=stopped,
-            answers=tuple(answer.text for answer in answers),
-            networks=tuple(key for answer in answers for key in answer.networks),
-            ended=ended,
+            run=tuple([key for key in self._asked if key not in records]),
+            stopped=self._stopped(records),
+            answers=tuple([answer.text for answer in answers]),
+            networks=tuple([key for answer in answers for key in answer.networks]),
+            ended=not self._pending,
         )
 
+    def _stopped(self, records: Records) -> dict[str, str]:
+        """Return name -> reason for the trials that the search does not run to their ends."""
+        plan, reasons = self.space.plan, self._reasons
+        other = "" if self._pending else self._ended or NOT_ASKED
+        if not (reasons or other):
+            return {}
+        known = {*self._asked, *records}.issuperset
+        return {
+            plan.trials[index].name: reason
+            for index, end in enumerate(self.space.ends)
+            if (reason := reasons.get(end, other)) and not known(plan.work[index])
+        }
 
-def _without_test(record: StageRecord, deployed: TrialSpec | None, records: Records) -> dict[str, float]:
-    """Return the figures of a network and of its deployments, without those of a test split.
 
-    Args:
-        record: record of the network
-        deployed: trial that deploys the network; None for a network before the end of its trial
-        records: stage key -> record
-    """
-    measured = () if deployed is None else (*figures_of(deployed, records), *headline(deployed, records))
-    found = {**record.figures, **{name: each for name, each, _ in measured}}
-    return {name: each for name, each in found.items() if not _is_of_test(name)}
-
-
-def _is_of_test(figure: str) -> bool:
-    """Whether a figure comes from a test split, as in `test/loss`, `test_NAME/loss` or `deploy/onnx_int8/test/loss`."""
-    return any(part.startswith("test") for part in figure.split("/")[:-1])
+@cache
+def _with_margin(metric: Metric, margin: float) -> Metric:
+    return replace(metric, margin=margin)

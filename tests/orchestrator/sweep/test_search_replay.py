@@ -211,15 +211,17 @@ def test_no_search_is_none() -> None:
 
 
 @pytest.mark.slow  # 10,000 trials take seconds to plan
-def test_a_decision_among_ten_thousand_candidates_takes_little_time() -> None:
+def test_a_decision_among_ten_thousand_networks_takes_little_time() -> None:
     plan = grid([f"method_{index}" for index in range(500)], (0.5, 0.6, 0.7, 0.8, 0.9), seeds=4)
     records = records_of(plan, crossing(0.6))
-    replay, held = Replay(Halving(), SearchSpace(plan), Budget()), dict[str, StageRecord]()
-    while not (decision := replay.next(held)).ended:
-        held |= {key: records[key] for key in decision.run}
-        begun = time.process_time()
-        replay.next(held)
-        took = time.process_time() - begun
+    space, took = SearchSpace(plan), list[float]()
+    for policy in (Matching(explore=2), Halving(), Frontier(["macs", "parameters"])):
+        replay, held = Replay(policy, space, Budget()), dict[str, StageRecord]()
+        while not (decision := replay.next(held)).ended:
+            held |= {key: records[key] for key in decision.run}
+            begun = time.process_time()
+            replay.next(held)
+            took.append(time.process_time() - begun)
 
     assert len(plan.trials) == 10_000
-    assert took < 0.5  # 50 ms on a quiet machine, with room for a busy one
+    assert sorted(took)[-2] < 0.3  # 50 ms on a quiet machine, with room for a busy one; the first one imports SciPy
