@@ -30,6 +30,7 @@ from orchestrator.store import saved_sweep
 from orchestrator.store.backends import given_as
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
+from orchestrator.sweep.beside_grid import beside_grid
 from orchestrator.views.report import differences, tables
 from orchestrator.views.report.figures.overlap import ReadFile
 from orchestrator.views.report.report_files import report, write
@@ -107,8 +108,10 @@ def _run(options: argparse.Namespace, margin: float | None) -> int:
     sides = [Side(sweep, _compared(sweep, margin)) for sweep in shown]
     if two:
         _side_by_side(compare_two(*sides), options.output)
+        _beside_grid(sweeps)
         return 0
     _alone(sides[0], read, options.output)
+    _beside_grid(sweeps)
     return 0 if sides[0].comparison.points else 2
 
 
@@ -158,6 +161,16 @@ def _alone(side: Side, read: ReadFile | None, output: str | None) -> None:
     if output:
         write(Path(output), report(sweep.info, sweep.plan, sweep.records, comparison, read))
         say(f"report: {Path(output, 'comparison', 'report.html').absolute()}")
+
+
+def _beside_grid(sweeps: Sequence[SavedSweep]) -> None:
+    """Set the answer of a search beside that of its whole grid: the same sweep, or the other one without a search."""
+    for sweep in sweeps:
+        others = [other for other in sweeps if other.search is None]
+        complete = sweep.plan.stages.keys() <= sweep.records.keys()
+        records = sweep.records if complete or not others else others[0].records
+        for line in beside_grid(sweep, records) if complete or others else ():
+            say(line)
 
 
 def _margin(text: str | None) -> float | None:

@@ -29,7 +29,7 @@ class Matching:
     """Search for the largest sparsity that matches dense, line by line.
 
     Args:
-        explore: number of seeds that explore, the first ones
+        explore: number of seeds that explore, the first ones; 0 tests all sparsities upwards with all seeds
         tries: maximum number of confirmations; each has its own seeds and an equal part of the 2.5%
     """
 
@@ -108,7 +108,9 @@ class Matching:
 
     def _search(self, space: SearchSpace, line: str, points: Sequence[Candidate]) -> Strand:
         explorers, confirmers = self._split(space, points)
-        start = max((yield from self._explore(points, explorers, len(confirmers[0]))) - 1, 0)
+        start = 0
+        if explorers:
+            start = max((yield from self._explore(points, explorers, len(confirmers[0]))) - 1, 0)
         claimed, ended = -1, start
         for number, seeds in enumerate(confirmers):
             claimed, ended, metric = yield from self._confirm(points, start, seeds)

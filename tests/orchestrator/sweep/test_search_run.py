@@ -18,6 +18,7 @@ from hydra.core.utils import JobStatus
 from searched_plans import crossing
 from small_trials import composed
 
+from orchestrator.commands import compare_command
 from orchestrator.config.schema import ConfigError
 from orchestrator.core.events import Decision
 from orchestrator.core.file_names import WEIGHTS
@@ -126,7 +127,9 @@ def test_the_same_command_again_runs_nothing_and_concludes_the_same() -> None:
     assert before == len(second.records) == len(COMMITTED)
 
 
-def test_a_search_that_is_turned_off_goes_on_and_comes_back_with_its_answer() -> None:
+def test_a_search_that_is_turned_off_goes_on_and_comes_back_with_its_answer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     first = conductor.run(jobs(*MATCHING))
     grid = conductor.run(jobs(*MATCHING, "search=none"))
     again = conductor.run(jobs(*MATCHING))
@@ -137,6 +140,8 @@ def test_a_search_that_is_turned_off_goes_on_and_comes_back_with_its_answer() ->
     assert again.decision is not None
     assert first.decision is not None
     assert (again.decision.looks, again.decision.answers) == (first.decision.looks, first.decision.answers)
+    assert compare_command.main([*Store("memory://searched").sweeps(), "--store", "memory://searched"]) == 0
+    assert "The search beside the whole grid, by the same rule on validation, for " in capsys.readouterr().out
 
 
 def test_a_wider_search_keeps_all_work_and_confirms_with_seeds_that_no_search_has_seen() -> None:
