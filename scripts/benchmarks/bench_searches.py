@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compare searches with full grids, and with Optuna and Syne Tune, on tables of networks that were trained once.
 
-    python scripts/benchmarks/bench_searches.py                     # both tables, 200 resampled tables each
-    python scripts/benchmarks/bench_searches.py --tables cnn --competitors --json searches.json
+    python scripts/benchmarks/bench_searches.py                     # 200 resampled tables of each table
+    python scripts/benchmarks/bench_searches.py --tables lenet_300_100 --competitors --json searches.json
     python scripts/benchmarks/bench_searches.py --make cnn --data data --store store
 
 The tables are scripts/benchmarks/searches/*.csv; protocol.yaml beside them says how they are made and what the figures
@@ -63,7 +63,7 @@ class Row:
 
     def __str__(self) -> str:
         figures = f"{self.median:8.3f} [{self.low:.3f}, {self.high:.3f}]"
-        return f"{self.what:<58} {figures:<28} {self.bar:<8}{'' if self.met else 'SHORT'}".rstrip()
+        return f"{self.what:<68} {figures:<24} {self.bar:<9}{'' if self.met else 'SHORT'}".rstrip()
 
 
 def row(what: str, values: Sequence[float], *, most: float | None = None, least: float | None = None) -> Row:
@@ -101,6 +101,7 @@ def measured(table: Table, protocol: Mapping[str, Any], resamples: int, *, compe
             yield row(f"{name}: share of the hypervolume", volumes, least=LEAST_VOLUME)
         else:
             rights = [[is_right(each, setting) for setting in outcome.settings] for each, outcome in pairs]
+            yield row(f"{name}: share of the steps until one method is left", [each.compared for each in outcomes])
             by_sparsity = [median(map(float, each)) for each in zip(*rights, strict=True)]
             yield row(f"{name}: median right, at the least certain sparsity", [min(by_sparsity)], least=_bar(name, 1.0))
             yield row(f"{name}: share of sparsities with a right winner", [*map(fmean, rights)])
@@ -151,7 +152,8 @@ def main() -> int:
     """Measure, print and save; 1 if a figure falls short of its bar."""
     protocol = yaml.safe_load((FOLDER / "protocol.yaml").read_text())
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", nargs="+", choices=protocol["tables"], default=[*protocol["tables"]])
+    made = [name for name in protocol["tables"] if (FOLDER / f"{name}.csv").exists()]
+    parser.add_argument("--tables", nargs="+", choices=made, default=made)
     parser.add_argument("--resamples", type=int, default=protocol["resamples"], help="number of resampled tables")
     parser.add_argument("--competitors", action="store_true", help="race Optuna and Syne Tune")
     parser.add_argument("--json", type=Path, help="file for the figures")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
@@ -105,6 +106,8 @@ class Outcome:
     """Setting -> number of its networks that the search asked for."""
     share: float
     """Steps of the networks that the search asked for over those of the whole grid, dense training not counted."""
+    compared: float
+    """Share of the steps in looks that compare two or more settings: the rest only adds seeds of an answer."""
 
 
 class TableSpace:
@@ -152,12 +155,14 @@ class TableSpace:
         if told := [*policy.refusals(self.space)]:
             raise SystemExit("\n".join(told))
         decision = Replay(policy, self.space, Budget()).next(self.records(table))
-        asked = [self._place[key] for key in dict.fromkeys(key for look in decision.looks for key in look.asked)]
-        spent: dict[Setting, int] = {}
-        for setting, _ in asked:
-            spent[setting] = spent.get(setting, 0) + 1
+        looks = [[self._place[key] for key in look.asked] for look in decision.looks]
+        asked = dict.fromkeys(place for look in looks for place in look)
+        comparing = [look for look in looks if len({setting for setting, _ in look}) > 1]
+        compared = dict.fromkeys(place for look in comparing for place in look)
+        spent = Counter(setting for setting, _ in asked)
         found = dict.fromkeys(self._place[key][0] for key in decision.networks)
-        return Outcome(tuple(found), spent, sum(table.pruned[place].steps for place in asked) / table.steps)
+        share, part = (sum(table.pruned[place].steps for place in each) / table.steps for each in (asked, compared))
+        return Outcome(tuple(found), spent, share, part)
 
 
 def read_table(path: Path, margin: float) -> Table:
