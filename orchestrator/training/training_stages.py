@@ -32,6 +32,7 @@ from orchestrator.training.evaluation import evaluate, generated
 from orchestrator.training.own_loop import Context, Length, run_own_loop
 from orchestrator.training.scoring.layer_by_layer import Blocks
 from orchestrator.training.scoring.ranking import Read, Round, Scoring, example_of
+from orchestrator.training.scoring.shared_statistics import source_of
 from orchestrator.training.stage_networks import Network, fitting, initialised, restored, stored
 from orchestrator.training.state.checkpointing import Checkpointing
 from orchestrator.training.state.from_scratch import small_of
@@ -322,7 +323,8 @@ class Stage:
     def _read(self) -> Read:
         """Return the data and the task that scores read."""
         order = torch.Generator().manual_seed(derive(self.spec.typed.seed, f"{self.spec.round}/shuffle"))
-        return Read(self.data, self.task, order)
+        source = source_of(self.spec, self.network.digest, self.data.digest, self.device)
+        return Read(self.data, self.task, order, source)
 
     def keep_or_end(self, current: Callable[[], TrainState]) -> None:
         """Save the state if a checkpoint is due; raise `Cancelled` if the stage must end."""

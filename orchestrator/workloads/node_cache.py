@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,30 +28,59 @@ from orchestrator.workloads.weight_files import state_digest, write_state
 FORMAT = 3
 """Format version; raise it when the same source is prepared differently."""
 WORTHWHILE = 4 * 2**20
-"""Size in bytes below which each process holds the tensors itself."""
-PATIENCE = 60.0
-"""Seconds to wait for another process that is preparing tensors; after them, each process prepares its own."""
+"""Size in bytes below which each process holds the tensors itself, unless they take long to prepare."""
+LONG = 1.0
+"""Seconds of preparation from which tensors of any size are stored."""
 
 
-def shared(source: Mapping[str, Any], make: Callable[[], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
-    """Return the result of `make`; if it is large, from a file that the processes of this node share.
+@dataclass(frozen=True)
+class Kind:
+    """Kind of files, of which the node's folder keeps those used last.
+
+    Args:
+        suffix: file name suffix.
+        spared: seconds after its last use during which a file is never removed.
+        patience: seconds to wait for another process that is preparing the same tensors; after them, each process
+            prepares its own.
+    """
+
+    suffix: str
+    spared: float
+    patience: float
+
+
+DATA = Kind(".safetensors", spared=0.0, patience=60.0)
+STATISTICS = Kind(".statistics", spared=3600.0, patience=600.0)
+"""Small files, one for each draw of a sweep, which may have many draws; passes through a large network take minutes."""
+
+
+def shared(
+    source: Mapping[str, Any], make: Callable[[], Mapping[str, Tensor]], kind: Kind = DATA
+) -> Mapping[str, Tensor]:
+    """Return the result of `make`; if it is large or slow to make, from a file that the processes of this node share.
 
     Processes may write to the tensors: the pages are copied on write, so no other process sees the change.
 
     Args:
         source: JSON values that determine the tensors completely; files by their `stamp`
-        make: prepares contiguous tensors on the CPU; called by one process at a time, and only if no file exists
+        make: prepares contiguous tensors on the CPU; called by one process at a time for a source, and only if no file
+            exists
+        kind: kind of the file
     """
     folder = node_folder()
     if folder is None:
         return make()
-    path = folder / f"{digest(canonical_json([FORMAT, source]))}.safetensors"
+    path = folder / f"{digest(canonical_json([FORMAT, source]))}{kind.suffix}"
     found = _mapped(path)
     if found is not None:
         return found
-    with _locked(folder):
+    with _locked(path.with_name(f".{path.stem}.lock"), kind.patience):
         found = _mapped(path)
-        return found if found is not None else _stored(path, make())
+        if found is not None:
+            return found
+        begin = time.perf_counter()
+        made = make()
+        return _stored(path, made, kind, is_slow=time.perf_counter() - begin >= LONG)
 
 
 def room(shape: Sequence[int]) -> Tensor:
@@ -96,11 +126,14 @@ def _mapped(path: Path) -> dict[str, Tensor] | None:
     return tensors if whole else None
 
 
-def _stored(path: Path, made: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Write `made` to a file and return it mapped from there; return `made` itself if it is small or on failure."""
+def _stored(path: Path, made: Mapping[str, Tensor], kind: Kind, *, is_slow: bool) -> Mapping[str, Tensor]:
+    """Write `made` to a file and return it mapped from there; return `made` itself on failure, or if it is small.
+
+    Small tensors are written, too, if it `is_slow` to make them.
+    """
     size = sum(tensor.nbytes for tensor in made.values())
     found = _mapped(path)  # written by a process that did not wait for the lock
-    if found is not None or size < WORTHWHILE:
+    if found is not None or (size < WORTHWHILE and not is_slow):
         return found or made
     aside = path.with_name(f".{uuid.uuid4().hex}")
     try:
@@ -114,22 +147,25 @@ def _stored(path: Path, made: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         with suppress(OSError):
             aside.unlink(missing_ok=True)
     with suppress(OSError):  # another process may tidy at the same time
-        tidy(path.parent, path.suffix)
+        tidy(path.parent, path.suffix, kind.spared)
     return _mapped(path) or made
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of the folder, so that one process prepares at a time; the kernel releases it if a process dies."""
+def _locked(path: Path, patience: float) -> Iterator[None]:
+    """Hold the lock of the file `path`, and remove the file at the end; the kernel releases it if a process dies.
+
+    Who comes after the removal takes a new lock, and finds the prepared file.
+    """
     import fcntl  # absent on Windows
 
     try:
-        descriptor = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError:
         yield
         return
     try:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + patience
         while time.monotonic() < deadline:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -141,4 +177,6 @@ def _locked(folder: Path) -> Iterator[None]:
                 break
         yield
     finally:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
         os.close(descriptor)

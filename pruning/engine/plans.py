@@ -37,7 +37,7 @@ from pruning.masks.mask_set import MaskSet
 from pruning.schedule import targets
 from pruning.scores.readings.fisher_matrix import FisherMatrix, fisher_matrix
 from pruning.scores.readings.network import Masks, weights_of
-from pruning.scores.readings.scoring_data import Batches, Loss, ScoringInput, Size
+from pruning.scores.readings.scoring_data import Batches, Loss, Remember, ScoringInput, Size
 from pruning.selection.allocation import allocate
 from pruning.selection.selection_groups import Groups
 from pruning.selection.unit_selection import select
@@ -73,6 +73,7 @@ def plan(
     parameters: Iterable[str] | None = None,
     masks: Masks | None = None,
     example: Any = None,
+    remember: Remember = None,
 ) -> Plan:
     """Plan the pruning of a network to `choices.schedule.sparsity`, without changing the network.
 
@@ -91,6 +92,9 @@ def plan(
             may be removed.
         masks: name -> tensor, nonzero where an entry is kept so far; in addition to the masks of the model.
         example: input of the network, a batch of 2 or more; for dependency groups.
+        remember: (key, make) -> the result of `make()`, name -> tensor, or an equal one from an earlier plan with an
+            equal key, network, masks and batches, at any sparsity. Wanda asks it for the norms of its inputs. With
+            several re-scorings, whose masks and batches differ, it is not called.
 
     Raises:
         ValueError: a score lacks something it needs, a unit does not divide a tensor, a target cannot be reached, or a
@@ -109,10 +113,11 @@ def plan(
     if choices.dynamics.kind == "free":
         model = _with_full_masks(model)
     drawn, listed = generator_of(choices.score, generator), _listed(batches)
-    given = ScoringInput(model, listed, loss, size, dict(masks or {}), drawn, scored_names(cut, model))
+    steps = list(_steps(choices.schedule, cut, before))
+    remember = remember if len(steps) == 1 else None
+    given = ScoringInput(model, listed, loss, size, dict(masks or {}), drawn, scored_names(cut, model), remember)
     run = _Run(choices, given)
     now: dict[str, Tensor] = before
-    steps = list(_steps(choices.schedule, cut, before))
     for step, (sparsity, step_cut) in enumerate(steps):
         now = run.step(step_cut, sparsity, now, share(listed, step, len(steps)), last=step == len(steps) - 1)
     if choices.control.kind == "shuffle":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,18 +37,23 @@ def wanda(
     """
     with given.network() as net, torch.no_grad():
         _refuse_tied(net)
-        read: dict[str, _InputSquares] = {}
-        with _recorded_inputs(net, read) as seen:
-            for batch, _ in weighted_batches("wanda", given.batches, given.size):
-                seen.clear()
-                _pass(net.model, given.loss, batch)
-        if unseen := [name for name in net.parameters if name not in read]:
-            raise ValueError(
-                f"`parameters` (={unseen[0]!r}) must name weights of linear and convolutional layers that the network "
-                "calls: `wanda` reads the inputs of these calls; leave the others out."
-            )
-        norms = {name: own.squares().sqrt_() for name, own in read.items()}
+        norms = given.remembered(["wanda", *net.parameters], partial(_input_norms, net, given))
         return {n: p.detach().to(torch.float64, copy=True).abs_().mul_(norms[n]) for n, p in net.parameters.items()}
+
+
+def _input_norms(net: Network, given: ScoringInput) -> dict[str, Tensor]:
+    """Return name -> norms of a layer's inputs over all batches, float64 in a shape that broadcasts to the weight."""
+    read: dict[str, _InputSquares] = {}
+    with _recorded_inputs(net, read) as seen:
+        for batch, _ in weighted_batches("wanda", given.batches, given.size):
+            seen.clear()
+            _pass(net.model, given.loss, batch)
+    if unseen := [name for name in net.parameters if name not in read]:
+        raise ValueError(
+            f"`parameters` (={unseen[0]!r}) must name weights of linear and convolutional layers that the network "
+            "calls: `wanda` reads the inputs of these calls; leave the others out."
+        )
+    return {name: own.squares().sqrt_() for name, own in read.items()}
 
 
 def _pass(model: nn.Module, loss: Loss, batch: Any) -> None:
@@ -109,7 +115,7 @@ def _by_weight(module: nn.Module, sums: Tensor, output_size: torch.Size) -> Tens
         return torch.matmul(sums.flatten(1), acts).view(module.in_channels, 1, *kernel)
     positions = tuple(range(1, 1 + len(kernel)))
     by_group = windows(sums[None], module)[0].sum(positions).view(groups, module.in_channels // groups, *kernel)
-    return torch.repeat_interleave(by_group, module.out_channels // groups, 0)
+    return by_group if groups == 1 else torch.repeat_interleave(by_group, module.out_channels // groups, 0)
 
 
 @contextmanager

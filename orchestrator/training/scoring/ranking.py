@@ -23,6 +23,7 @@ from orchestrator.core.plain_data import read_as
 from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.stage_fields import StageFields, choices_of
 from orchestrator.training.scoring.examples import ScoringData, count
+from orchestrator.training.scoring.shared_statistics import CountedLoss, SharedStatistics
 from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.inspection import first
 from orchestrator.workloads.model_building import Prunable
@@ -44,12 +45,14 @@ SPLIT = "train"
 class Read:
     """Data and task of a score: it reads the split `SPLIT` and the task's loss.
 
-    `order` is the generator that draws the masks of a shuffled control.
+    `order` is the generator that draws the masks of a shuffled control. With a `source` (see `shared_statistics`), the
+    rounds of a node share statistics.
     """
 
     data: Data
     task: Task
     order: torch.Generator
+    source: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -147,10 +150,12 @@ def rank(
     device = getattr(chosen[0].module, chosen[0].parameter).device
     seed, inner, by_score = derive(fields.seed, f"{fields.round}/score"), choices.schedule.inner, choices.select is None
     batches = ScoringData(getattr(read.data, SPLIT), fields.score, seed, device).batches(inner)
-    loss = _CountedLoss(read.task.loss)
+    loss = CountedLoss(read.task.loss)
     generator = torch.Generator("cpu" if by_score else device)  # a class draws on the device of its tensors
     generator.manual_seed(derive(fields.seed, f"{fields.round}/mask"))
     inputs: dict[str, Any] = {"batches": batches, "loss": loss, "size": read.task.size, "generator": generator}
+    if read.source is not None:
+        inputs["remember"] = SharedStatistics(read.source, batches, loss, device)
     before = {name: mask for name, mask in parent.items() if asked.spans or name in names}
     if asked.spans:
         inputs["example"] = example_of(model, read.data)
@@ -300,14 +305,3 @@ def _with_typed_keys(said: str) -> str:
     unknown = re.match(r"`score\.(\w+)` .* is not taken by", typed)
     near = get_close_matches(unknown[1], [option.name for option in SCORING], n=1) if unknown else []
     return f"{typed}{f' Did you mean `score.{near[0]}`?' if near else ''}"
-
-
-class _CountedLoss:
-    """Loss that counts its calls."""
-
-    def __init__(self, loss: Callable[[nn.Module, Any], Tensor]) -> None:
-        self._loss, self.calls = loss, 0
-
-    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
-        self.calls += 1
-        return self._loss(model, batch)

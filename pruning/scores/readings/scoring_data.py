@@ -17,6 +17,8 @@ from pruning.scores.readings.network import BatchNormMode, Masks, Network, Weigh
 Batches: TypeAlias = Iterable[Any] | None
 Loss: TypeAlias = Callable[[nn.Module, Any], Tensor] | None
 Size: TypeAlias = Callable[[Any], float] | None
+Make: TypeAlias = Callable[[], Mapping[str, Tensor]]
+Remember: TypeAlias = Callable[[Sequence[str], Make], Mapping[str, Tensor]] | None
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class ScoringInput:
     masks: Masks | None = None
     generator: torch.Generator | None = None
     parameters: Iterable[str] | None = None
+    remember: Remember = None
 
     def weights(self) -> dict[str, Weight]:
         """Return name -> weight to score; see `weights_of`."""
@@ -38,6 +41,10 @@ class ScoringInput:
     def network(self, batch_norm: BatchNormMode = "eval") -> AbstractContextManager[Network]:
         """Copy the network for a score; see `pruning.scores.readings.network.network`."""
         return network(self.model, self.masks, self.parameters, batch_norm=batch_norm)
+
+    def remembered(self, key: Sequence[str], make: Make) -> Mapping[str, Tensor]:
+        """Return name -> statistics that `make` computes, or an equal result from `remember`; see `pruning.plan`."""
+        return make() if self.remember is None else self.remember(key, make)
 
 
 def weighted_batches(score: str, batches: Batches, size: Size = None) -> Iterator[tuple[Any, float]]:

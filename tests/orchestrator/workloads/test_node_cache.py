@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO
@@ -25,6 +26,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from orchestrator.core.errors import DataError
+from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.store import node_folder
 from orchestrator.workloads import data_loading, node_cache
 from orchestrator.workloads.data_sets import idx_files
@@ -167,6 +169,18 @@ def test_small_tensors_are_not_written(folder: Path, monkeypatch: pytest.MonkeyP
     assert not list(folder.iterdir())
 
 
+def test_small_tensors_that_take_long_are_written_as_their_kind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_cache, "WORTHWHILE", 1000)
+    monkeypatch.setattr(node_cache, "LONG", 0.0)
+    monkeypatch.setattr(node_folder, "KEPT", 2)
+    for place in range(4):
+        node_cache.shared({"from": place}, Maker())
+        node_cache.shared({"from": place}, Maker(), node_cache.STATISTICS)
+
+    assert sorted(path.suffix for path in folder.iterdir()) == [".safetensors"] * 2 + [".statistics"] * 4
+    assert same(node_cache.shared({"from": 0}, pytest.fail, node_cache.STATISTICS))
+
+
 @linux
 def test_room_to_prepare_in_is_a_file_of_no_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held = node_cache.room((3, 4096)).fill_(7)
@@ -261,28 +275,33 @@ def test_the_turn_of_a_killed_process_ends_and_that_of_a_hung_one_is_not_awaited
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder.mkdir(mode=0o700)
-    script = f"import fcntl, os, time; fcntl.flock(os.open({str(folder)!r}, os.O_RDONLY), fcntl.LOCK_EX); print(); "
+    lock = folder / f".{digest(canonical_json([node_cache.FORMAT, SOURCE]))}.lock"
+    script = f"import fcntl, os, time; fcntl.flock(os.open({str(lock)!r}, os.O_CREAT), fcntl.LOCK_EX); print(); "
     with subprocess.Popen([sys.executable, "-c", script + "time.sleep(60)"], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        monkeypatch.setattr(node_cache, "PATIENCE", 0.1)
-        assert same(node_cache.shared({"from": "elsewhere"}, Maker()))
+        started = time.monotonic()
+        assert same(node_cache.shared({"from": "elsewhere"}, Maker())), "another source has its own turn"
+        assert time.monotonic() - started < 10
+        monkeypatch.setattr(node_cache, "WORTHWHILE", 1000)
+        assert same(node_cache.shared(SOURCE, Maker(), replace(node_cache.DATA, patience=0.1)))
         holder.send_signal(signal.SIGKILL)
 
-    monkeypatch.setattr(node_cache, "PATIENCE", 60.0)
+    monkeypatch.setattr(node_cache, "WORTHWHILE", 1)
     started = time.monotonic()
     assert same(node_cache.shared(SOURCE, Maker()))
     assert time.monotonic() - started < 10
+    assert [path.suffix for path in folder.iterdir()] == [".safetensors"] * 2
 
 
-def test_what_came_while_waiting_is_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_cache, "PATIENCE", 0.0)
+def test_what_came_while_waiting_is_taken(folder: Path) -> None:
+    impatient = replace(node_cache.DATA, patience=0.0)
 
     def make() -> dict[str, Tensor]:
-        node_cache.shared(SOURCE, Maker())  # another process is faster
+        node_cache.shared(SOURCE, Maker(), impatient)  # another process is faster
         return {"other": torch.zeros(9)}
 
-    assert same(node_cache.shared(SOURCE, make))
+    assert same(node_cache.shared(SOURCE, make, impatient))
     assert len(list(folder.iterdir())) == 1
 
 

@@ -44,6 +44,24 @@ def test_wanda_by_rows_and_windows(given):
     assert "".join(str(int(kept)) for kept in masks["fc1.weight"].flatten()) == "0110110001100110"
 
 
+def test_wanda_takes_remembered_norms_which_are_smaller_than_the_weights():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 6, 3), nn.Flatten(), nn.Linear(54, 8))
+    batches, held = [torch.randn(4, 2, 5, 5)], {}
+
+    def remember(key, make):
+        if tuple(key) not in held:
+            held[tuple(key)] = make()
+        return held[tuple(key)]
+
+    for sparsity in (0.25, 0.5):
+        choices = Choices(Score("wanda"), scope=Scope("row"), schedule=Schedule(sparsity))
+        fresh = pruning.plan(model, choices, batches=batches).masks
+        assert pruning.plan(model, choices, batches=batches, remember=remember).masks == fresh
+    (norms,) = held.values()
+    assert {name: tuple(each.shape) for name, each in norms.items()} == {"0.weight": (1, 2, 3, 3), "2.weight": (54,)}
+
+
 def with_batch_norms():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU())
