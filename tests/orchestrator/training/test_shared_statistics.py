@@ -14,7 +14,7 @@ from orchestrator.core.specs import Plan
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.store.store import Store
 from orchestrator.training.preflight.rehearsal import run_preflight
-from orchestrator.training.scoring.shared_statistics import source_of
+from orchestrator.training.scoring.shared_statistics import CountedLoss, SharedStatistics, source_of
 from orchestrator.workloads import node_cache
 from pruning.scores import input_norms
 
@@ -118,3 +118,18 @@ def test_a_rehearsal_shares_nothing(store: Store, folder: Path, passes: list[Any
     assert passes
     assert not list(folder.glob("*.statistics"))
     assert source_of(last, "", "", torch.device("cpu")) is None
+
+
+def test_other_examples_of_the_same_draw_have_statistics_of_their_own() -> None:
+    """The digest of a stream, or of a large data set, covers only some of its examples."""
+    loss = CountedLoss(lambda *_: torch.zeros(()))
+    made: list[torch.Tensor] = []
+
+    def make() -> dict[str, torch.Tensor]:
+        made.append(loss(torch.nn.Identity(), None))
+        return {"0.weight": torch.arange(3.0)}
+
+    for batch in (torch.zeros(2, 3), torch.zeros(2, 3), torch.ones(2, 3)):
+        found = SharedStatistics({"parent": "a"}, [(batch, torch.zeros(2))], loss, torch.device("cpu"))(["wanda"], make)
+        assert torch.equal(found["0.weight"], torch.arange(3.0))
+    assert (len(made), loss.calls) == (2, 3)
