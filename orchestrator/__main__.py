@@ -1,6 +1,7 @@
 """Command line `python -m orchestrator`, or `pruning-orchestrator`: run a sweep, and explain mistakes in sentences.
 
-The first arguments `compare`, `export`, `gate`, `sync`, `store` and `allocate` run those commands in place of a sweep.
+The first arguments `compare`, `export`, `gate`, `sync`, `store`, `allocate` and `layers` run those commands in place of
+a sweep.
 Exit status: 0 all trials finished, 1 some did not, 2 the configuration was refused, 3 the MLflow view is incomplete,
 130 interrupted, 141 the reader of the output has closed it.
 """
@@ -32,7 +33,7 @@ CONF = next(
 
 SPACED = re.compile(r"(?:^|\0)(?P<key>[\w.@/+~]+)(?:\0=\0?|=\0(?=[^\0=-]+(?:\0|$)))(?P<value>[^\0]+)")
 """Setting with spaces around its equals sign, such as `seed = 3`, in arguments joined by NUL."""
-COMMANDS = ("compare", "gate", "sync", "store", "export", "allocate")
+COMMANDS = ("compare", "gate", "sync", "store", "export", "allocate", "layers")
 """First arguments that run the `main` of a module in `orchestrator.commands`."""
 
 

@@ -36,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for each in found:
             say(_line(each))
         say(f"{options.output}: type scope=given scope.densities_file={options.output}")
+        names = ",".join(name for curve in curves for name in curve.sizes)
+        say(f"If the network would prune tensors that were not measured, add 'prune.include=[{names}]'.")
         return 0
     except OrchestratorError as error:
         say(error, amiss=True)

@@ -93,8 +93,8 @@ def test_a_trial_whose_output_nobody_reads_ends_quietly_and_the_same_command_goe
 @pytest.mark.parametrize(
     "arguments",
     [
-        *(("orchestrator",), ("orchestrator", "allocate"), EXPORT),
-        *((f"orchestrator.{name}",) for name in COMMANDS if name not in ("allocate", "export")),
+        *(("orchestrator",), ("orchestrator", "allocate"), ("orchestrator", "layers"), EXPORT),
+        *((f"orchestrator.{name}",) for name in COMMANDS if name not in ("allocate", "export", "layers")),
     ],
 )
 def test_an_interrupt_during_imports_ends_without_a_traceback(folder: Path, arguments: Sequence[str]) -> None:

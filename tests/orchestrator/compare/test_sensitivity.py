@@ -101,7 +101,9 @@ def test_the_command_writes_a_file_by_sparsity(
     assert [*content["densities"]] == [0.5, 0.75]
     assert content["densities"][0.75] == dict(allocation(sensitivity_curves(*alone()), 0.75).densities)
     assert content["entries"] == SIZES
-    assert "scope.densities_file=here.yaml" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "scope.densities_file=here.yaml" in told
+    assert f"add 'prune.include=[{','.join(SIZES)}]'" in told
 
 
 @pytest.mark.parametrize(
