@@ -152,6 +152,8 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     if not told and all(isinstance(config[group], Mapping) for group in choices):
         together = [*method_choices.violations(config)]
         yield from together or sparse_training.violations(config)
+    if not told:
+        yield from _stride_violations(config["task"], config["data"])
     for name in ("model", "data", "task", "score", "method", "dynamics", "search", "train", "finetune"):
         yield from sources.unreadable(name, config[name])
     if config["train"]["teacher"] is not None:
@@ -166,6 +168,18 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
         for part in ("optimizer", "scheduler", "loss"):
             if isinstance(config[name][part], Mapping) and config[name][part].get("_target_"):
                 yield from _target_violations(f"{name}.{part}", config[name][part])
+
+
+def _stride_violations(task: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[str]:
+    """Yield an error for overlapping windows of a text that would leave tokens out."""
+    if not (task.get("kind") == "language_modelling" and data.get("kind") == "text"):
+        return
+    stride, block = task["stride"], data["block"]
+    if stride is not None and stride > block:
+        yield (
+            f"`task.stride` (={stride}) must be at most {block}, the tokens of an example (`data.block`); pass "
+            f"task.stride={block}, or a larger data.block."
+        )
 
 
 def _group_violations(group: str, node: Any) -> Iterator[str]:

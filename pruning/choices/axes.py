@@ -118,9 +118,8 @@ class Scope:
         if self.n > self.m:
             raise ValueError(f"`scope.n` (={self.n!r}) must lie in [0, m] = [0, {self.m}]: n of each m are KEPT.")
         if self.kind == "row" and not ALLOCATIONS[self.allocation].by_row:
-            raise ValueError(
-                f"`scope.allocation` (={self.allocation!r}) ranks whole tensors, not rows; use 'erk' or 'given'."
-            )
+            by_row = " or ".join(repr(name) for name, row in ALLOCATIONS.items() if row.by_row)
+            raise ValueError(f"`scope.allocation` (={self.allocation!r}) ranks whole tensors, not rows; use {by_row}.")
         if self.allocation != "each" and self.kind in ("global", "window"):
             raise ValueError(
                 f"`scope.allocation` (={self.allocation!r}) sets what each tensor keeps, which `scope.kind` "

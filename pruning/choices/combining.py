@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,7 +112,7 @@ def _check_dynamics(choices: Choices) -> None:
         if value not in allowed:
             raise ValueError(
                 f"`{name}` (={value!r}) cannot be combined with dynamics.kind={row.name!r}, which changes masks within "
-                f"a training; it must be {' or '.join(map(repr, allowed))}."
+                f"a training; it must be {_either(allowed)}."
             )
 
 
@@ -141,7 +141,7 @@ def _check_groups(choices: Choices) -> None:
         if value not in allowed:
             raise ValueError(
                 f"`{name}` (={value!r}) cannot be combined with dependency groups, which span several tensors; with "
-                f"unit.kind='group' it must be {' or '.join(map(repr, allowed))}."
+                f"unit.kind='group' it must be {_either(allowed)}."
             )
 
 
@@ -163,11 +163,12 @@ def _check_order(choices: Choices) -> None:
             "order='at_once'."
         )
     ranked = "row" if rows[kind].by_row else "layer"
+    allocations = tuple(name for name, row in ALLOCATIONS.items() if row.by_itself)
     taken: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "select": (choices.select, (None,)),
         "unit.kind": (choices.unit.kind, ("entry",)),
         "scope.kind": (scope.kind, (ranked, "window")),
-        "scope.allocation": (scope.allocation, ("each", "given")),
+        "scope.allocation": (scope.allocation, allocations),
         "scope.min_kept": (scope.min_kept, (0,)),
         "scope.normalise": (scope.normalise, (None,)),
         "schedule.inner": (choices.schedule.inner, (1,)),
@@ -177,7 +178,12 @@ def _check_order(choices: Choices) -> None:
     }
     for name, (value, allowed) in taken.items():
         if value not in allowed:
+            goes_with = f", and scope.allocation {_either(allocations)}" if name == "scope.kind" else ""
             raise ValueError(
                 f"`{name}` (={value!r}) cannot be combined with score.kind={kind!r} in the order 'sequential', layer "
-                f"by layer; it must be {' or '.join(map(repr, allowed))}."
+                f"by layer; it must be {_either(allowed)}{goes_with}."
             )
+
+
+def _either(values: Iterable[Any]) -> str:
+    return " or ".join(map(repr, values))

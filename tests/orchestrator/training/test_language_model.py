@@ -150,6 +150,14 @@ def test_an_equal_network_agrees_with_dense(book: Path) -> None:
     assert pruned.after["test/agreement_with_dense"] == 1
 
 
+def test_a_stride_beyond_the_tokens_of_an_example_is_refused_in_the_plan(book: Path) -> None:
+    said = rf"`task.stride` \(={BLOCK + 1}\) must be at most {BLOCK}, the tokens of an example \(`data.block`\)"
+
+    with pytest.raises(OrchestratorError, match=said):
+        planned([*TINY, "method=l1_unstructured", f"task.stride={BLOCK + 1}"])
+    assert planned([*TINY, "method=l1_unstructured", f"task.stride={BLOCK}"]).trials
+
+
 def test_a_prompt_that_the_tokens_cannot_write_is_refused_before_anything_trains(book: Path) -> None:
     with pytest.raises(OrchestratorError, match=r"knows the characters of `data.root`, without .Z."):
         run([*TINY, "method=l1_unstructured", "task.prompts=[Zebra]"])

@@ -185,7 +185,7 @@ def test_an_order_that_follows_the_score_is_no_other_stage() -> None:
         (("method=random_unstructured", "schedule.order=sequential"), "leave out `schedule.order`"),
         (("method=sparsegpt", "scope=row"), "it must be 'layer' or 'window'"),
         (("method=wanda", "schedule.order=sequential", "scope=layer"), "it must be 'row' or 'window'"),
-        (("method=sparsegpt", "scope=global"), "`scope.kind` (='global') cannot be combined"),
+        (("method=sparsegpt", "scope=global"), "'layer' or 'window', and scope.allocation 'each' or 'given'."),
         (("method=sparsegpt", "unit=channel"), "`unit.kind` (='channel') cannot be combined"),
         (("method=sparsegpt", "scope=erk"), "`scope.allocation` (='erk') cannot be combined"),
         (("method=sparsegpt", "repair=least_squares"), "`repair.kind` (='least_squares') cannot be combined"),

@@ -602,7 +602,7 @@ def test_what_is_no_generator_and_no_batches_is_told():
         (lambda: Scope("global", "erk"), "use kind='layer'"),
         (lambda: Scope("window", n=5), "n of each m are KEPT"),
         (lambda: Scope("row", min_kept=1), "counts within each"),
-        (lambda: Scope("row", "lamp"), "ranks whole tensors, not rows"),
+        (lambda: Scope("row", "lamp"), "not rows; use 'each' or 'uniform' or 'uniform_plus' or"),
         (lambda: Scope("layer", n=1), "use kind='window'"),
         (lambda: Unit("block", size=0), "at least 1"),
         (lambda: Schedule(inner=0), "at least 1"),
