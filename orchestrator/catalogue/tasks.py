@@ -22,8 +22,9 @@ def has_target(value: Any) -> bool:
 
 OPTIONAL_TARGET = Rule(has_target, "have a `_target_`").or_null("; add one, or pass null for the default")
 
-STRIDED_PERPLEXITY, KL_FROM_DENSE, AGREEMENT, LAST_WORD = ASKED_METRICS = (
+STRIDED_PERPLEXITY, KL_FROM_DENSE, AGREEMENT, LAST_WORD, PASSAGE_LAST_WORD, PASSAGE_PERPLEXITY = ASKED_METRICS = (
     *("strided_perplexity", "kl_from_dense", "agreement_with_dense", "last_word"),
+    *("passage_last_word", "passage_perplexity"),
 )
 """Metrics that are measured on test if an option of the task asks for them; reports show them beside the primary."""
 AGAINST_DENSE = "against_dense"
@@ -81,6 +82,13 @@ TASKS: Mapping[str, Task] = named(
                 ),
                 Option("last_word", bool, False, "Predict the last whole word of each window of test.", later=True),
                 Option(
+                    "passages",
+                    str | None,
+                    None,
+                    "File of passages whose last words are predicted: one a line, or JSON lines with `text`.",
+                    later=True,
+                ),
+                Option(
                     "prompts",
                     list[str],
                     [],
@@ -89,6 +97,7 @@ TASKS: Mapping[str, Task] = named(
                 ),
                 Option("generate", int, 32, "Tokens of each continuation.", (whole(1),), later=True),
             ),
+            unlisted=("content",),
         ),
         Task(
             "segmentation",

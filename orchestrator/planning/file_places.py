@@ -12,6 +12,8 @@ PACKAGE = "pkg://"
 """Prefix of a file in an installed package, as in pkg://package/folder/file."""
 GGUF = ".gguf"
 """Suffix of a file with weights, configuration and tokenizer, as llama.cpp reads it."""
+JSON_LINES = ".jsonl"
+"""Suffix of a file with one JSON value a line."""
 SUFFIXES = (".safetensors", GGUF, ".pt", ".pth", ".bin")
 """Suffixes of weight files: safetensors, GGUF, then formats of torch.save."""
 OTHER_SUFFIXES = (".ckpt", ".pkl", ".tar", ".h5", ".npz", ".onnx", ".msgpack")

@@ -21,6 +21,7 @@ from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.redact import redact
 from orchestrator.planning.file_places import (
     GGUF,
+    JSON_LINES,
     Misplaced,
     absolute,
     checkpoint,
@@ -34,26 +35,28 @@ from orchestrator.planning.file_places import (
 
 TOKENIZERS = ("characters", "bytes")
 """Tokenizers that need no file."""
+PINNED = ("model", "data", "task")
+"""Parts of a configuration that name files."""
 OF_MODEL = "model"
 """Value of `data.tokenizer` for the tokenizer in the directory or the .gguf file of the network."""
 
 
 def pinned(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return `model` and `data` for a key, with digests in place of paths, and the paths for the worker.
+    """Return `model`, `data` and `task` for a key, with digests in place of paths, and the paths for the worker.
 
     Paths are absolute, as a relative path could lead elsewhere on a worker.
 
     Args:
         config: configuration of a trial, without violations
     """
-    parts, places = _pinned(canonical_json([config["model"], config["data"]]))
+    parts, places = _pinned(canonical_json([config[name] for name in PINNED]))
     return {**parts}, {**places}
 
 
 @lru_cache(maxsize=1024)
 def _pinned(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    parts = dict(zip(("model", "data"), json.loads(text), strict=True))
-    places: dict[str, dict[str, Any]] = {"model": {}, "data": {}}
+    parts = dict(zip(PINNED, json.loads(text), strict=True))
+    places: dict[str, dict[str, Any]] = {name: {} for name in PINNED}
     model, data = parts["model"], parts["data"]
     if data.get("kind") == "text":
         data["tokenizer"] = _tokenizer(model, data["tokenizer"])
@@ -72,6 +75,10 @@ def _pinned(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
         places["data"] = {key: tests if key == "tests" else absolute(data[key]) for key in content}
         places["data"]["content"] = content
         data |= content
+    if file := passages_of(parts["task"]):
+        sha256 = place_digest(absolute(file))
+        parts["task"]["passages"] = sha256
+        places["task"] = {"passages": absolute(file), "content": sha256}
     for key in ("root", "download"):
         if data.get("kind") not in (None, "text") and key in data:
             places["data"][key] = absolute(data[key]) if key == "root" else data[key]
@@ -85,7 +92,7 @@ def look_again() -> None:
 
 
 def violations(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each file or package of `model` and `data` that is missing."""
+    """Yield a sentence for each file or package of `model`, `data` and `task` that is missing or cannot be used."""
     for part, key, library in _libraries(config):
         if not release_of(library):
             yield (
@@ -105,6 +112,8 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
         yield from _missing("data.tokenizer", data["tokenizer"], lambda: _tokenizer_content(model, data["tokenizer"]))
         for name, path in data["tests"].items():
             yield from _missing(f"data.tests.{name}", path, partial(_other_text, data["root"], name, path))
+    if path := passages_of(config["task"]):
+        yield from _missing("task.passages", path, partial(passages, path))
 
 
 def from_transformers(model: Mapping[str, Any]) -> bool:
@@ -206,6 +215,56 @@ def text_bytes(path: str) -> bytes:
         return max(strings, key=len).encode()
     except (SyntaxError, ValueError) as error:
         raise Misplaced(f"has no text in {os.path.basename(path)}: {error}; pass a text file.") from None
+
+
+def passages_of(task: Mapping[str, Any]) -> str | None:
+    """Return the file of passages that a task names; None if it names none."""
+    found: str | None = task.get("passages") if task.get("kind") == "language_modelling" else None
+    return found
+
+
+def passages(path: str) -> tuple[str, ...]:
+    """Return the passages in a file: its lines, or `text` of each line of JSON; empty lines are left out.
+
+    Raises:
+        Misplaced: the file is missing, empty, or not text, or a passage has fewer than two words
+    """
+    place = absolute(path)
+    if not os.path.isfile(place):
+        raise Misplaced("must be an existing file of passages; pass task.passages=lambada.jsonl, for example.")
+    return _passages(place, place_digest(place))
+
+
+@lru_cache(maxsize=16)
+def _passages(place: str, _digest: str) -> tuple[str, ...]:
+    try:
+        whole = Path(place).read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise Misplaced(f"must be text in UTF-8 (byte {error.start}: {error.reason}); convert it.") from None
+    lines = [(number, line.strip()) for number, line in enumerate(whole.split("\n"), start=1) if line.strip()]
+    if not lines:
+        raise Misplaced("must have passages, but is empty; pass a file with one passage a line, or JSON lines.")
+    is_json = place.endswith(JSON_LINES) or lines[0][1].startswith("{")
+    found = {number: _text_of(line, number) if is_json else line for number, line in lines}
+    if short := [number for number, text in found.items() if len(text.split()) < 2]:
+        raise Misplaced(
+            f"must have at least two words in each passage, but line {short[0]} is {found[short[0]]!r}; the last word "
+            "is predicted from the words before it: leave this line out."
+        )
+    return tuple(found.values())
+
+
+def _text_of(line: str, number: int) -> str:
+    """Return `text` in a line of JSON; raise Misplaced without it."""
+    try:
+        text = json.loads(line)["text"]
+    except (ValueError, KeyError, TypeError):
+        text = None
+    if not isinstance(text, str):
+        raise Misplaced(
+            f'must have {{"text": "..."}} in each line, as LAMBADA has, but line {number} has no such text.'
+        )
+    return text
 
 
 def _other_text(root: str, name: str, path: str) -> None:

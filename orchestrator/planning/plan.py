@@ -156,6 +156,7 @@ def _stages(config: Mapping[str, Any]) -> tuple[list[StageSpec], tuple[str, ...]
     the measurements of its last network.
     """
     pinned, location = pinned_content.pinned(config)
+    config = {**config, "task": pinned["task"]}
     if config["schedule"]["amount"] is None and not method_choices.decides_itself(config["method"]):
         config = {**config, "method": {}}  # the name adds nothing to the choices
     if config["unit"]["kind"] != "group":

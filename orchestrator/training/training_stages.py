@@ -161,7 +161,7 @@ class Stage:
         self.model, self.data, self.device = network.model, network.data, torch.device(order.device)
         training = spec.training
         self.config = spec.training_config
-        task = task_building.build(spec.typed.task)
+        task = task_building.build({**spec.typed.task, **spec.location.get("task", {})})
         self.task = task_building.with_loss(task, self.config["loss"], f"{training}.loss", self.device)
         self._checkpoints = checkpoints or Checkpointing(order.store.checkpoints, spec.key)
         self.is_small = spec.typed.restart.control == "small"
@@ -422,14 +422,15 @@ class Stage:
     def _test_inputs(self) -> TestInputs:
         """Return the inputs of the measurements on test splits, with the dense network if the stage has it."""
         length = self.data.input_shape[0] if self.data.input_shape else 0
-        return TestInputs(self.device, length, self._ways.other_network(self, DENSE), self.data.codec)
+        dense, codec = self._ways.other_network(self, DENSE), self.data.codec
+        return TestInputs(self.device, length, dense, codec, batch_size=self.config["eval_batch_size"])
 
     def _final_metrics(self, inputs: TestInputs) -> dict[str, Measured]:
         """Return the metrics of the selected weights by split; only this function evaluates on the test splits."""
         found = {"val": self.measured(self.data.val)}
         if KINDS[self.spec.kind].reads_test:
             tests = {"test": "test", **{f"test_{name}": f"{name} test" for name in self.data.tests}}
-            found |= {name: self._tested(split, inputs) for name, split in tests.items()}
+            found |= {at: self._tested(split, replace(inputs, further=at != "test")) for at, split in tests.items()}
         return found
 
     def _tested(self, name: str, inputs: TestInputs) -> Measured:

@@ -36,6 +36,12 @@ class TestInputs:
     """Conversion between a text and its tokens; None if the data have none."""
     most_tokens: int | None = None
     """Maximum number of tokens of a continuation; None for the number that the task asks for."""
+    batch_size: int = 1
+    """Number of examples in a batch of the test split."""
+    further: bool = False
+    """Whether the split is a further test split; measurements without a split of their own come with the first one."""
+    most_passages: int | None = None
+    """Maximum number of passages whose last words are predicted; None for all."""
 
 
 @runtime_checkable

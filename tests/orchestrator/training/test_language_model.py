@@ -150,6 +150,63 @@ def test_an_equal_network_agrees_with_dense(book: Path) -> None:
     assert pruned.after["test/agreement_with_dense"] == 1
 
 
+PASSAGES = '{"text": "the cat sat on a mat"}\n\n{"text": "a mat  sat on a cat "}\n'
+
+
+def test_passages_of_a_file_are_measured_once_for_each_network(book: Path) -> None:
+    (book.parent / "passages.jsonl").write_text(PASSAGES)
+    (book.parent / "other.txt").write_text(book.read_text()[::-1])
+    asked = ("task.passages=passages.jsonl", "finetune.steps=0", "+data.tests.other=other.txt")
+    outcome = run([*TINY, "method=l1_unstructured", *asked])
+
+    assert outcome.status == "finished"
+    for record in outcome.records.values():
+        assert record.after["test/passage_last_word"] in (0, 0.5, 1)
+        assert record.after["test/passage_perplexity"] > 1
+        assert record.details["measured"]["test"]["passages"] == 2
+        assert not any("passage" in name for name in record.after if not name.startswith("test/"))
+
+
+def test_a_key_has_the_passages_and_not_their_path(book: Path) -> None:
+    def dense(*overrides: str) -> str:
+        return planned([*TINY, "method=l1_unstructured", *overrides]).trials[0].dense
+
+    for name in ("one.jsonl", "same.jsonl"):
+        (book.parent / name).write_text(PASSAGES)
+    first, same = (dense(f"task.passages={name}.jsonl") for name in ("one", "same"))
+    (book.parent / "one.jsonl").write_text(PASSAGES.replace("sat", "mat"))
+
+    assert first == same
+    assert len({dense(), first, dense("task.passages=one.jsonl")}) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("lost.txt", None, r"must be an existing file of passages; pass task.passages=lambada.jsonl"),
+        ("a.txt", b"\n \n", r"must have passages, but is empty"),
+        ("a.txt", b"the cat\n\nsat\n", r"must have at least two words in each passage, but line 3 is 'sat'"),
+        ("a.txt", b"the \xff cat", r"must be text in UTF-8 \(byte 4: invalid start byte\); convert it"),
+        (
+            "a.jsonl",
+            b'{"text": "the cat"}\n{"txt": "a cat"}',
+            r'must have {"text": "..."} in each line, .* but line 2 ',
+        ),
+        ("a.jsonl", b"the cat", r"must have .* but line 1 has no such text"),
+        ("a.json", b'{"text": 5}', r"must have .* but line 1 has no such text"),
+        ("pkg://nosuch/a.jsonl", None, r"needs the package nosuch, which is not installed"),
+    ],
+)
+def test_passages_without_a_last_word_are_refused_in_the_plan(
+    book: Path, name: str, content: bytes | None, said: str
+) -> None:
+    if content is not None:
+        (book.parent / name).write_bytes(content)
+
+    with pytest.raises(OrchestratorError, match=rf"`task.passages` \(={name}\) {said}"):
+        planned([*TINY, "method=l1_unstructured", f"task.passages={name}"])
+
+
 def test_a_stride_beyond_the_tokens_of_an_example_is_refused_in_the_plan(book: Path) -> None:
     said = rf"`task.stride` \(={BLOCK + 1}\) must be at most {BLOCK}, the tokens of an example \(`data.block`\)"
 

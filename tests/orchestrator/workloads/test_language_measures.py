@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -186,6 +188,92 @@ def test_a_last_word_is_right_if_each_of_its_tokens_is_the_most_probable() -> No
         measured(likes_ab, [batch], last_word=True)
 
 
+def passages(folder: Path, *texts: str) -> str:
+    (folder / "passages.txt").write_text("\n".join(texts))
+    return str(folder / "passages.txt")
+
+
+AFTER = Bigram([[0.1, 0.8, 0.1], [0.3, 0.1, 0.6], [0.5, 0.2, 0.3]])
+"""Probabilities of " ", "a" and "b" after each of them: the most probable continuation is " ab ab"."""
+
+
+@pytest.mark.parametrize("batch", [1, 2, 10])
+def test_last_words_of_passages_by_hand(tmp_path: Path, batch: int) -> None:
+    path = passages(tmp_path, "b ab ab", "a ba", "ab ab", "ab aab", "b  b")
+    inputs = Inputs(CPU, 8, None, Characters(" ab"), batch_size=batch)
+    found = LanguageModelling(passages=path).measure_test(AFTER, blocks(4), inputs)
+    after_b, a, b = 0.5, 0.8, 0.6  # probabilities of " " after "b", of "a" after " ", and of "b" after "a"
+    words = [after_b * a * b, 0.3 * 0.1 * 0.2, after_b * a * b, after_b * a * 0.1 * b, after_b * 0.1 * 0.1]
+
+    assert found.figures["passage_last_word"] == 2 / 5  # " ab" twice; " ba", " aab" and "  b" are wrong
+    assert math.log(found.figures["passage_perplexity"]) == pytest.approx(-math.log(math.prod(words)) / 5, rel=1e-6)
+    assert (found.details["passages"], found.details["cut_passages"]) == (5, 0)
+    assert found.figures["perplexity"] == measured(AFTER, blocks(4)).figures["perplexity"]
+
+
+@pytest.mark.parametrize("model", [AFTER, Bigram(AFTER.table.exp().tolist(), by_place=0.7)])
+def test_the_order_and_the_batches_of_passages_change_no_bit(tmp_path: Path, model: nn.Module) -> None:
+    texts = ["b ab ab", "ab ab", "a ba", "bb aa ab ab", "ab aab", "b b b", "ab ba", "a a a ab"]
+
+    def found(order: list[str], batch: int) -> dict[str, float]:
+        inputs = Inputs(CPU, 6, None, Characters(" ab"), batch_size=batch)
+        task = LanguageModelling(passages=passages(tmp_path, *order))
+        return {n: v for n, v in task.measure_test(model, blocks(4), inputs).figures.items() if n.startswith("passage")}
+
+    assert len(found(texts, 1)) == 2
+    assert found(texts, 1) == found(texts, 3) == found(texts[::-1], 8)
+
+
+def test_a_passage_longer_than_a_window_is_cut_at_the_left(tmp_path: Path) -> None:
+    model = Bigram(AFTER.table.exp().tolist(), by_place=1.0)  # logits at place t are (1 + t) log p
+    inputs = Inputs(CPU, 3, None, Characters(" ab"))
+    found = LanguageModelling(passages=passages(tmp_path, "bbbb ab")).measure_test(model, blocks(4), inputs)
+    read = [(2, 0), (0, 1), (1, 2)]  # the last three tokens before the end of "bbbb ab", each with the token after it
+    by_hand = [-torch.log_softmax(AFTER.table[a] * (1 + at), 0)[b].item() for at, (a, b) in enumerate(read)]
+
+    assert math.log(found.figures["passage_perplexity"]) == pytest.approx(sum(by_hand), rel=1e-6)
+    assert (found.details["passages"], found.details["cut_passages"]) == (1, 1)
+
+
+def test_passages_are_measured_with_the_first_test_split_and_in_part_in_a_preflight(tmp_path: Path) -> None:
+    task = LanguageModelling(passages=passages(tmp_path, "b ab", "a ba"))
+    inputs = Inputs(CPU, 8, None, Characters(" ab"))
+
+    assert "passage_last_word" not in task.measure_test(AFTER, blocks(4), replace(inputs, further=True)).figures
+    assert task.measure_test(AFTER, blocks(4), replace(inputs, most_passages=1)).details["passages"] == 1
+
+
+class Joined:
+    """Codec that joins the last two words of a text into one token."""
+
+    def encode(self, text: str) -> list[int]:
+        return list(range(text.count(" ")))
+
+
+@pytest.mark.parametrize(
+    ("codec", "length", "content", "said"),
+    [
+        (None, 8, None, r"`task.passages` \(=.*\) needs the tokens of a text"),
+        (Characters(" ab"), 2, None, r"last words of at most 2 tokens \(`data.block`\) .* 'ab' has 3 of the 4 tokens"),
+        (Joined(), 2, None, "'ab' has 1 of the 1 tokens of its passage; leave the passage out"),
+        (
+            Characters(" a"),
+            8,
+            None,
+            r"must have passages that the tokens can write: .* knows the characters of `data.root`, without 'b'",
+        ),
+        (Characters(" ab"), 8, "0" * 64, "must have the content that the sweep was planned with"),
+    ],
+)
+def test_passages_that_cannot_be_predicted_are_refused(
+    tmp_path: Path, codec: Any, length: int, content: str | None, said: str
+) -> None:
+    task = LanguageModelling(passages=passages(tmp_path, "b ab"), content=content)
+
+    with pytest.raises(DataError, match=said):
+        task.measure_test(AFTER, blocks(4), Inputs(CPU, length, None, codec))
+
+
 def test_a_prompt_is_continued_by_the_most_probable_tokens() -> None:
     codec, cycle = Characters(" ab"), Bigram([[0.1, 0.8, 0.1], [0.1, 0.1, 0.8], [0.8, 0.1, 0.1]])
     task = LanguageModelling(prompts=["b", "ab a"], generate=5)
@@ -203,10 +291,11 @@ def test_a_prompt_is_continued_by_the_most_probable_tokens() -> None:
 
 def test_what_is_not_asked_for_is_not_a_metric() -> None:
     names = [metric.name for metric in LanguageModelling().metrics]
-    asked = LanguageModelling(stride=2, against_dense=True, last_word=True).metrics
+    asked = LanguageModelling(stride=2, against_dense=True, last_word=True, passages="lambada.jsonl").metrics
 
     assert names == ["perplexity", "cross_entropy"]
     assert [metric.name for metric in asked[2:]] == [
-        *("strided_perplexity", "kl_from_dense", "agreement_with_dense", "last_word")
+        *("strided_perplexity", "kl_from_dense", "agreement_with_dense", "last_word"),
+        *("passage_last_word", "passage_perplexity"),
     ]
     assert set(measured(DENSE, blocks(4)).figures) == {"loss", *names}

@@ -10,13 +10,21 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from orchestrator.catalogue.tasks import AGREEMENT, KL_FROM_DENSE, LAST_WORD, STRIDED_PERPLEXITY
+from orchestrator.catalogue.tasks import (
+    AGREEMENT,
+    KL_FROM_DENSE,
+    LAST_WORD,
+    PASSAGE_LAST_WORD,
+    PASSAGE_PERPLEXITY,
+    STRIDED_PERPLEXITY,
+)
 from orchestrator.core.metrics import Metric
 from orchestrator.workloads.tasks import batch as forms
 from orchestrator.workloads.tasks.language.dense_comparison import add_comparison
 from orchestrator.workloads.tasks.language.greedy_generation import greedy_generations
 from orchestrator.workloads.tasks.language.held_out_windows import WindowSums, strided_windows
 from orchestrator.workloads.tasks.language.last_words import add_last_words
+from orchestrator.workloads.tasks.language.passage_words import add_last_words_of, read_passages
 from orchestrator.workloads.tasks.supervised import Supervised, add_places, class_labels, misfit
 from orchestrator.workloads.tasks.task import Measured, TestInputs
 from orchestrator.workloads.tasks.totals import Totals
@@ -33,6 +41,10 @@ AGREED = Metric(AGREEMENT, "%", "higher", margin=0.01, format=".2%")
 """Fraction of the tokens for which the network and the dense network find the same token most probable."""
 LAST_WORDS = Metric(LAST_WORD, "%", "higher", margin=0.01, format=".2%")
 """Fraction of the windows whose last whole word greedy prediction gets right, token by token."""
+PASSAGES = Metric(PASSAGE_LAST_WORD, "%", "higher", margin=0.01, format=".2%")
+"""Fraction of the passages in a file whose last word greedy prediction gets right, token by token."""
+WORD_PERPLEXITY = Metric(PASSAGE_PERPLEXITY, "", "lower", margin=0.1, format=".3f")
+"""exp of the mean of -log p(last word), over the passages in a file."""
 IGNORED = -100
 """Label of targets that are ignored."""
 LARGEST = 700.0
@@ -55,8 +67,10 @@ class LanguageModelling(Supervised):
         stride: tokens between the starts of overlapping windows, for the strided perplexity; None does not measure it.
         against_dense: whether pruned networks are compared with the dense network on the test splits.
         last_word: whether the last whole words of the windows are predicted.
+        passages: file of passages whose last words are predicted, once for all test splits; None measures none.
         prompts: texts that the network continues.
         generate: tokens of each continuation.
+        content: SHA-256 that the file of passages must have; None accepts any file.
     """
 
     def __init__(
@@ -67,11 +81,15 @@ class LanguageModelling(Supervised):
         last_word: bool = False,
         prompts: Sequence[str] = (),
         generate: int = 32,
+        passages: str | None = None,
+        content: str | None = None,
     ) -> None:
         super().__init__(nn.CrossEntropyLoss(ignore_index=IGNORED))
         self._protocol, self._stride, self._prompts, self._generate = protocol, stride, prompts, generate
         self._compares, self._completes = against_dense, last_word
+        self._passages, self._content = passages, content
         asked = {STRIDED: stride is not None, DIVERGENCE: against_dense, AGREED: against_dense, LAST_WORDS: last_word}
+        asked |= dict.fromkeys((PASSAGES, WORD_PERPLEXITY), passages is not None)
         self.metrics = (PERPLEXITY, CROSS_ENTROPY, *(metric for metric, wanted in asked.items() if wanted))
 
     def size(self, batch: Any) -> int:
@@ -114,12 +132,15 @@ class LanguageModelling(Supervised):
             found[AGREED.name] = totals.rate("agreed", "known")
         if totals.has("last_words"):
             found[LAST_WORDS.name] = totals.rate("right_last_words", "last_words")
+        if totals.has("passages"):
+            found[PASSAGES.name] = totals.rate("right_passages", "passages")
+            found[WORD_PERPLEXITY.name] = _perplexity(totals.mean("passage_losses", "passages"))
         return found
 
     def details(self, totals: Totals) -> Mapping[str, Any]:
-        """Return the number of tokens that were not ignored, and of the windows that have a last word."""
-        words = {"last_words": int(totals.counted("last_words"))} if totals.has("last_words") else {}
-        return {"tokens": int(totals.counted("known")), **words}
+        """Return the number of tokens that were not ignored, of windows with a last word, and of passages."""
+        names = [name for name in ("last_words", "passages", "cut_passages") if totals.has(name)]
+        return {"tokens": int(totals.counted("known"))} | {name: int(totals.counted(name)) for name in names}
 
     def measure_test(self, model: nn.Module, batches: Iterable[Any], inputs: TestInputs) -> Measured:
         """Return all figures on a test split, and the loss of each window."""
@@ -131,6 +152,9 @@ class LanguageModelling(Supervised):
                 each = F.cross_entropy(outputs.float(), labels, ignore_index=IGNORED, reduction="none")
                 totals.add("strided", each.double().view(size, -1).sum(1))
                 totals.count("strided_known", (labels != IGNORED).sum())
+        if self._passages is not None and not inputs.further:
+            passages = read_passages(self._passages, self._content, inputs)[: inputs.most_passages]
+            add_last_words_of(totals, model, passages, inputs)
         return Measured(self.figures(totals), {**self.details(totals), "windows": windows.details()})
 
     def _observe_test(
