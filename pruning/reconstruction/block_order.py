@@ -44,7 +44,8 @@ def parts_of(model: nn.Module, blocks: str | Sequence[str] | None, parameters: I
         blocks: names of blocks or of lists of blocks, or patterns for them; None finds them: the children of each
             ModuleList, and of each Sequential of two or more, that holds modules of one class with layers inside; and
             of a ModuleList of several classes, one of them repeated, that holds most of the weights, if these lists
-            leave out some of its layers. [] takes each layer by itself.
+            leave out some of its layers, or there are none and each child has several layers. [] takes each layer by
+            itself.
         parameters: names of the weights to prune, or patterns; None: those of the layers in blocks, or of all layers if
             there are none. A weight that several modules share is left out, or refused if it is named.
 
@@ -159,9 +160,13 @@ def _lists_of_blocks(modules: Mapping[str, nn.Module], layers: Mapping[str, nn.M
     """Return the paths of the lists whose children are blocks; none lies inside another."""
     lists = _outermost([path for path, module in modules.items() if _is_list_of_blocks(path, module, layers)])
     left = [weight for weight in layers if not any(weight.startswith(f"{path}.") for path in lists if path)]
-    if not lists or "" in lists or not left:
+    if "" in lists or not left:
         return lists
-    mixed = [path for path, module in modules.items() if _repeats_classes(module)]
+    mixed = [
+        path
+        for path, module in modules.items()
+        if _repeats_classes(module) and (lists or _holds_several_layers(path, module, layers))
+    ]
     large = [
         path
         for path in mixed
@@ -192,6 +197,11 @@ def _repeats_classes(module: nn.Module) -> bool:
     have_forward = not any(isinstance(child, nn.ModuleList | nn.ModuleDict) for child in children)
     is_repeated = len({type(child) for child in children}) < len(children)
     return isinstance(module, nn.ModuleList) and have_forward and is_repeated
+
+
+def _holds_several_layers(path: str, module: nn.Module, layers: Mapping[str, nn.Module]) -> bool:
+    """Return whether each child of a module has two or more layers inside, as a block has."""
+    return all(sum(weight.startswith(f"{name}.") for weight in layers) > 1 for name, _ in _children(path, module))
 
 
 def _size(names: Iterable[str], layers: Mapping[str, nn.Module]) -> int:

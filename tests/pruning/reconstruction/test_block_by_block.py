@@ -483,6 +483,81 @@ class Alternating(nn.Module):
         return out
 
 
+class Attending(nn.Module):
+    """Block that mixes positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed: Tensor = x + self.out(self.into(x).softmax(-1).roll(1, 0))
+        return mixed
+
+
+class Scanning(Attending):
+    """Block of another class, with the same layers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed: Tensor = x + self.out(self.into(x).cumsum(0).tanh())
+        return mixed
+
+
+class Crossing(Attending):
+    """Block that also reads what lies outside of the blocks."""
+
+    def forward(self, x: Tensor, states: Tensor) -> Tensor:  # type: ignore[override]
+        mixed: Tensor = x + self.out(self.into(states).relu() * x)
+        return mixed
+
+
+class Interleaved(nn.Module):
+    """Blocks of three classes in one list, none of which has a list inside; and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Scanning(), Scanning(), Crossing(), Attending(), Crossing()])
+        self.head = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = x.flip(0)
+        for layer in self.layers:
+            x = layer(x, states) if isinstance(layer, Crossing) else layer(x)
+        out: Tensor = self.head(x)
+        return out
+
+
+def test_blocks_of_several_classes_are_found_without_lists_inside() -> None:
+    torch.manual_seed(0)
+    model, blocks = Interleaved().double(), [f"layers.{index}" for index in range(5)]
+    named = copy.deepcopy(model)
+    given: dict[str, Any] = {"sparsity": 0.5, "dtype": torch.float64}
+    expected = naively(model, [[f"{block}.into", f"{block}.out"] for block in blocks], vectors(), Target(0.5))
+
+    found = pruning.layerwise(model, "sparsegpt", vectors(), **given)
+    pruning.layerwise(named, "sparsegpt", vectors(), blocks="layers", **given)
+
+    same(model, expected)
+    assert list(dict.fromkeys(report.block for report in found.layers.values())) == blocks
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), named.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "children",
+    [
+        [Attending(), Scanning()],
+        [Attending(), nn.Linear(8, 8), Attending()],
+        [Attending(), nn.Sequential(nn.Linear(8, 8)), Attending()],
+    ],
+    ids=["no class repeated", "a layer", "a child with one layer"],
+)
+def test_a_list_with_other_modules_than_blocks_goes_layer_by_layer(children: list[nn.Module]) -> None:
+    model = nn.Module()
+    model.layers = nn.ModuleList(children)
+
+    assert all(part.module is layer for part in parts_of(model, None, None) for layer in part.layers.values())
+
+
 class Stages(nn.Module):
     """Stages of blocks: lists in a list."""
 
