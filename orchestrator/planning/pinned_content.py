@@ -200,6 +200,11 @@ def _text_content(root: str, example: str = "data.root=book.txt") -> str:
     return digest(canonical_json([_text_digest(path) for path in texts(root, example)]))
 
 
+def text_size(root: str) -> int:
+    """Return the bytes of a text."""
+    return sum(len(text_bytes(path)) if path.endswith(".py") else os.path.getsize(path) for path in texts(root))
+
+
 def text_bytes(path: str) -> bytes:
     """Return the text in a file; the text in a Python module is its longest string, which is read, not run.
 

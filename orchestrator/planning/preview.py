@@ -13,7 +13,8 @@ from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.planning.estimates.forecast import told
 from orchestrator.planning.estimates.layerwise_costs import layerwise_costs
 from orchestrator.planning.network_files import tied_head
-from orchestrator.planning.number_formats import percent
+from orchestrator.planning.number_formats import percent, whole_number
+from orchestrator.planning.pinned_content import text_size
 from orchestrator.planning.plan import device_kind, round_targets, threads
 
 SHOWN = 40
@@ -56,6 +57,7 @@ def preview(
         *_block("search", search),
         *_when(plan),
         *_tied(plan),
+        *_block("scores", dict.fromkeys(line for trial in plan.trials for line in _few_examples(trial.config))),
         f"each      {_resources(first)}",
         f"tracking  {_tracking(first)}",
         "",
@@ -100,6 +102,22 @@ def _tied(plan: Plan) -> Iterator[str]:
     heads = [(tied_head(trial.config["model"]), trial.config["prune"]["exclude"]) for trial in plan.trials]
     for head in dict.fromkeys(head for head, exclude in heads if head in exclude):
         yield f"keeps     {head} dense, which is the embedding; prune.include=['*',{head}] prunes it"
+
+
+def _few_examples(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line if a trial asks for more scoring examples than its text can have."""
+    data, asked = config["data"], config["score"].get("examples")
+    if asked is None or data.get("kind") != "text":
+        return
+    tokens, block = text_size(data["root"]), int(data["block"])
+    held = round(tokens * data["test_fraction"]) if data["test_size"] is None else data["test_size"] * block + 1
+    blocks = max(0, tokens - held - 1) // block
+    most = blocks - (round(blocks * (data["val_fraction"] or 0)) if data["val_size"] is None else data["val_size"])
+    if asked > most:
+        yield (
+            f"read all training examples, fewer than score.examples={asked}: {whole_number(tokens)} bytes of text, "
+            f"with one token a byte or fewer, have at most {max(0, most)} blocks of {block} tokens to train on"
+        )
 
 
 def _resources(config: Mapping[str, Any]) -> str:

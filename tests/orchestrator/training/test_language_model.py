@@ -18,6 +18,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.seeding import derive
 from orchestrator.core.specs import Job, Plan
 from orchestrator.planning.plan import make_plan
+from orchestrator.planning.preview import preview
 from orchestrator.sweep import conductor
 from orchestrator.sweep.outcome import Outcome
 from orchestrator.training import training_loop
@@ -205,6 +206,24 @@ def test_passages_without_a_last_word_are_refused_in_the_plan(
 
     with pytest.raises(OrchestratorError, match=rf"`task.passages` \(={name}\) {said}"):
         planned([*TINY, "method=l1_unstructured", f"task.passages={name}"])
+
+
+@pytest.mark.parametrize(
+    "cut", [("data.val_fraction=0.25",), ("data.test_size=6", "data.val_fraction=null", "data.val_size=3")]
+)
+def test_a_dry_run_tells_of_fewer_examples_than_a_score_asks_for(book: Path, cut: tuple[str, ...]) -> None:
+    def lines(*overrides: str) -> list[str]:
+        plan = planned([*TINY, *cut, *overrides])
+        return [line for line in preview("few", plan, ()).splitlines() if line.startswith("scores ")]
+
+    data = planned([*TINY, *cut, "method=magnitude"]).trials[0].config["data"]
+    count = len(data_loading.load_anew({key: value for key, value in data.items() if key != "name"}).train)
+
+    assert lines("method=wanda", f"score.examples={count}") == []
+    assert lines("method=magnitude") == []
+    (line,) = lines("method=wanda", f"score.examples={count + 1}")
+    assert f"fewer than score.examples={count + 1}: " in line
+    assert line.endswith(f"at most {count} blocks of {BLOCK} tokens to train on")
 
 
 def test_a_stride_beyond_the_tokens_of_an_example_is_refused_in_the_plan(book: Path) -> None:
