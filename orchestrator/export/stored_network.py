@@ -115,7 +115,7 @@ def kept(
     config["model"] = pinned_content.without_weights(config["model"])
     try:
         pinned_content.look_again()
-        pinned, location = pinned_content.pinned(config)
+        pinned, location = pinned_content.pinned({**config, "task": {}})  # no file of a task is read
     except file_places.Misplaced as error:
         raise ExportError(f"a file that the sweep read is missing or cannot be read: it {error}") from None
     held = {"model": dense.typed.model.get("path"), "data": dense.typed.data.get("root")}
