@@ -1,4 +1,4 @@
-"""Last words of passages in a file: accuracy and perplexity (LAMBADA: Paperno et al., arXiv 1606.06031)."""
+"""Last words of passages in a file: the share of right ones, and perplexity (Paperno et al., arXiv 1606.06031)."""
 
 from __future__ import annotations
 
