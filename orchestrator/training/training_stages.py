@@ -159,8 +159,7 @@ class Stage:
         self._ways = ways or Ways()
         self.spec, self.network, self.order = spec, network, order
         self.model, self.data, self.device = network.model, network.data, torch.device(order.device)
-        training = spec.training
-        self.config = spec.training_config
+        training, self.config = spec.training, spec.training_config
         task = task_building.build({**spec.typed.task, **spec.location.get("task", {})})
         self.task = task_building.with_loss(task, self.config["loss"], f"{training}.loss", self.device)
         self._checkpoints = checkpoints or Checkpointing(order.store.checkpoints, spec.key)
