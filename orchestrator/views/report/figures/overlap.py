@@ -34,16 +34,24 @@ def overlap_of(records: Mapping[str, StageRecord], comparison: Comparison, read:
 def _masks(records: Mapping[str, StageRecord], read: ReadFile, keys: Iterable[str]) -> Mapping[str, Masks]:
     """Return stage key -> masks; masks that cannot be read or exceed the limit are left out with a warning."""
     readable: dict[str, Masks] = {}
-    room = MOST
+    room, beyond = MOST, 0
     for key in keys:
         entries = records[key].prunable_parameters
+        if entries > room:
+            beyond += 1
+            continue
+        room -= entries
         try:
-            if entries > room:
-                raise ValueError(f"The figure compares at most {MOST} entries of masks.")
-            room -= entries
             readable[key] = masks_in(read(key, MASKS), records[key])
         except (OrchestratorError, OSError, ValueError) as error:
             _LOGGER.warning("The overlap of masks is shown without stage %s: %s", key[:12], error)
+    if beyond:
+        _LOGGER.warning(
+            "The overlap of masks is shown without %d of the networks: the figure compares at most %d entries of "
+            "masks.",
+            beyond,
+            MOST,
+        )
     return readable
 
 
