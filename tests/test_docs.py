@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 import yaml
 
 import pruning
+from orchestrator.__main__ import main as orchestrate
 from orchestrator.compare.against.baseline import false_alarms, read_baseline
 from orchestrator.workloads import data_loading
 
@@ -262,3 +264,32 @@ def test_an_exported_graph_runs_in_onnx_runtime_as_it_is_shown(tmp_path: Path) -
     name, labels = done.stdout.splitlines()
     assert name.startswith("input ['")
     assert len(labels.strip("[]").split()) == 16
+
+
+@pytest.mark.slow  # three small sweeps
+def test_the_notebook_of_searches_answers_its_three_questions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from matplotlib import pyplot
+
+    cells = json.loads((ROOT / "docs/tutorials/answers.ipynb").read_text())["cells"]
+    coded = [cell for cell in cells if cell["cell_type"] == "code"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CI", "")  # the notebook sets it
+    monkeypatch.setattr("orchestrator.views.report.report_files.draw", lambda *_: {})
+    names = dict[str, Any]()
+
+    for source in ("".join(cell["source"]) for cell in coded):
+        if source.startswith("!python -m "):
+            words = shlex.split(source.replace("\\\n", "").replace("$small", names["small"]))
+            monkeypatch.setattr(sys, "argv", words[2:])
+            orchestrate()
+        else:
+            exec(source, names)
+    shown = capsys.readouterr().out.splitlines()
+    pyplot.close("all")
+
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in coded), "run it, and keep what it shows out"
+    for start in ("l1_unstructured: ", "best: ", "frontier of accuracy on validation against macs: "):
+        assert [line for line in shown if line.startswith(start)], start
+    assert names["axes"].has_data()
