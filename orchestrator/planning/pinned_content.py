@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,7 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     if data.get("kind") == "text":
         yield from _missing("data.root", data["root"], lambda: content_of_text(data["root"], "bytes"))
         yield from _missing("data.tokenizer", data["tokenizer"], lambda: _tokenizer_content(model, data["tokenizer"]))
+        yield from _other_tokens(model, data["tokenizer"])
         for name, path in data["tests"].items():
             yield from _missing(f"data.tests.{name}", path, partial(_other_text, data["root"], name, path))
     if path := passages_of(config["task"]):
@@ -138,6 +140,18 @@ def _tokenizer(model: Mapping[str, Any], value: str) -> str:
     if value != OF_MODEL or not from_transformers(model):
         return value if value in TOKENIZERS else tokenizer_file(value)
     return tokenizer_place(config_of(model))
+
+
+def _other_tokens(model: Mapping[str, Any], tokenizer: str) -> Iterator[str]:
+    """Yield an error for characters or bytes given to loaded weights that come with a tokenizer of their own."""
+    if tokenizer not in TOKENIZERS or not from_transformers(model) or model.get("weights") is None:
+        return
+    with suppress(Misplaced, OSError):
+        tokenizer_place(config_of(model))
+        yield (
+            f"`data.tokenizer` (={tokenizer}) must be the tokenizer with which `model.weights` were trained; pass "
+            "data.tokenizer=model."
+        )
 
 
 def _needless_revision(model: Mapping[str, Any]) -> Iterator[str]:

@@ -235,6 +235,12 @@ def test_one_file_of_a_package_gives_network_tokenizer_and_text(package: Path, t
             r"`data.tokenizer` \(=model\) needs tokenizer.json in the directory",
         ),
         (
+            {"weights": "a.gguf"},
+            {"tokenizer": "bytes"},
+            r"`data.tokenizer` \(=bytes\) must be the tokenizer with which `model.weights` were trained; pass "
+            "data.tokenizer=model",
+        ),
+        (
             {},
             {},
             r"`model.path` \(=\) must be a directory with a config.json, as save_pretrained of transformers writes",
@@ -257,6 +263,15 @@ def test_files_of_language_models_that_are_missing_are_told(
     write(tmp_path / "here" / "config.json", b"{}")
     with pytest.raises(schema.ConfigError, match=said):
         with_model({"root": "a.txt", **data}, **model)
+
+
+def test_characters_are_tokens_of_weights_without_a_tokenizer_and_of_random_ones(package: Path, tmp_path: Path) -> None:
+    text = write(tmp_path / "a.txt", b"text")
+    weights = write(tmp_path / "own" / "model.safetensors", b"")
+    write(tmp_path / "own" / "config.json", b"{}")
+
+    assert with_model({"root": text, "tokenizer": "characters"}, path="pkg://booklet/net.gguf").stages
+    assert with_model({"root": text, "tokenizer": "characters"}, weights=weights, path=str(tmp_path / "own")).stages
 
 
 def test_the_tokenizer_of_the_model_needs_a_model_that_has_one(tmp_path: Path) -> None:
