@@ -170,7 +170,7 @@ def _streamed(
 
 
 def _listed(batches: Iterable[Batch]) -> list[Batch]:
-    if isinstance(batches, Mapping | str) or not isinstance(batches, Iterable):
+    if isinstance(batches, Mapping | str | Tensor) or not isinstance(batches, Iterable):
         raise TypeError(f"`batches` (a {type(batches).__name__}) must be a list of batches; pass [batch].")
     found = list(batches)
     if not found:
@@ -243,7 +243,9 @@ def _targets(
     layers: Mapping[str, nn.Module], sparsity: float | Mapping[str, float] | None, n: int | None, m: int | None
 ) -> dict[str, Target]:
     """Return name of a weight -> its target."""
-    if (n is None) != (m is None) or (n is None) == (sparsity is None):
+    if (n is None) != (m is None):
+        raise ValueError(f"`n` (={n}) and `m` (={m}) must be given together: n of each m weights are kept.")
+    if (n is None) == (sparsity is None):
         raise ValueError(f"`sparsity` (={sparsity}), or `n` (={n}) and `m` (={m}), must be given; pass exactly one.")
     if n is not None and m is not None:
         return {name: _window(name, layer, n, m) for name, layer in layers.items()}
