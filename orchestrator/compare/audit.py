@@ -399,7 +399,7 @@ def _calibrated_apart(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:
         faults += [f"{_name(plan, key)} is tested on {', '.join(same)}, the text of its calibration"] if same else []
         if (split := known[key].details["scoring"].get("split")) != "train":
             faults.append(f"{_name(plan, key)} is calibrated with the {split or 'unrecorded'} split")
-    reason = f"{len(keys)} rounds read the train split; tested on {', '.join(sorted(texts))}"
+    reason = f"rounds that read the train split: {len(keys)}; tested on {', '.join(sorted(texts))}"
     return _held(keys, faults, reason, UNCALIBRATED)
 
 

@@ -461,7 +461,12 @@ def calibrated(
 @pytest.mark.parametrize(
     ("made", "word", "verdict", "reason"),
     [
-        (calibrated(["magnitude", "wanda"]), "tested on", "pass", "3 rounds read the train split; tested on test"),
+        (
+            calibrated(["magnitude", "wanda"]),
+            "tested on",
+            "pass",
+            "rounds that read the train split: 3; tested on test",
+        ),
         (calibrated(["magnitude"]), "tested on", "n/a", "no language model was pruned with calibration data"),
         (
             calibrated(["wanda"], (0,), tests={"same": "a" * 64, "other": "b" * 64}),
