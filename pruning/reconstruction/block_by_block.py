@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from numbers import Real
@@ -62,7 +62,7 @@ class Layerwise:
     """
 
     masks: MaskSet
-    layers: Mapping[str, LayerReport]
+    layers: Mapping[str, LayerReport] = field(repr=False)
 
 
 def layerwise(
