@@ -14,7 +14,7 @@ from orchestrator.config.config_groups import OF_STAGES
 from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.catalogue.rows import Row
 
-SHARED: Mapping[str, int] = {"training": 6, "round": 4, "own_class": 1, "deploy": 2, "layerwise": 1, "lora": 1}
+SHARED: Mapping[str, int] = {"training": 6, "round": 4, "own_class": 1, "deploy": 2, "layerwise": 2, "lora": 1}
 """Versions of shared code. `training`: building, splitting, training and evaluating, in every stage; `round`: pruning;
 `own_class`: the call of a user's own method class; `deploy`: shrinking and measuring;
 `layerwise`: pruning in the sequential order; `lora`: training of low-rank updates."""
