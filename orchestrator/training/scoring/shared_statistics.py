@@ -77,8 +77,9 @@ class SharedStatistics:
 def source_of(spec: StageSpec, weights: str, data: str, device: torch.device) -> dict[str, Any] | None:
     """Return JSON values that, with the examples, determine the statistics of a round; None if they are not shared.
 
-    They are those of the stage's key without the values that only decide how many weights are pruned: the key of the
-    parent stage covers the network, its masks so far and the data set.
+    The values are those of the stage's key without the values that only decide how many weights are pruned: the key of
+    the parent stage covers the network, its masks so far and the data set. A loss or a task of the user's own may hold
+    state that the passes change, so its statistics are not shared.
 
     Args:
         spec: the round.
@@ -86,12 +87,13 @@ def source_of(spec: StageSpec, weights: str, data: str, device: torch.device) ->
         data: digest of the user's own data.
         device: device of the network.
     """
-    if not weights or spec.parent is None:
+    loss, task = spec.training_config.get("loss"), spec.fields.get("task")
+    if not weights or spec.parent is None or "_target_" in (loss or {}) or "_target_" in (task or {}):
         return None
     fields = {name: spec.fields[name] for name in FIELDS if name in spec.fields}
     versions = {name: each for name, each in spec.fields.get("versions", {}).items() if name.startswith(VERSIONS)}
     return {
         "parent": [spec.parent, weights, data],
-        "fields": fields | {"versions": versions, "loss": spec.training_config.get("loss")},
+        "fields": fields | {"versions": versions, "loss": loss},
         "environment": environment(str(device)) | {"threads": torch.get_num_threads()},
     }

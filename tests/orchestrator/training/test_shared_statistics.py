@@ -110,6 +110,13 @@ def test_other_draws_networks_and_layers_have_passes_of_their_own(
     assert sum(record["details"]["scoring"]["passes"] for record, *_ in found.values()) == expected
 
 
+def test_a_loss_of_the_user_s_own_may_hold_state_and_shares_nothing(store: Store, passes: list[Any]) -> None:
+    loss = "+finetune.loss={_target_:torch.nn.CrossEntropyLoss}"
+    results(asked(*(f"{loss} schedule.sparsity={each}" for each in (0.25, 0.5))), store)
+
+    assert len(passes) == 2 * BATCHES
+
+
 def test_a_rehearsal_shares_nothing(store: Store, folder: Path, passes: list[Any]) -> None:
     plan = sparsities()
     dense, last = (plan.stages[key] for key in plan.trials[0].stages)
