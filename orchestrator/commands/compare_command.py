@@ -164,13 +164,13 @@ def _alone(side: Side, read: ReadFile | None, output: str | None) -> None:
 
 
 def _beside_grid(sweeps: Sequence[SavedSweep]) -> None:
-    """Set the answer of a search beside that of its whole grid: the same sweep, or the other one without a search."""
+    """Set the answer of a search beside that of its whole grid: the same sweep, or another one with its networks."""
     for sweep in sweeps:
-        others = [other for other in sweeps if other.search is None]
-        complete = sweep.plan.stages.keys() <= sweep.records.keys()
-        records = sweep.records if complete or not others else others[0].records
-        for line in beside_grid(sweep, records) if complete or others else ():
-            say(line)
+        networks = {trial.stages[-1] for trial in sweep.plan.trials}
+        grids = [other for other in sweeps if other.search is None and networks <= other.plan.stages.keys()]
+        for grid in [sweep] if networks <= sweep.records.keys() | sweep.failures.keys() else grids[:1]:
+            for line in beside_grid(sweep, {**sweep.records, **grid.records}, {**sweep.failures, **grid.failures}):
+                say(line)
 
 
 def _margin(text: str | None) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from orchestrator.core.events import Decision
@@ -21,7 +21,7 @@ from orchestrator.sweep.search.replay import decide
 Records = Mapping[Key, StageRecord]
 
 
-def beside_grid(sweep: SavedSweep, records: Records) -> Iterator[str]:
+def beside_grid(sweep: SavedSweep, records: Records, failed: Collection[Key] = ()) -> Iterator[str]:
     """Yield lines with both answers and the reasons of their differences; none if there is nothing to compare.
 
     The rule of the whole grid is that of the search with all seeds and rounds at once: `matching` tests every sparsity
@@ -30,6 +30,7 @@ def beside_grid(sweep: SavedSweep, records: Records) -> Iterator[str]:
     Args:
         sweep: sweep whose search has ended
         records: stage key -> record of all stages of the grid
+        failed: keys of stages that fail every time
     """
     saved, plan, config = sweep.search, sweep.plan, sweep.info.config
     if saved is None or not saved.ended or not searches(config) or search_digest(config) not in sweep.searches:
@@ -39,17 +40,18 @@ def beside_grid(sweep: SavedSweep, records: Records) -> Iterator[str]:
     search = planned_search(config, plan, sweep.searches)
     assert search is not None
     asked = plan.with_inputs(dict.fromkeys(key for look in saved.looks for key in look.asked))
-    networks = {trial.stages[-1] for trial in plan.trials}
-    if missing := len(networks - records.keys()):
+    whole = decide(_at_once(search.policy, search.space), SearchSpace(plan), Budget(), records, failed)
+    if not whole.ended:
+        missing = len(plan.stages.keys() - records.keys() - {*failed})
         yield (
-            f"The answer of the search cannot be set beside the whole grid: {missing} of {len(networks)} networks have "
-            "not finished; run the same command with search=none."
+            f"The answer of the search cannot be set beside the whole grid: {missing} of {len(plan.stages)} stages "
+            "have not finished; run the same command with search=none."
         )
         return
-    ended = search.replay().next({key: records[key] for key in asked if key in records})
-    whole = decide(_at_once(search.policy, search.space), SearchSpace(plan), Budget(), records, ())
+    ended = search.replay().next({key: records[key] for key in asked if key in records}, failed)
     spent, full = (sum(records[key].steps for key in keys if key in records) for keys in (asked, plan.stages))
-    yield f"The search beside the whole grid, by the same rule on validation, for {_share(spent, full)} of its steps:"
+    cost = f", for {spent / full:.0%} of the grid's steps" if full else ""
+    yield f"The search beside the whole grid, by the same rule on validation{cost}:"
     yield from (f"  search: {answer}" for answer in saved.answers)
     yield from (f"  grid:   {answer}" for answer in whole.answers)
     yield from _differences(search.space, (saved, whole), ended)
@@ -62,10 +64,6 @@ def _at_once(policy: Policy, space: SearchSpace) -> Policy:
     assert isinstance(policy, Halving | Frontier)
     amounts = (each.rounds if policy.rungs == "rounds" else len(each.seeds) for each in space.candidates)
     return replace(policy, first=max(amounts))
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.0%}" if whole else "all"
 
 
 def _differences(space: SearchSpace, answers: tuple[Decision, Decision], ended: Decision) -> Iterator[str]:
@@ -85,7 +83,7 @@ def _differences(space: SearchSpace, answers: tuple[Decision, Decision], ended: 
         if keys & theirs and not keys & ours:
             yield f"  only in the grid's answer: {each.name}: {_why_not(space.plan, each, ended)}"
         elif keys & ours and not keys & theirs:
-            yield f"  only in the search's answer: {each.name}: on all seeds, {_why_not(space.plan, each, answers[1])}"
+            yield f"  only in the search's answer: {each.name}; the grid: {_why_not(space.plan, each, answers[1])}"
 
 
 def _why_not(plan: Plan, candidate: Candidate, decision: Decision) -> str:

@@ -56,7 +56,7 @@ def test_a_candidate_that_the_first_seed_ruled_out_is_named_with_the_reason() ->
 
     assert found[-2:] == [
         "  only in the grid's answer: method_0 at 50.00%: ruled out after 1 seed (the search saw 1 of 9 networks)",
-        "  only in the search's answer: method_1 at 50.00%: on all seeds, rung 1 of 1: 3 candidates, 9 seeds: best: "
+        "  only in the search's answer: method_1 at 50.00%; the grid: rung 1 of 1: 3 candidates, 9 seeds: best: "
         "method_0 at 50.00%",
     ]
 
@@ -71,6 +71,11 @@ def test_a_grid_that_has_not_finished_is_not_compared() -> None:
 
     (told,) = beside_grid(sweep, ran)
 
-    assert told.endswith("of 81 networks have not finished; run the same command with search=none.")
+    assert told.endswith(f"of {len(PLAN.stages)} stages have not finished; run the same command with search=none.")
+    lost = PLAN.trials[-1].stages[-1]
+    left = {key: record for key, record in records.items() if key != lost}
+    (told,) = beside_grid(sweep, left)
+    assert f" 1 of {len(PLAN.stages)} stages " in told
+    assert len([*beside_grid(sweep, left, [lost])]) > 1, "a network that fails every time is not waited for"
     assert [*beside_grid(replace(sweep, search=None), records)] == []
     assert [*beside_grid(replace(sweep, searches={}), records)] == []
