@@ -62,9 +62,8 @@ def _networks(sweep: SavedSweep) -> dict[str, list[str]]:
     for trial in sweep.plan.trials:
         record = sweep.records.get(trial.stages[-1])
         if record is not None and record.round:
-            found.setdefault(str(trial.config.get("model", {}).get("name")), {}).update(
-                dict.fromkeys(record.tensor_sizes)
-            )
+            names = record.details.get("scoring", {}).get("units", record.tensor_sizes)
+            found.setdefault(str(trial.config.get("model", {}).get("name")), {}).update(dict.fromkeys(names))
     if not found:
         raise OrchestratorError(
             f"{sweep.info.name} has no pruned network yet, whose record names the layers; run one trial first, as in "
