@@ -9,6 +9,7 @@ from typing import Any
 from orchestrator.config.parts.method_choices import published_at_start
 from orchestrator.config.parts.sparse_training import row_of
 from orchestrator.core.events import Forecast
+from orchestrator.core.plain_data import canonical_json
 from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.planning.estimates.forecast import told
 from orchestrator.planning.estimates.layerwise_costs import layerwise_costs
@@ -57,7 +58,7 @@ def preview(
         *_block("search", search),
         *_when(plan),
         *_tied(plan),
-        *_block("scores", dict.fromkeys(line for trial in plan.trials for line in _few_examples(trial.config))),
+        *_block("scores", _few_examples(plan)),
         f"each      {_resources(first)}",
         f"tracking  {_tracking(first)}",
         "",
@@ -104,18 +105,26 @@ def _tied(plan: Plan) -> Iterator[str]:
         yield f"keeps     {head} dense, which is the embedding; prune.include=['*',{head}] prunes it"
 
 
-def _few_examples(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line if a trial asks for more scoring examples than its text can have."""
-    data, asked = config["data"], config["score"].get("examples")
-    if asked is None or data.get("kind") != "text":
-        return
-    tokens, block = text_size(data["root"]), int(data["block"])
+def _few_examples(plan: Plan) -> Iterator[str]:
+    """Yield a line for each text that has fewer blocks than a trial asks for scoring examples."""
+    asked: dict[str, tuple[Mapping[str, Any], int]] = {}
+    for trial in plan.trials:
+        data, examples = trial.config["data"], trial.config["score"].get("examples")
+        if examples is not None and data.get("kind") == "text":
+            asked.setdefault(canonical_json([data, examples]), (data, examples))
+    tokens = {root: text_size(root) for root in dict.fromkeys(data["root"] for data, _ in asked.values())}
+    yield from (line for data, examples in asked.values() for line in _few_blocks(data, examples, tokens[data["root"]]))
+
+
+def _few_blocks(data: Mapping[str, Any], examples: int, tokens: int) -> Iterator[str]:
+    """Yield a line if a text of at most `tokens` tokens has fewer blocks to train on than scoring examples."""
+    block = int(data["block"])
     held = round(tokens * data["test_fraction"]) if data["test_size"] is None else data["test_size"] * block + 1
     blocks = max(0, tokens - held - 1) // block
     most = blocks - (round(blocks * (data["val_fraction"] or 0)) if data["val_size"] is None else data["val_size"])
-    if asked > most:
+    if examples > most:
         yield (
-            f"read all training examples, fewer than score.examples={asked}: {whole_number(tokens)} bytes of text, "
+            f"read all training examples, fewer than score.examples={examples}: {whole_number(tokens)} bytes of text, "
             f"with one token a byte or fewer, have at most {max(0, most)} blocks of {block} tokens to train on"
         )
 
