@@ -143,11 +143,11 @@ def _tokenizer(model: Mapping[str, Any], value: str) -> str:
 
 
 def _other_tokens(model: Mapping[str, Any], tokenizer: str) -> Iterator[str]:
-    """Yield an error for characters or bytes given to loaded weights that come with a tokenizer of their own."""
+    """Yield an error for characters or bytes if the directory or file of the loaded weights has a tokenizer."""
     if tokenizer not in TOKENIZERS or not from_transformers(model) or model.get("weights") is None:
         return
     with suppress(Misplaced, OSError):
-        tokenizer_place(config_of(model))
+        tokenizer_place(config_place(model["weights"], model.get("revision")))
         yield (
             f"`data.tokenizer` (={tokenizer}) must be the tokenizer with which `model.weights` were trained; pass "
             "data.tokenizer=model."
@@ -263,7 +263,7 @@ def _passages(place: str, _digest: str) -> tuple[str, ...]:
     lines = [(number, line.strip()) for number, line in enumerate(whole.split("\n"), start=1) if line.strip()]
     if not lines:
         raise Misplaced("must have passages, but is empty; pass a file with one passage a line, or JSON lines.")
-    is_json = place.endswith(JSON_LINES) or lines[0][1].startswith("{")
+    is_json = place.endswith(JSON_LINES) or lines[0][1].startswith(("{", "[{"))
     found = {number: _text_of(line, number) if is_json else line for number, line in lines}
     if short := [number for number, text in found.items() if len(text.split()) < 2]:
         raise Misplaced(
@@ -279,7 +279,7 @@ def _text_of(line: str, number: int) -> str:
         text = json.loads(line)["text"]
     except (ValueError, KeyError, TypeError):
         text = None
-    if not isinstance(text, str):
+    if not isinstance(text, str) or text.encode(errors="replace").decode() != text:
         raise Misplaced(
             f'must have {{"text": "..."}} in each line, as LAMBADA has, but line {number} has no such text.'
         )

@@ -272,6 +272,9 @@ def test_characters_are_tokens_of_weights_without_a_tokenizer_and_of_random_ones
 
     assert with_model({"root": text, "tokenizer": "characters"}, path="pkg://booklet/net.gguf").stages
     assert with_model({"root": text, "tokenizer": "characters"}, weights=weights, path=str(tmp_path / "own")).stages
+    write(tmp_path / "other" / "tokenizer.json", b"{}")
+    write(tmp_path / "other" / "config.json", b"{}")
+    assert with_model({"root": text, "tokenizer": "characters"}, weights=weights, path=str(tmp_path / "other")).stages
 
 
 def test_the_tokenizer_of_the_model_needs_a_model_that_has_one(tmp_path: Path) -> None:
