@@ -63,8 +63,8 @@ def shared(
 
     Args:
         source: JSON values that determine the tensors completely; files by their `stamp`
-        make: prepares contiguous tensors on the CPU; called by one process at a time for a source, and only if no file
-            exists
+        make: prepares contiguous tensors on the CPU; called only if no file exists, and by one process at a time for a
+            source where files can be written
         kind: kind of the file
     """
     folder = node_folder()

@@ -74,8 +74,6 @@ def text(
         }
 
     fraction = test_fraction if test_size is None else 0.0
-    if tokenizer.endswith(GGUF):
-        _loaded(tokenizer)  # a conversion takes the lock of the cache, which is not free while tokens are prepared
     kind = tokenizer if tokenizer in ("characters", "bytes") else release_of("tokenizers")
     held = node_cache.shared({"text": found, "tokenizer": kind, "test_fraction": fraction}, prepare)
     train, test = held["train"], held["test"]
