@@ -169,7 +169,9 @@ def _beside_grid(sweeps: Sequence[SavedSweep]) -> None:
         networks = {trial.stages[-1] for trial in sweep.plan.trials}
         grids = [other for other in sweeps if other.search is None and networks <= other.plan.stages.keys()]
         for grid in [sweep] if networks <= sweep.records.keys() | sweep.failures.keys() else grids[:1]:
-            for line in beside_grid(sweep, {**sweep.records, **grid.records}, {**sweep.failures, **grid.failures}):
+            records = {**sweep.records, **grid.records}
+            failed = (sweep.failures.keys() | grid.failures.keys()) - records.keys()
+            for line in beside_grid(sweep, records, failed):
                 say(line)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,18 @@ def test_the_layers_of_a_sweep_are_printed(
 
     assert main(["one"]) == 0
     assert capsys.readouterr().out == "cnn: add to +sweep=sensitivity\n" + axis(SIZES, blocks=False) + "\n"
+
+
+def test_norms_and_biases_that_masks_of_groups_cover_are_no_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = make_plan(("magnitude",), (0.5,), (0,), rounds=1)
+    store = Store("store").opened()
+    store.save_sweep("one", manifest(sweep_info("one"), plan))
+    cut = [*SIZES][:1]
+    for record in make_records(plan).values():
+        store.commit(replace(record, details={"scoring": {"units": dict.fromkeys(cut, 4)}}), {})
+
+    assert main(["one"]) == 0
+    assert capsys.readouterr().out.endswith(axis(cut, blocks=False) + "\n")

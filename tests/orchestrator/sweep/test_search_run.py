@@ -144,6 +144,23 @@ def test_a_search_that_is_turned_off_goes_on_and_comes_back_with_its_answer(
     assert "The search beside the whole grid, by the same rule on validation, for " in capsys.readouterr().out
 
 
+def test_a_search_is_set_beside_a_grid_of_another_store_but_not_beside_a_strange_sweep(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    conductor.run(jobs(*MATCHING))
+    conductor.run(jobs(*MATCHING, "search=none", "store.uri=memory://other", "name=grid"))
+    conductor.run(jobs("method=random", "store.uri=memory://other", "name=strange", sparsities=(0.3,)))
+    (searched,), others = Store("memory://searched").sweeps(), Store("memory://other").sweeps()
+    stores = ("--store", "memory://searched", "--other-store", "memory://other")
+    told = {}
+    for other in others:
+        capsys.readouterr()
+        assert compare_command.main([searched, other, *stores]) == 0
+        told[other.partition("-")[0]] = "beside the whole grid" in capsys.readouterr().out
+
+    assert told == {"grid": True, "strange": False}
+
+
 def test_a_wider_search_keeps_all_work_and_confirms_with_seeds_that_no_search_has_seen() -> None:
     first = conductor.run(jobs(*MATCHING))
     with pytest.raises(ConfigError, match="has 1 values for l1_unstructured that could confirm"):
