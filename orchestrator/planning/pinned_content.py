@@ -11,7 +11,6 @@ import importlib.metadata
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -114,7 +113,7 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
         yield from _other_tokens(model, data["tokenizer"])
         for name, path in data["tests"].items():
             yield from _missing(f"data.tests.{name}", path, partial(_other_text, data["root"], name, path))
-    if path := passages_of(config["task"]):
+    if (path := passages_of(config["task"])) is not None:
         yield from _missing("task.passages", path, partial(passages, path))
 
 
@@ -146,12 +145,14 @@ def _other_tokens(model: Mapping[str, Any], tokenizer: str) -> Iterator[str]:
     """Yield an error for characters or bytes if the directory or file of the loaded weights has a tokenizer."""
     if tokenizer not in TOKENIZERS or not from_transformers(model) or model.get("weights") is None:
         return
-    with suppress(Misplaced, OSError):
+    try:
         tokenizer_place(config_place(model["weights"], model.get("revision")))
-        yield (
-            f"`data.tokenizer` (={tokenizer}) must be the tokenizer with which `model.weights` were trained; pass "
-            "data.tokenizer=model."
-        )
+    except (Misplaced, OSError):
+        return
+    yield (
+        f"`data.tokenizer` (={tokenizer}) must be the tokenizer with which `model.weights` were trained; pass "
+        "data.tokenizer=model."
+    )
 
 
 def _needless_revision(model: Mapping[str, Any]) -> Iterator[str]:

@@ -195,6 +195,9 @@ def test_a_key_has_the_passages_and_not_their_path(book: Path) -> None:
         ),
         ("a.jsonl", b"the cat", r"must have .* but line 1 has no such text"),
         ("a.json", b'{"text": 5}', r"must have .* but line 1 has no such text"),
+        ("a.json", b'[{"text": "the cat"}]', r"must have .* but line 1 has no such text"),
+        ("a.jsonl", b'{"text": "the \\ud800"}', r"must have .* but line 1 has no such text"),
+        ("", None, r"must be an existing file of passages"),
         ("pkg://nosuch/a.jsonl", None, r"needs the package nosuch, which is not installed"),
     ],
 )
