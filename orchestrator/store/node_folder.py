@@ -11,6 +11,7 @@ import stat
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 KEPT = 8
@@ -42,9 +43,12 @@ def tidy(folder: Path, suffix: str, spared: float = 0.0) -> None:
         spared: seconds after its last use during which a file is never removed
     """
     now = time.time()
-    used = {path: path.stat().st_mtime for path in folder.iterdir()}
+    used = dict[Path, float]()
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):  # other processes remove their own files
+            used[path] = path.stat().st_mtime
     kind = sorted((path for path in used if path.suffix == suffix), key=used.__getitem__, reverse=True)
     old = [path for path in kind[KEPT:] if now - used[path] > spared]
     left = [path for path in used if path.name.startswith(".") and now - used[path] > ABANDONED]
     for path in (*old, *left):
-        path.unlink()
+        path.unlink(missing_ok=True)
