@@ -2,6 +2,7 @@
 
 The first arguments `compare`, `export`, `gate`, `sync`, `store`, `allocate` and `layers` run those commands in place of
 a sweep.
+
 Exit status: 0 all trials finished, 1 some did not, 2 the configuration was refused, 3 the MLflow view is incomplete,
 130 interrupted, 141 the reader of the output has closed it.
 """

@@ -156,7 +156,7 @@ def test_the_tables_are_those_of_the_protocol() -> None:
     axes = dict(each.split("=", 1) for each in protocol["common"])
     tables = sorted(FOLDER.glob("*.csv"))
 
-    assert {path.stem for path in tables} <= protocol["tables"].keys()
+    assert {path.stem for path in tables} == protocol["tables"].keys()
     for path in tables:
         found = read_table(path, protocol["margin"])
         assert [*found.methods] == axes["method"].split(",")

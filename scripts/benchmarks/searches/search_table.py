@@ -6,7 +6,7 @@ import csv
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -92,7 +92,7 @@ class Table:
         """Return a table of some seeds in random order, drawn without replacement and named 0, 1, ..."""
         name = {seed: place for place, seed in enumerate(draw.sample(self.seeds, seeds))}
         every = (*self.dense.values(), *self.pruned.values())
-        renamed = (Network(**{**asdict(each), "seed": name[each.seed]}) for each in every if each.seed in name)
+        renamed = (replace(each, seed=name[each.seed]) for each in every if each.seed in name)
         return Table(renamed, self.margin)
 
 
