@@ -37,9 +37,10 @@ from orchestrator.core.specs import (
     start_of,
 )
 from orchestrator.core.stage_fields import OF_SCORING_DATA
-from orchestrator.planning import pinned_content, restarts
-from orchestrator.planning.deployments import deployments
+from orchestrator.planning import pinned_content
 from orchestrator.planning.network_files import without_tied_head
+from orchestrator.planning.stages import restarts
+from orchestrator.planning.stages.deployments import deployments
 from orchestrator.planning.versions import versions_of
 from pruning import schedule as schedules
 from pruning.catalogue.dynamics import DYNAMICS
