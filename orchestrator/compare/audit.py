@@ -21,7 +21,7 @@ from orchestrator.config.parts.sparse_training import row_of
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import REWIND, Plan
 from orchestrator.core.stage_fields import Restart, StageFields
-from orchestrator.core.stage_kinds import KINDS
+from orchestrator.core.stage_kinds import KINDS, PART
 from orchestrator.planning.number_formats import in_points, percent, ratio
 
 Verdict = Literal["pass", "fail", "n/a"]
@@ -56,7 +56,7 @@ class Finding:
 def audit(plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison) -> tuple[Finding, ...]:
     """Check a sweep against every rule: each passes, fails or does not apply, with a reason."""
     points, finished = comparison.operating_points, {key: records[key] for key in plan.stages if key in records}
-    known = {key: record for key, record in finished.items() if KINDS[record.kind].trains}
+    known = {key: each for key, each in finished.items() if KINDS[each.kind].trains and each.kind != PART}
     answers = {
         f"{LEAST_POINTS} or more operating points on every line": _operating_points(comparison),
         "compression and theoretical speed-up, both": _both_measures(

@@ -20,7 +20,7 @@ from orchestrator.compare.trial_rows import collector_paused, reasons, rows_of_e
 from orchestrator.core.events import Decision
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, TrialSpec
-from orchestrator.core.stage_kinds import KINDS
+from orchestrator.core.stage_kinds import KINDS, START
 
 Sample = tuple[Row, Row]
 """A row, and the row of its own dense network."""
@@ -278,17 +278,14 @@ def _mean(point: Point) -> float | None:
 
 
 def _cost(plan: Plan, records: Mapping[str, StageRecord]) -> Cost:
-    known = [
-        (records[key], len(plan.trials_of[key]))
-        for key, spec in plan.stages.items()
-        if key in records and KINDS[spec.kind].trains
-    ]
+    trained = [key for key, spec in plan.stages.items() if key in records and KINDS[spec.kind].trains]
     # a start's steps are the first steps of the dense training, and counted there
-    steps = [(0 if record.kind == "start" else record.steps, uses) for record, uses in known]
-    seconds = [(record.seconds, uses) for record, uses in known]
+    steps = plan.added({key: 0 if records[key].kind == START else records[key].steps for key in trained})
+    seconds = plan.added({key: records[key].seconds for key in trained})
+    uses = {key: len(plan.trials_of[key]) for key in trained}
     return Cost(
-        steps=sum(each for each, _ in steps),
-        seconds=sum(each for each, _ in seconds),
-        unshared_steps=sum(each * uses for each, uses in steps),
-        unshared_seconds=sum(each * uses for each, uses in seconds),
+        steps=round(sum(steps.values())),
+        seconds=sum(seconds.values()),
+        unshared_steps=round(sum(each * uses[key] for key, each in steps.items())),
+        unshared_seconds=sum(each * uses[key] for key, each in seconds.items()),
     )

@@ -67,9 +67,9 @@ def last_rows(plan: Plan, records: Records, known: Sequence[Position]) -> list[R
 
 
 def training_macs_until(plan: Plan, records: Records, trial: TrialSpec, key: str) -> int | None:
-    """Return the multiply-accumulates of a trial's training up to a stage; None if a part is not recorded."""
-    stage = _stages(plan, records)
-    return _total_training_macs(records, trial, [*map(stage, trial.stages[: trial.stages.index(key) + 1])])
+    """Return the multiply-accumulates of a trial's training up to a stage of it; None if one is not recorded."""
+    before = trial.stages[:-1] if key in trial.parts else trial.stages[: trial.stages.index(key)]
+    return _total_training_macs(records, trial, [*map(_stages(plan, records), (*before, key))])
 
 
 def _rows(stage: Callable[[str], _Stage], records: Records, trial: TrialSpec, position: Position) -> Iterator[Row]:
@@ -172,19 +172,25 @@ def statuses(
 ) -> dict[str, TrialStatus]:
     """Return trial name -> status; `stopped` are the trials that a search does not run."""
     return {
-        trial.name: status(keys, plan, records, failures, stopped=trial.name in stopped)
+        trial.name: status(trial, keys, plan, records, failures, stopped=trial.name in stopped)
         for trial, keys in zip(plan.trials, plan.work, strict=True)
     }
 
 
 def status(
-    keys: Sequence[str], plan: Plan, records: Records, failures: Mapping[str, str], *, stopped: bool = False
+    trial: TrialSpec,
+    keys: Sequence[str],
+    plan: Plan,
+    records: Records,
+    failures: Mapping[str, str],
+    *,
+    stopped: bool = False,
 ) -> TrialStatus:
     """Return the status of a trial with the stages `keys`; `stopped` says whether a search does not run it."""
     missing = [key for key in keys if key not in records]
     if not missing:
         return "finished"
-    if any(key in failures for key in keys):
+    if any(key in failures for key in (*keys, *trial.parts)):
         return "failed"
     if stopped:
         return "stopped"
@@ -193,10 +199,12 @@ def status(
 
 def reasons(plan: Plan, records: Records, failures: Mapping[str, str]) -> dict[str, str]:
     """Return trial name -> why it failed, for failed trials."""
-    each = {trial.name: reason(keys, records, failures) for trial, keys in zip(plan.trials, plan.work, strict=True)}
-    return {name: found for name, found in each.items() if found is not None}
+    each = zip(plan.trials, plan.work, strict=True)
+    found = {trial.name: reason(trial, keys, records, failures) for trial, keys in each}
+    return {name: text for name, text in found.items() if text is not None}
 
 
-def reason(keys: Sequence[str], records: Records, failures: Mapping[str, str]) -> str | None:
+def reason(trial: TrialSpec, keys: Sequence[str], records: Records, failures: Mapping[str, str]) -> str | None:
     """Return why a trial with the stages `keys` failed, None if it did not."""
-    return next((failures[key] for key in keys if key not in records and key in failures), None)
+    left = (key for key in (*keys, *trial.parts) if key not in records)
+    return next((failures[key] for key in left if key in failures), None)

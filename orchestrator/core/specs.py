@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from orchestrator.core.plain_data import Sha256, canonical_json, digest, quoted, read_as
 from orchestrator.core.stage_fields import StageFields
-from orchestrator.core.stage_kinds import KINDS
+from orchestrator.core.stage_kinds import KINDS, PART
 
 SPEC_VERSION = 2
 """Increased when the same fields mean different work: every older stage then has another key."""
@@ -43,8 +43,8 @@ class StageSpec:
     round has `method`, `prune`, `finetune`, `seed`, `round` (counted from 1), `sources`, `versions`, and either
     `target` (the overall sparsity) or `amount` (of the survivors). A round that continues from a step of the dense
     training has `train` in place of `finetune`, and `restart`. A start has the fields of a dense stage and `until`, the
-    place at which it ends: its result is the training state at that place. A deployment has `format`; a measurement has
-    `measure` as well.
+    place at which it ends: its result is the training state at that place. A part has the fields of a round and
+    `until`. A deployment has `format`; a measurement has `measure` as well.
     """
 
     kind: str
@@ -148,6 +148,9 @@ class TrialSpec:
     """`identity_of` the last stage: equal for trials that differ only in the seed."""
     measured: tuple[Key, ...] = ()
     """Keys of the stages that measure the deployed last network, one for each format."""
+    parts: tuple[Key, ...] = ()
+    """Keys of the stages that end at places of the last round's training, the first place first: only a search runs
+    them, and the trial needs none."""
 
 
 @dataclass(frozen=True)
@@ -206,13 +209,31 @@ class Plan:
 
     @cached_property
     def trials_of(self) -> Mapping[str, tuple[int, ...]]:
-        """Stage key -> indices of the trials that use this stage."""
+        """Stage key -> indices of the trials that use this stage, or of which it is a part."""
         found: dict[str, list[int]] = {key: [] for key in self.stages}
-        for index, keys in enumerate(self.work):
-            for key in keys:
+        for index, (keys, trial) in enumerate(zip(self.work, self.trials, strict=True)):
+            for key in (*keys, *trial.parts):
                 if key in found:
                     found[key].append(index)
         return {key: tuple(indices) for key, indices in found.items()}
+
+    def added(self, amounts: Mapping[Key, float]) -> dict[Key, float]:
+        """Return what each stage adds to its parts, if an amount of a stage includes those of its parts.
+
+        Args:
+            amounts: stage key -> steps or seconds, for some stages of this plan
+        """
+        found = dict(amounts)
+        for key in amounts:
+            spec = self.stages.get(key) or self.finished[key]
+            if spec.starts_from:
+                parts = [amounts[part] for part in spec.starts_from if part in amounts and self._is_part(part)]
+                found[key] = max(0.0, amounts[key] - max(parts, default=0.0))
+        return found
+
+    def _is_part(self, key: Key) -> bool:
+        spec = self.stages.get(key) or self.finished.get(key)
+        return spec is not None and spec.kind == PART
 
     def without(self, finished: Collection[Key]) -> Plan:
         """Return the plan without the stages that need not run; the trials stay."""
@@ -296,7 +317,9 @@ class Plan:
         except (LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"it is not a plan ({error})") from None
         for trial in trials:
-            if not trial.stages or not all(key in stages for key in (trial.dense, *trial.stages, *trial.measured)):
+            if not trial.stages or not all(
+                key in stages for key in (trial.dense, *trial.stages, *trial.measured, *trial.parts)
+            ):
                 raise ValueError(f"trial {quoted(trial.name)} names a stage that is not in the plan")
             for each in (stages[key] for key in trial.measured):
                 if each.parent is None or stages[each.parent].parent is None:

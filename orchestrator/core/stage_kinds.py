@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.core.stage_fields import StageFields
+from orchestrator.core.stage_fields import Place, StageFields
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,8 @@ class StageKind:
     run: str
     """`module:function` of run(spec, inputs, context) -> Result; a name, so that planning does not import torch."""
     title: str
-    """Name of such a stage for people; `{round}` stands for its round, `{format}` for its deployment format."""
+    """Name of such a stage for people; `{round}` stands for its round, `{until}` for the place at which it ends,
+    `{format}` for its deployment format."""
     prunes: bool
     """Whether the stage makes masks."""
     own_task: bool = False
@@ -33,11 +34,20 @@ class StageKind:
 
     def named(self, fields: StageFields) -> str:
         """Return the name of a stage with these fields for people."""
-        return self.title.format(round=fields.round, format=fields.format)
+        return self.title.format(round=fields.round, format=fields.format, until=place_in_words(fields.until))
 
 
+def place_in_words(place: Place | None) -> str:
+    """Return a place in a training for people: step 500, or epoch 3."""
+    return f"epoch {place.removesuffix('ep')}" if isinstance(place, str) else f"step {place}"
+
+
+START = "start"
+"""Kind of a dense training that ends at a place, for rounds that rewind to it."""
+PART = "part"
+"""Kind of a round that ends at a place of its training, for a search; the round continues from there."""
 KINDS: Mapping[str, StageKind] = {
-    "start": StageKind(
+    START: StageKind(
         "orchestrator.training.training_stages:train_dense",
         "start of the training",
         prunes=False,
@@ -47,6 +57,13 @@ KINDS: Mapping[str, StageKind] = {
     "dense": StageKind("orchestrator.training.training_stages:train_dense", "dense training", prunes=False),
     "round": StageKind(
         "orchestrator.training.training_stages:prune_and_finetune", "round {round}", prunes=True, keeps="at_branches"
+    ),
+    PART: StageKind(
+        "orchestrator.training.training_stages:prune_and_finetune",
+        "round {round} up to {until}",
+        prunes=True,
+        reads_test=False,
+        keeps="while_needed",
     ),
     "deploy": StageKind(
         "orchestrator.deploy.deployment_stages:deploy",

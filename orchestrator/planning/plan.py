@@ -41,6 +41,7 @@ from orchestrator.planning import pinned_content
 from orchestrator.planning.network_files import without_tied_head
 from orchestrator.planning.stages import restarts
 from orchestrator.planning.stages.deployments import deployments
+from orchestrator.planning.stages.parts import parts_of
 from orchestrator.planning.versions import versions_of
 from pruning import schedule as schedules
 from pruning.catalogue.dynamics import DYNAMICS
@@ -92,7 +93,7 @@ def make_plan(jobs: Sequence[Job]) -> Plan:
             wrong.setdefault(name_typed_choice(reason, job.overrides), []).append(name)
         if not reasons and job.config is not None:
             config = without_tied_head(job.config)
-            specs, keys, dense, measured = _stages(config)
+            specs, keys, dense, measured, parts = _stages(config)
             for spec in specs:
                 known = stages.setdefault(spec.key, spec)
                 if spec.starts_from and (more := set(spec.starts_from) - set(known.starts_from)):
@@ -100,13 +101,14 @@ def make_plan(jobs: Sequence[Job]) -> Plan:
                 if spec.key not in identities:
                     identities[spec.key] = identity_of(spec, identities)
             overrides = tuple(map(redact_argument, job.overrides))
-            trials.append(TrialSpec(name, overrides, config, keys, dense, identities[keys[-1]], measured))
+            trials.append(TrialSpec(name, overrides, config, keys, dense, identities[keys[-1]], measured, parts))
     if wrong:
         raise ConfigError(refusal(wrong, len(jobs), "cannot be planned; nothing was started"))
-    ordered = sorted(
-        stages.items(), key=lambda item: item[1].kind != "start"
-    )  # a dense stage may continue from a start
-    return Plan(dict(ordered), tuple(trials))
+    ordered: dict[str, StageSpec] = {}
+    for key, spec in stages.items():  # what a stage may continue from comes before it
+        ordered |= {start: stages[start] for start in spec.starts_from if start not in ordered}
+        ordered[key] = spec
+    return Plan(ordered, tuple(trials))
 
 
 def round_targets(config: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
@@ -152,9 +154,11 @@ def threads(config: Mapping[str, Any]) -> int:
     return int(cluster["threads"] or max(1, int(cluster["cpus_per_trial"])))
 
 
-def _stages(config: Mapping[str, Any]) -> tuple[list[StageSpec], tuple[str, ...], str, tuple[str, ...]]:
-    """Return the stages of a trial, inputs first; the keys of its chain; the key of its dense training; and the keys of
-    the measurements of its last network.
+def _stages(
+    config: Mapping[str, Any],
+) -> tuple[list[StageSpec], tuple[Key, ...], Key, tuple[Key, ...], tuple[Key, ...]]:
+    """Return the stages of a trial, inputs first; the keys of its chain; the key of its dense training; the keys of the
+    measurements of its last network; and the keys of the parts of its last round.
     """
     pinned, location = pinned_content.pinned(config)
     config = {**config, "task": pinned["task"]}
@@ -195,9 +199,12 @@ def _stages(config: Mapping[str, Any]) -> tuple[list[StageSpec], tuple[str, ...]
         fields = shared[parts] | ({"restart": restart} if restart else {}) | place | target
         chain.append(StageSpec("round", fields, inputs, location=location))
     saving = tuple(spec.key for place, spec in starts.items() if place)
+    begun = parts_of(chain[-1], config["search"])
+    cut = tuple(spec.key for spec in begun)
+    ends = [*begun, replace(chain[-1], starts_from=cut)] if cut else chain[-1:]
     deployed, measured = deployments(config["deploy"], dense, chain[-1])
-    stages = [*starts.values(), replace(dense, starts_from=saving), *tuned, *chain[1:], *deployed]
-    return stages, tuple(spec.key for spec in chain), dense.key, measured
+    stages = [*starts.values(), replace(dense, starts_from=saving), *tuned, *chain[1:-1], *ends, *deployed]
+    return stages, tuple(spec.key for spec in chain), dense.key, measured, cut
 
 
 def _tuned_dense(

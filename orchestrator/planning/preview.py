@@ -11,10 +11,11 @@ from orchestrator.config.parts.sparse_training import row_of
 from orchestrator.core.events import Forecast
 from orchestrator.core.plain_data import canonical_json
 from orchestrator.core.specs import Plan, TrialSpec
+from orchestrator.core.stage_kinds import PART
 from orchestrator.planning.estimates.forecast import told
 from orchestrator.planning.estimates.layerwise_costs import layerwise_costs
 from orchestrator.planning.network_files import tied_head
-from orchestrator.planning.number_formats import percent, whole_number
+from orchestrator.planning.number_formats import counted, percent, whole_number
 from orchestrator.planning.pinned_content import text_size
 from orchestrator.planning.plan import device_kind, round_targets, threads
 
@@ -43,13 +44,15 @@ def preview(
     asked = sum(map(len, plan.work))
     kinds = Counter(spec.kind for spec in plan.stages.values())
     starts = f", starts of them: {kinds['start']}" if kinds["start"] else ""
+    parts = f"; {counted(kinds[PART], 'part')} of them for the search" if kinds[PART] else ""
+    unique = len(plan.stages) - kinds[PART]
     deployed = f", deployments: {kinds['deploy']}, measured: {kinds['measure']}" if kinds["deploy"] else ""
     first = plan.trials[0].config
     lines = [
         f"sweep     {name}",
         f"trials    {len(plan.trials)}",
-        f"stages    {len(plan.stages)} unique of {asked} asked for, {asked - len(plan.stages)} shared; "
-        f"dense trainings: {kinds['dense']}{starts}, rounds: {kinds['round']}{deployed}",
+        f"stages    {unique} unique of {asked} asked for, {asked - unique} shared; "
+        f"dense trainings: {kinds['dense']}{starts}, rounds: {kinds['round']}{deployed}{parts}",
         f"to run    {len(plan.stages) - sum(key in finished for key in plan.stages)}; "
         f"{sum(key in finished for key in plan.stages)} already in the store at {first['store']['uri']}",
         *_failed(plan, set(failed) - set(finished)),

@@ -42,12 +42,13 @@ class TrialResults:
         saved = self._saved
         stopped = saved.search is not None and self._spec.name in saved.search.stopped
         work = saved.plan.work_of(self._spec)
-        return status(work, saved.plan, saved.records, saved.failures, stopped=stopped)
+        return status(self._spec, work, saved.plan, saved.records, saved.failures, stopped=stopped)
 
     @property
     def failure(self) -> str | None:
         """Reason why the trial failed; None if it did not."""
-        return reason(self._saved.plan.work_of(self._spec), self._saved.records, self._saved.failures)
+        saved = self._saved
+        return reason(self._spec, saved.plan.work_of(self._spec), saved.records, saved.failures)
 
     @property
     def overrides(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from hydra.utils import get_object
@@ -61,6 +61,13 @@ class Length:
     steps: int
     epoch: int
     examples: int
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], data: Data, device: torch.device) -> Self:
+        """Return the length of a training with these settings on these data."""
+        steps, size = config.get("steps"), int(config["batch_size"])
+        batches = data.train.batches(size, device=device, drop_last=bool(config.get("drop_last")))
+        return cls(len(batches) * (config.get("epochs") or 0) if steps is None else steps, len(batches), size)
 
 
 class Context:

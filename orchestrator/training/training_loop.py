@@ -53,11 +53,11 @@ class FitResult:
     best_step: int
     """Step whose weights the model has now; 0 if it is none of `steps`."""
     state: TrainState | None = None
-    """Final state of a training that ends at a given step, else None; its tensors are those of the model."""
+    """Final state of a training that ends at a given place, else None."""
     cost: Mapping[str, Mapping[str, int]] | None = None
     """Multiply-accumulates by phase, as `TrainingCost.state` returns them; None if unknown."""
     masks: MaskSet | None = None
-    """Masks of the weights that the model has now, if masks changed within the training."""
+    """Masks of the weights that the model has now, if masks changed within the training and are at their target."""
 
 
 def fit(
@@ -76,6 +76,7 @@ def fit(
     keep: Keep = lambda *_: None,
     since: int | str = 0,
     until: int | str | None = None,
+    selects: bool = True,
     cost: TrainingCost | None = None,
     sparse: SparseTraining | None = None,
 ) -> FitResult:
@@ -103,7 +104,9 @@ def fit(
             will be cancelled now. Training changes the state's tensors: write them before `keep` returns.
         since: step, or epochs as in "2.5ep", at which this training begins and from which it counts; at most the step
             of `state`.
-        until: place to end at, in the schedule of the whole training; weights and state at that place are the result.
+        until: place to end at, in the schedule of the whole training; the state at that place is part of the result.
+        selects: whether the model gets the selected weights, as if the training ended here; otherwise it keeps those of
+            the last step. A state has tensors of its own if the model gets other weights.
         cost: counts the multiply-accumulates of each step; None: nothing is counted.
         sparse: masks that change; they are attached, and released in the end.
 
@@ -127,12 +130,15 @@ def fit(
             run.require_since()
         with in_mode(model, training=True), run.changing_masks(state):
             run.train(cancelled, on_point, keep, run.length if until is None else run.at(until))
+            kept = None if until is None else run.state().copied() if selects else run.state()
         counted = None if cost is None else cost.state()
-        if until is None:
-            run.select()
-            steps, best = run.step - run.since, max(0, run.selected_step - run.since)
-            return FitResult(tuple(run.curve), steps, best, cost=counted, masks=run.selected_masks())
-        return FitResult(tuple(run.curve), run.step, run.step, run.state(), counted)
+        if not selects:
+            return FitResult(tuple(run.curve), run.step, run.step, kept, counted)
+        run.select()
+        selected = run.step if until is not None and run.best_state is None else run.selected_step
+        steps, best = run.step - run.since, max(0, selected - run.since)
+        masks = run.selected_masks() if until is None or run.at_target else None
+        return FitResult(tuple(run.curve), steps, best, kept, counted, masks)
 
 
 class _Run(Resumable):
@@ -202,6 +208,11 @@ class _Run(Resumable):
         if self.sparse is None:
             return None
         return self.sparse.masks if self._is_last_selected else self.best_masks
+
+    @property
+    def at_target(self) -> bool:
+        """Whether the masks prune as much as in the end."""
+        return self.sparse is None or self.sparse.is_at_target
 
     @property
     def _is_last_selected(self) -> bool:
@@ -334,7 +345,7 @@ class _Run(Resumable):
 
     def _keep(self, point: CurvePoint) -> bool:
         """Store the weights if they are a new best; return whether they are, or are not to be compared yet."""
-        if self.sparse is not None and not self.sparse.is_at_target:
+        if not self.at_target:
             return True
         value = self.monitor.gain(point.metrics.get(f"val/{self.monitor.name}", math.nan), 0.0)
         if not math.isfinite(value) and (self.config.select == "best" or self.config.patience is not None):

@@ -23,7 +23,7 @@ from orchestrator.core.records import BLOCKS, CurvePoint, StageRecord
 from orchestrator.core.redact import redact_tree
 from orchestrator.core.seeding import derive
 from orchestrator.core.specs import DENSE, NETWORK, RATES, TEACHER, StageSpec
-from orchestrator.core.stage_kinds import KINDS
+from orchestrator.core.stage_kinds import KINDS, START
 from orchestrator.core.work_order import FileWriter, Result, WorkOrder
 from orchestrator.training import pruning_rounds, training_loop
 from orchestrator.training.dynamics.sparse_training import SparseTraining, first_masks
@@ -182,7 +182,8 @@ class Stage:
         if KINDS[spec.kind].prunes:
             masks = network.masks.to_bytes()
             files[MASKS] = lambda file: file.write(masks)
-        if (state := done.fit.state) is not None:
+        if done.fit.state is not None:
+            state = self._checkpoints.with_held(done.fit.state)
             values = json.dumps(state.values, allow_nan=False).encode()
             files |= {STATE: partial(write_state, state.tensors), STATE_VALUES: lambda file: file.write(values)}
         record = StageRecord(
@@ -241,15 +242,18 @@ class Stage:
 
     def train(self) -> Trained:
         """Train the network as it is."""
-        return Trained(self._train(self._checkpoints.latest() or self._start_state()))
+        return Trained(self._train(self._begun()))
 
-    def _start_state(self) -> TrainState | None:
-        """Return the furthest state of the start stages that this training may continue with the same result."""
-        return None if self._checkpoints.starts_over else furthest(self.order.store, self.spec.starts_from)
+    def _begun(self) -> TrainState | None:
+        """Return the state of the checkpoint, else of the furthest stage that this one may continue with equal bits."""
+        checkpoints, starts = self._checkpoints, self.spec.starts_from
+        if (state := checkpoints.latest()) is None and starts and not checkpoints.starts_over:
+            state, checkpoints.seconds = furthest(self.order.store, starts, self.network.digest)
+        return state
 
     def prune(self) -> Trained:
         """Prune the network, fine-tune it under the new masks, and check the result."""
-        spec, earlier, state = self.spec, self.network.masks, self._checkpoints.latest()
+        spec, earlier, state = self.spec, self.network.masks, self._begun()
         asked, begun = Round.of(spec.fields), None
         if state is not None and BLOCKS in state.values:
             state, begun = None, state
@@ -392,23 +396,19 @@ class Stage:
         }
         if self.config.get("_target_") is None:
             shared |= {"where": where, "since": self.spec.typed.restart.rates or 0, "until": until}
+            shared |= {"selects": self.spec.kind != START}
             return training_loop.fit(self.model, self.data, self._task_with_teacher(), self.config, **shared)
         if until == 0:
             return training_loop.FitResult((), 0, 0)
         measured = partial(self.measured, self.data.val)
-        context = Context(self.model, self.network.masks, measured, length=self._length(), **shared)
+        length = Length.of(self.config, self.data, self.device)
+        context = Context(self.model, self.network.masks, measured, length=length, **shared)
         if until is not None:
             raise TrainingError(
                 f"`{where}._target_` (={self.config['_target_']}) must be null if a stage ends at a step of the "
                 "training, because a training function decides itself when to end; pass null for the built-in loop."
             )
         return run_own_loop(where, self.config, self.model, self._task_with_teacher(), self.data, context)
-
-    def _length(self) -> Length:
-        """Return the length of a training that follows its settings."""
-        steps, size = self.config.get("steps"), int(self.config["batch_size"])
-        batches = self.data.train.batches(size, device=self.device, drop_last=bool(self.config.get("drop_last")))
-        return Length(len(batches) * (self.config.get("epochs") or 0) if steps is None else steps, len(batches), size)
 
     def _task_with_teacher(self) -> Task:
         """Return the task; with the stage's teacher, its loss includes the distillation loss."""

@@ -36,22 +36,34 @@ def forecast(
     """
     where = places(plan)
     each = {key: pace.expect(where[key], spec) for key, spec in plan.stages.items() if key not in finished}
-    seconds = {key: found.seconds for key, found in each.items() if found.seconds is not None}
+    seconds, steps = _added(plan, finished, each)
     kept = set(plan.stages) if keep == "all" else needed_weights(plan.stages, [plan])
-    known = seconds | {key: finished[key].seconds for key in plan.stages if key in finished}
-    work = _sum(found.seconds for found in each.values())
+    done = plan.added({key: record.seconds for key, record in finished.items() if key in plan.stages})
+    known, work = seconds | done, _sum(seconds.get(key) for key in each)
     return Forecast(
         made=made,
         stages=len(each),
         work=work,
         wall=Amount(0.0, len(each)) if slots is None else Amount(wall(plan, seconds, slots), work.unknown),
         slots=slots,
-        steps=_sum(found.steps for found in each.values()),
+        steps=_sum(steps.get(key) for key in each),
         bytes=_sum(_bytes(found, key in kept) for key, found in each.items()),
         shared=sum(took * (len(plan.trials_of[key]) - 1) for key, took in known.items()),
-        done=sum(record.seconds for key, record in finished.items() if key in plan.stages),
+        done=sum(done.values()),
         basis=basis,
     )
+
+
+def _added(
+    plan: Plan, finished: Mapping[str, StageRecord], each: Mapping[str, Expected]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the seconds and the steps that each unfinished stage adds to its parts; nothing for unknown ones."""
+    seconds = {key: record.seconds for key, record in finished.items() if key in plan.stages}
+    steps: dict[str, float] = {key: record.steps for key, record in finished.items() if key in plan.stages}
+    seconds |= {key: found.seconds for key, found in each.items() if found.seconds is not None}
+    steps |= {key: found.steps for key, found in each.items() if found.steps is not None}
+    added = [plan.added(amounts) for amounts in (seconds, steps)]
+    return {k: v for k, v in added[0].items() if k in each}, {k: v for k, v in added[1].items() if k in each}
 
 
 def taken(forecast: Forecast, plan: Plan, records: Mapping[str, StageRecord]) -> Forecast:
@@ -67,10 +79,10 @@ def taken(forecast: Forecast, plan: Plan, records: Mapping[str, StageRecord]) ->
     return Forecast(
         made=forecast.made,
         stages=len(found),
-        work=Amount(sum(record.seconds for record in found.values())),
+        work=Amount(sum(plan.added({key: record.seconds for key, record in found.items()}).values())),
         wall=wall,
         slots=forecast.slots,
-        steps=Amount(sum(record.steps for record in found.values())),
+        steps=Amount(sum(plan.added({key: record.steps for key, record in found.items()}).values())),
         bytes=Amount(sum(_stored_bytes(record) for record in found.values())),
     )
 

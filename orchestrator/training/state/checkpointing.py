@@ -100,6 +100,11 @@ class Checkpointing:
         """Add these parts, which the stage computed before training, to every later checkpoint."""
         self._stage = TrainState.of(parts)
 
+    def with_held(self, state: TrainState) -> TrainState:
+        """Return a state with the parts that every checkpoint holds."""
+        tensors, values = {**self._stage.tensors, **state.tensors}, {**self._stage.values, **state.values}
+        return TrainState(tensors, values)
+
     def keep(self, current: Callable[[], TrainState], ending: bool) -> None:
         """Save the state if a checkpoint is due, or if the stage must end and the grace period is long enough."""
         if not self._kept or not (self._cost <= self._grace if ending else self._clock() >= self._due):
@@ -118,17 +123,16 @@ class Checkpointing:
         self._due = now + max(self._interval, self._cost * (1 / MOST_SHARE - 1))
 
     def _write(self, state: TrainState) -> None:
-        step = state.values["step"]
+        step, state = state.values["step"], self.with_held(state)
         values = {
             "started_from": self._started_from,
             "data": self._data,
             "environment": self._environment,
             "seconds": self.seconds + self._clock() - self._begun,
             "curve": state.part("curve") if "curve" in state.values else [],  # a copy in plain JSON, for live displays
-            "state": {**self._stage.values, **state.values},
+            "state": state.values,
         }
-        tensors = {**self._stage.tensors, **state.tensors}
-        self._store.save(self._key, step, values, partial(write_state, tensors))
+        self._store.save(self._key, step, values, partial(write_state, state.tensors))
 
     def _warn(self, text: str) -> None:
         if text not in self.warnings:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from orchestrator.core.errors import StageMissing
 from orchestrator.core.file_names import STATE, STATE_VALUES
 from orchestrator.core.specs import RATES, REWIND, StageSpec
+from orchestrator.core.stage_kinds import PART
 from orchestrator.core.work_order import StageStore, WorkOrder
 from orchestrator.training.pruning_rounds import hold_rewound, masked
 from orchestrator.training.stage_networks import MISFITS, Network, fitting, redrawn, stored
@@ -37,16 +38,22 @@ def state_of(store: StageStore, key: str) -> TrainState:
     return TrainState(store.stages.tensors(key, STATE), store.stages.values(key, STATE_VALUES))
 
 
-def furthest(store: StageStore, keys: Sequence[str]) -> TrainState | None:
-    """Return the state of the start stage with the most steps; None if no state can be read.
+def furthest(store: StageStore, keys: Sequence[str], started_from: str) -> tuple[TrainState | None, float]:
+    """Return the state of the stage with the most steps, and the seconds that the stage that continues counts with it.
 
-    A state only saves work, so a damaged one is skipped for the next.
+    The state is None if none can be read. It only saves work, so one of other weights is left out, and a damaged one is
+    skipped for the next. A round counts the seconds of its parts; a dense training doesn't count those of its starts.
+
+    Args:
+        store: the store
+        keys: stages that end at a place of the same training
+        started_from: digest of the weights that the training starts from
     """
-    found = store.finished(keys)
+    found = {key: record for key, record in store.finished(keys).items() if record.started_from == started_from}
     for key in sorted(found, key=lambda key: found[key].steps, reverse=True):
         with suppress(StageMissing):
-            return state_of(store, key)
-    return None
+            return state_of(store, key), found[key].seconds if found[key].kind == PART else 0.0
+    return None, 0.0
 
 
 def masks_of(model: nn.Module, masks: MaskSet) -> list[Tensor | None]:

@@ -6,7 +6,7 @@ import math
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Self
 
@@ -47,6 +47,10 @@ class TrainState:
         """
         tensors: dict[str, Tensor] = {}
         return cls(tensors, {name: _encoded(part, name, tensors) for name, part in parts.items()})
+
+    def copied(self) -> Self:
+        """Return the state with tensors of its own, which no training changes."""
+        return replace(self, tensors={name: tensor.clone() for name, tensor in self.tensors.items()})
 
     def get(self, name: str) -> Any:
         """Return a part like `part`; None if the state was saved by a release that did not have the part."""

@@ -15,7 +15,7 @@ from orchestrator.core.metrics import Metric
 from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.redact import shown
 from orchestrator.core.specs import Plan
-from orchestrator.core.stage_kinds import KINDS
+from orchestrator.core.stage_kinds import KINDS, PART
 from orchestrator.planning.estimates.pace import Pace
 from orchestrator.planning.number_formats import counted, duration, known_duration, percent
 from orchestrator.views.terminal.by_axis import ByAxis
@@ -129,10 +129,11 @@ class Progress:
         asked = sum(map(len, self._plan.work))
         kinds = Counter(spec.kind for spec in stages.values())
         starts = f"{kinds['start']} of their starts, " if kinds["start"] else ""
+        parts = f", {kinds[PART]} of their parts" if kinds[PART] else ""
         self.say(
             f"Sweep {sweep}: {counted(len(self._plan.trials), 'trial')}, {counted(len(stages), 'stage')} "
-            f"({counted(kinds['dense'], 'dense training')}, {starts}{counted(kinds['round'], 'round')}), "
-            f"{asked - len(stages)} saved by sharing."
+            f"({counted(kinds['dense'], 'dense training')}, {starts}{counted(kinds['round'], 'round')}{parts}), "
+            f"{asked - len(stages) + kinds[PART]} saved by sharing."
         )
         if tally.records:
             done = f"{counted(len(tally.records), 'stage')}, {counted(tally.trials()['done'], 'trial')}"

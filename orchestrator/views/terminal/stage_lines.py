@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import BLOCKS, BUSY, CurvePoint, StageRecord
 from orchestrator.core.specs import Plan, StageSpec
-from orchestrator.core.stage_kinds import KINDS
+from orchestrator.core.stage_kinds import KINDS, PART, place_in_words
 from orchestrator.planning.number_formats import byte_size, percent, ratio, whole_number
 
 
@@ -26,10 +26,11 @@ def named(plan: Plan, key: str) -> str:
         return f"{trial.name if trial else key[:12]}, {dense}{kind.named(spec.typed)}{shared}"
     if not kind.prunes:
         until = spec.typed.until
-        part = "" if until is None else f" up to {until if isinstance(until, str) else f'step {until}'}"
+        part = "" if until is None else f" up to {place_in_words(until)}"
         return f"{'dense' + part if until != 0 else 'initialisation'}, seed {spec.typed.seed}{shared}"
     rounds = len(trial.stages) - 1 if trial else "?"
-    return f"{trial.name if trial else key[:12]}, round {spec.round}/{rounds}{shared}"
+    part = f" up to {place_in_words(spec.typed.until)}" if spec.kind == PART else ""
+    return f"{trial.name if trial else key[:12]}, round {spec.round}/{rounds}{part}{shared}"
 
 
 def figures(record: StageRecord) -> str:

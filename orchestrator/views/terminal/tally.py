@@ -62,10 +62,11 @@ class Tally:
 
     def _state_of(self, trial: int) -> TrialState:
         keys = self.plan.work[trial]
-        if not self.lost.isdisjoint(keys):
-            return "failed"
         if all(key in self.records for key in keys):
             return "done"
+        keys = (*keys, *self.plan.trials[trial].parts)
+        if not self.lost.isdisjoint(keys):
+            return "failed"
         if self.plan.trials[trial].name in self._stopped:
             return "stopped"
         return "waiting" if self.running.keys().isdisjoint(keys) else "running"

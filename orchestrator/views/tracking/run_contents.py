@@ -216,7 +216,7 @@ class SweepView:
             content.start, content.end = content.start or record.started, record.ended
         if held <= len(chain):
             content.points += _curve_points(curve[points if held == len(chain) else 0 :], offset)
-        for key in {*self.plan.work[index]} - {*trial.stages}:  # stages to rewind to, and the dense network
+        for key in {*self.plan.work[index], *trial.parts} - {*trial.stages}:  # the dense network, starts, parts
             if key in self._records:
                 content.files[f"records/{key[:16]}.json"] = _json(self._records[key].to_json())
         content.points += [
@@ -243,13 +243,14 @@ class SweepView:
 
     def _ending(self, index: int) -> tuple[str, Failure | None, float]:
         """Return the status of a trial's run; for a failed or killed stage also the failure and its time."""
-        stages = self.plan.work[index]
+        stages, trial = self.plan.work[index], self.plan.trials[index]
         if all(key in self._records for key in stages):
             return "FINISHED", None, 0.0
         status = "RUNNING" if self.outcome == "RUNNING" else "KILLED"
-        if self._decision is not None and self.plan.trials[index].name in self._decision.stopped:
+        if self._decision is not None and trial.name in self._decision.stopped:
             status = STOPPED
-        return next((self._failures[key] for key in stages if key in self._failures), (status, None, 0.0))
+        failed = (self._failures[key] for key in (*stages, *trial.parts) if key in self._failures)
+        return next(failed, (status, None, 0.0))
 
     def _described(self, settings: Mapping[str, str], config: Mapping[str, Any]) -> Content:
         """Return the content of every run: settings as parameters, tags for settings of named classes, and files."""

@@ -350,10 +350,12 @@ def test_a_training_goes_on_from_the_next_start_where_the_furthest_is_damaged(mo
 
     monkeypatch.setattr(rewinding, "state_of", state_of)
     steps = {"near": 10, "far": 30, "between": 20}
-    store: Any = SimpleNamespace(finished=lambda keys: {key: SimpleNamespace(steps=steps[key]) for key in keys})
+    records = {key: SimpleNamespace(steps=each, started_from="", kind="start") for key, each in steps.items()}
+    records["of other weights"] = SimpleNamespace(steps=90, started_from="others", kind="start")
+    store: Any = SimpleNamespace(finished=lambda keys: {key: records[key] for key in keys})
     found = []
     for key in (None, "far", "between", "near"):
         damaged |= {key} if key else set()
-        found.append(rewinding.furthest(store, [*steps]))
+        found.append(rewinding.furthest(store, [*records], "")[0])
 
     assert found == ["state of far", "state of between", "state of near", None]

@@ -420,7 +420,7 @@ def test_a_training_up_to_a_step_is_a_prefix_of_the_whole(case: str, until: int)
     """The start has the schedule of the whole training, which resumes from it with the same bits as without it."""
     whole, start, rest = network(), network(), network()
     expected = fit(whole, **CASES[case])
-    begun = fit(start, until=until, **CASES[case])
+    begun = fit(start, until=until, selects=False, **CASES[case])
     assert begun.state is not None
     found = fit(rest, state=elsewhere(begun.state), **CASES[case])
 
@@ -430,3 +430,18 @@ def test_a_training_up_to_a_step_is_a_prefix_of_the_whole(case: str, until: int)
     assert metrics(found) == metrics(expected)
     assert replace(found, curve=()) == replace(expected, curve=())
     assert same(state(rest), state(whole))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_part_of_a_training_leaves_the_selected_weights_and_the_state_of_the_last_step(case: str) -> None:
+    start, part = network(), network()
+    begun, found = fit(start, until=EPOCH, selects=False, **CASES[case]), fit(part, until=EPOCH, **CASES[case])
+    assert begun.state is not None
+    assert found.state is not None
+    kept = elsewhere(found.state)
+
+    names = sorted(begun.state.tensors)
+    assert same([kept.tensors[each] for each in names], [elsewhere(begun.state).tensors[each] for each in names])
+    assert found.steps == begun.steps
+    is_last = found.best_step == found.steps and CASES[case].get("ema") is None
+    assert same(state(part), state(start)) == is_last
