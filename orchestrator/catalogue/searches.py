@@ -47,10 +47,16 @@ RUNGS = (
         "rungs",
         str,
         "seeds",
-        "What grows from rung to rung: `seeds`, or `rounds` of every seed.",
-        (one_of("seeds", "rounds"),),
+        "What grows from rung to rung: `seeds`, or for every seed `rounds` or the last `training`.",
+        (one_of("seeds", "rounds", "training"),),
     ),
-    Option("first", int, 1, "Number of seeds or rounds of the first rung.", (whole(1),)),
+    Option(
+        "first",
+        int,
+        1,
+        "Number of seeds, rounds or epochs of the first rung; of steps if `steps` gives the length of the training.",
+        (whole(1),),
+    ),
 )
 """Options of a search by rungs."""
 SEARCHES: Mapping[str, Search] = named(
@@ -75,7 +81,7 @@ SEARCHES: Mapping[str, Search] = named(
         Search(
             "halving",
             "orchestrator.sweep.search.halving:Halving",
-            "The best settings at each sparsity: rungs with more and more seeds or rounds for fewer and fewer of them.",
+            "The best settings at each sparsity: rungs with more seeds, rounds or training for fewer of them.",
             (
                 *RUNGS,
                 Option(

@@ -35,7 +35,7 @@ from orchestrator.store import retention
 from orchestrator.store.leases import Leases
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.store import Store
-from orchestrator.sweep.earlier_sweeps import earlier_forecast, estimated, past_searches
+from orchestrator.sweep.earlier_sweeps import continuing, earlier_forecast, estimated, past_searches
 from orchestrator.sweep.outcome import Outcome, behind
 from orchestrator.sweep.portions import Portions, search_preview
 from orchestrator.sweep.preflight import preflight
@@ -67,6 +67,7 @@ def run(jobs: Sequence[Job], *, preset: str | None = None) -> Outcome:
         info = _info(plan, config, preset)
         store = Store(**config["store"], read_only=config["dry_run"]).opened()
         past = past_searches(store, info.name, config)
+        plan = continuing(store, info.name, plan) if past else plan
         search = planned_search(config, plan, past)
         if config["dry_run"]:
             finished = store.resumable(plan)

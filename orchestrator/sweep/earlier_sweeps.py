@@ -72,6 +72,20 @@ def past_searches(store: Store, name: str, config: Mapping[str, Any]) -> dict[st
     return found
 
 
+def continuing(store: Store, name: str, plan: Plan) -> Plan:
+    """Return a plan whose rounds also continue from the parts that an earlier search of the sweep has trained."""
+    try:
+        earlier = saved_sweep.plan_of(store, name).stages
+    except OrchestratorError:  # of another release, or damaged: other readers report it
+        return plan
+    known = {key: earlier[key].starts_from for key in plan.stages if key in earlier and earlier[key].starts_from}
+    more = {
+        key: replace(plan.stages[key], starts_from=tuple(dict.fromkeys((*plan.stages[key].starts_from, *starts))))
+        for key, starts in known.items()
+    }
+    return replace(plan, stages={**plan.stages, **more})
+
+
 def _searches_of(store: Store, name: str) -> dict[str, PastSearch]:
     try:
         data = store.load_sweep(name) if name in store.sweeps() else {}

@@ -12,6 +12,7 @@ from factories import make_plan, make_record
 from orchestrator.core.events import Decision
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
+from orchestrator.planning.stages.parts import parts_of
 from orchestrator.sweep.search.candidates import SearchSpace
 from orchestrator.sweep.search.policy import Budget, Policy
 from orchestrator.sweep.search.replay import Replay
@@ -31,15 +32,29 @@ def grid(
     return make_plan(methods, sparsities, range(seeds), rounds)
 
 
+def in_parts(plan: Plan, **search: Any) -> Plan:
+    """Return a plan whose last rounds have the parts of a search by rungs of their training."""
+    stages, trials = dict(plan.stages), []
+    for trial in plan.trials:
+        begun = parts_of(last := plan.stages[trial.stages[-1]], {"rungs": "training", **search})
+        keys = tuple(spec.key for spec in begun)
+        stages |= {spec.key: spec for spec in begun} | {last.key: replace(last, starts_from=keys)}
+        trials.append(replace(trial, parts=keys))
+    return Plan(stages, tuple(trials))
+
+
 def records_of(plan: Plan, loss: Loss) -> dict[str, StageRecord]:
     """Return a record for every stage, with validation accuracies of 0.9 minus the loss; those on test are wrong."""
     found = {}
     for key, spec in plan.stages.items():
         lost = 0.0
-        if spec.kind == "round":
+        if spec.kind in ("round", "part"):
             lost = loss(spec.fields["method"]["name"], spec.fields["target"], spec.fields["seed"])
         after = {"val/accuracy": 0.9 - lost, "test/accuracy": random.Random(key).random()}
-        found[key] = replace(make_record(plan, key), after=after)
+        found[key] = replace(made := make_record(plan, key), after=after)
+        if spec.kind == "part":  # an epoch has 25 steps
+            steps = int(25 * float(spec.fields["until"].removesuffix("ep")))
+            found[key] = replace(found[key], steps=steps, measurements={"seconds": steps / 100}, curve=made.curve[:1])
     return found
 
 

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 from orchestrator.compare.panels import Position, positions
 from orchestrator.core.specs import Key, Plan
 from orchestrator.planning.number_formats import percent
+from orchestrator.planning.stages.parts import Span, span_of
 
 
 class Cell(NamedTuple):
-    """One network that a search can ask for: a trial after one of its rounds."""
+    """One network that a search can ask for: a trial after one of its rounds, or within its last training."""
 
     trial: int
     """Index of the trial in the plan."""
@@ -92,6 +93,22 @@ class SearchSpace:
         return Candidate(
             _named(candidate.line, sparsity, rounds), candidate.line, candidate.data, sparsity, rounds, cells
         )
+
+    def within(self, candidate: Candidate, amount: float) -> tuple[Cell, ...]:
+        """Return the networks of a candidate after an amount of its last training, by seed."""
+        plan, found = self.plan, []
+        for seed in candidate.seeds:
+            cell = candidate.cells[seed]
+            span = span_of(plan.stages[cell.network])
+            assert span is not None
+            until = span.place(amount)
+            parts = plan.trials[cell.trial].parts
+            found.append(cell._replace(network=next(key for key in parts if plan.stages[key].fields["until"] == until)))
+        return tuple(found)
+
+    def span(self, candidate: Candidate) -> Span | None:
+        """Return the last training of a candidate, as `span_of`."""
+        return span_of(self.plan.stages[next(iter(candidate.cells.values())).network])
 
     def stages(self, cell: Cell) -> tuple[Key, ...]:
         """Return the stages that a network needs, inputs first; at a trial's end all stages of the trial."""

@@ -33,8 +33,9 @@ class Frontier:
         against: quantities to make small besides the loss of the validation figure
         within: largest mean loss against dense of a network in the answer, in the metric's own scale; None for any
         limits: quantity -> its largest mean in the answer
-        rungs: `seeds` (each rung has more of the seeds) or `rounds` (each rung has more of the rounds, and all seeds)
-        first: number of seeds or rounds of the first rung
+        rungs: `seeds` (each rung has more of the seeds), `rounds` (more of the rounds, of all seeds) or `training`
+            (more of the last training, of all seeds)
+        first: number of seeds, rounds, or epochs or steps of the first rung
         factor: factor from rung to rung
         confidence: level of an interval that must show a loss before a candidate is ruled out; None: means decide
     """
@@ -57,7 +58,7 @@ class Frontier:
             )
             return
         for group in groups.values():
-            yield from self._rungs.refusals(group)
+            yield from self._rungs.refusals(space, group)
             trials = [space.plan.trials[cell.trial] for each in group for cell in each.cells.values()]
             if len({canonical_json(trial.config.get("task")) for trial in trials}) > 1:
                 yield "search=frontier compares networks by one metric, and `task` differs; pass one task."
@@ -80,7 +81,7 @@ class Frontier:
                 f"`{key}` names {measured}, and `deploy` differs between trials; pass one first value of "
                 "deploy.formats and deploy.batch_sizes, and one deploy.threads."
             )
-        elif self.rungs == "rounds" and measured in self.against:
+        elif self.rungs != "seeds" and measured in self.against:
             yield f"`{key}` names {measured}, which is measured at the ends of trials; pass search.rungs=seeds."
 
     def strands(self, space: SearchSpace) -> list[Strand]:
@@ -91,7 +92,7 @@ class Frontier:
         """Return the networks if the first rung leaves none, and if it leaves all."""
         least, most = list[Cell](), list[Cell]()
         for group in self._groups(space).values():
-            amounts = self._rungs.amounts(group)
+            amounts = self._rungs.amounts(space, group)
             least += self._rungs.cells(space, group, amounts[0])
             most += self._rungs.cells(space, group, amounts[0])
             most += self._rungs.cells(space, group, amounts[-1])
@@ -111,7 +112,7 @@ class Frontier:
         With rungs of seeds, networks before the ends of trials are candidates as in a comparison, unless a quantity is
         measured only at the ends.
         """
-        ends = self.rungs == "rounds" or any(name in MEASURED for name in self._quantities)
+        ends = self.rungs != "seeds" or any(name in MEASURED for name in self._quantities)
         points = space.candidates if ends else [point for line in space.lines.values() for point in line]
         found: dict[str, list[Candidate]] = {}
         for point in points:
@@ -121,9 +122,9 @@ class Frontier:
     def _race(self, space: SearchSpace, label: str, group: Sequence[Candidate]) -> Strand:
         rungs, standing = self._rungs, list(group)
         box: tuple[Objectives, ...] = ()
-        amounts, quantities = rungs.amounts(group), self._quantities
+        amounts, quantities = rungs.amounts(space, group), self._quantities
         for number, amount in enumerate(amounts, start=1):
-            last, after = number == len(amounts), counted(amount, rungs.unit)
+            last, after = number == len(amounts), rungs.said(space, group, amount)
             if len(standing) == 1 and not last:
                 continue  # nothing is left to compare before the last rung
             what = f"rung {number} of {len(amounts)}{label}: {counted(len(standing), 'candidate')}, {after}"
@@ -148,8 +149,8 @@ class Frontier:
         yield from answers(label, front, self.against, len(group), volume)
 
     def _allows(self, each: Placed, *, last: bool) -> bool:
-        """Whether a candidate meets the constraints; those of rounds are known after the last one only."""
-        if self.rungs == "rounds" and not last:
+        """Whether a candidate meets the constraints; those of rounds and trainings are known after the last rung."""
+        if self.rungs != "seeds" and not last:
             return True
         if self.within is not None:
             loss = each.least_loss(None if last else self.confidence)

@@ -1,4 +1,4 @@
-"""Search `halving`: the best of many settings at each sparsity, by rungs of more and more seeds or rounds.
+"""Search `halving`: the best of many settings at each sparsity, by rungs of more and more seeds, rounds or training.
 
 All candidates of a rung are compared after equal training; the best go on to the next rung. The rungs are synchronous:
 a rung is ranked when all its networks are finished, so the order in which they finish does not count.
@@ -28,8 +28,9 @@ class Halving:
     """Successive halving among the candidates of each data set and sparsity.
 
     Args:
-        rungs: `seeds` (each rung has more of the seeds) or `rounds` (each rung has more of the rounds, and all seeds)
-        first: number of seeds or rounds of the first rung
+        rungs: `seeds` (each rung has more of the seeds), `rounds` (more of the rounds, of all seeds) or `training`
+            (more of the last training, of all seeds)
+        first: number of seeds, rounds, or epochs or steps of the first rung
         factor: factor from rung to rung, and the divisor of the number of candidates
         confidence: level of an interval that must exclude a candidate before the candidate is ruled out; None rules
             out by rank alone
@@ -50,7 +51,7 @@ class Halving:
             )
             return
         for group in groups.values():
-            yield from self._rungs.refusals(group)
+            yield from self._rungs.refusals(space, group)
 
     @property
     def _rungs(self) -> Rungs:
@@ -65,7 +66,7 @@ class Halving:
         least, most = list[Cell](), list[Cell]()
         for group in _groups(space).values():
             left = len(group)
-            for amount in self._rungs.amounts(group):
+            for amount in self._rungs.amounts(space, group):
                 least += self._rungs.cells(space, group[:left], amount)
                 most += self._rungs.cells(space, group, amount)
                 left = self._rungs.kept(left) if self.confidence is None else 1
@@ -73,13 +74,15 @@ class Halving:
 
     def _race(self, space: SearchSpace, label: str, group: Sequence[Candidate]) -> Strand:
         rungs, standing = self._rungs, list(group)
-        amounts = rungs.amounts(group)
+        amounts = rungs.amounts(space, group)
         for number, amount in enumerate(amounts, start=1):
             if len(standing) == 1 and number < len(amounts):
                 continue  # nothing is left to rank before the last rung
             what = f"rung {number} of {len(amounts)}{label}: {counted(len(standing), 'candidate')}"
             networks = {id(each): rungs.networks(space, each, amount) for each in standing}
-            seen = yield Ask(f"{what}, {counted(amount, rungs.unit)}", tuple(chain.from_iterable(networks.values())))
+            seen = yield Ask(
+                f"{what}, {rungs.said(space, group, amount)}", tuple(chain.from_iterable(networks.values()))
+            )
             gains = {name: _gains(cells, seen) for name, cells in networks.items()}
             means = {name: _mean(each) for name, each in gains.items()}
             ranked = sorted(standing, key=lambda each: -means[id(each)])
@@ -91,7 +94,7 @@ class Halving:
             going_on = {id(each) for each in kept}
             lost = tuple(each for each in ranked if id(each) not in going_on)
             yield Conclude(f"{len(kept)} of {counted(len(ranked), 'candidate')} go on; best: {ranked[0].name}")
-            yield RuleOut(lost, f"ruled out after {counted(amount, rungs.unit)}{label}")
+            yield RuleOut(lost, f"ruled out after {rungs.said(space, group, amount)}{label}")
             standing = kept
 
     def _survivors(

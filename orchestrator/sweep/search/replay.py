@@ -101,11 +101,7 @@ class Replay:
 
     def _open(self, records: Records) -> None:
         """Begin the next looks, unless a limit of the budget is reached."""
-        for key in list(self._asked)[self._counted :]:
-            if key in records:
-                self._steps += records[key].steps
-                self._seconds += records[key].seconds
-        self._counted = len(self._asked)
+        self._count(records)
         wanted = self._trials_with(self._pending.values())
         if self._pending and (reached := self._budget.reached(wanted, self._steps, self._seconds)):
             self._ended = reached
@@ -118,6 +114,20 @@ class Replay:
         cells, stages = [cell for ask in self._pending.values() for cell in ask.cells], self.space.stages
         self._asked |= dict.fromkeys([key for cell in cells for key in stages(cell)])
         self._trials.update([cell.trial for cell in cells])
+
+    def _count(self, records: Records) -> None:
+        """Add the work of the stages that were asked for since the last count; a round adds to its parts."""
+        new = [key for key in list(self._asked)[self._counted :] if key in records]
+        stages = self.space.plan.stages
+        near = {
+            *new,
+            *(part for key in new for part in stages[key].starts_from if part in self._asked),
+        } & records.keys()
+        steps = self.space.plan.added({key: records[key].steps for key in near})
+        seconds = self.space.plan.added({key: records[key].seconds for key in near})
+        self._steps += round(sum(steps[key] for key in new))
+        self._seconds += math.fsum(seconds[key] for key in new)
+        self._counted = len(self._asked)
 
     def _trials_with(self, asks: Iterable[Ask]) -> int:
         return len(self._trials.union([cell.trial for ask in asks for cell in ask.cells]))
