@@ -246,14 +246,22 @@ def test_an_outcome_waits_for_trials_that_failed_in_passing() -> None:
 @pytest.mark.slow  # kills whole processes
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("search", ["matching", "frontier"])
+@pytest.mark.parametrize(
+    "search",
+    [
+        ("search=matching", "schedule.sparsity=0.5,0.7,0.9"),
+        ("search=frontier", "schedule.sparsity=0.5,0.7,0.9"),
+        ("search=halving", "search.rungs=training", "method=l1_unstructured,random_unstructured,lamp"),
+    ],
+    ids=["matching", "frontier", "training"],
+)
 def test_killed_processes_change_no_decision(
-    search: str, workers: int, tmp_path: Path, request: pytest.FixtureRequest
+    search: tuple[str, ...], workers: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     kills = int(request.config.getoption("--chaos", 10)) // 2
     words = [
-        *("-m", "schedule.sparsity=0.5,0.7,0.9", "seed=range(6)", "schedule=one_shot", f"search={search}"),
-        *("compare.margin=0.03", "model=mlp", "model.hidden=[16]", "train.epochs=2", "finetune.epochs=1"),
+        *("-m", *search, "seed=range(6)", "schedule=one_shot", "compare.margin=0.03", "model=mlp", "model.hidden=[16]"),
+        *("train.epochs=2", "finetune.epochs=4"),
         *("tracking=none", f"cluster.num_cpus={workers}"),
     ]
 
