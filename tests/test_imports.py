@@ -193,7 +193,7 @@ import orchestrator.training.preload
 assert gc.isenabled()
 before = set(sys.modules)
 import torch
-from orchestrator.training import training_loop
+from orchestrator.training.loop import training_loop
 from orchestrator.workloads import data_loading
 from orchestrator.workloads.tasks.classification import Classification
 model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))

@@ -11,7 +11,7 @@ from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.stage_fields import ScoreFields
 from orchestrator.deploy.formats.format import Run, called_with, running_as
-from orchestrator.training.evaluation import evaluate
+from orchestrator.training.loop.evaluation import evaluate
 from orchestrator.training.scoring.examples import ScoringData
 from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.tasks import task_building

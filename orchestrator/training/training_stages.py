@@ -16,31 +16,31 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from orchestrator.core.file_names import MASKS, STATE, STATE_VALUES, WEIGHTS
-from orchestrator.core.records import BLOCKS, CurvePoint, StageRecord
+from orchestrator.core.records import BLOCKS, StageRecord
 from orchestrator.core.redact import redact_tree
 from orchestrator.core.seeding import derive
 from orchestrator.core.specs import DENSE, NETWORK, RATES, TEACHER, StageSpec
 from orchestrator.core.stage_kinds import KINDS, START
 from orchestrator.core.work_order import FileWriter, Result, WorkOrder
-from orchestrator.training import pruning_rounds, training_loop
+from orchestrator.training import pruning_rounds
 from orchestrator.training.dynamics.sparse_training import SparseTraining, first_masks
 from orchestrator.training.dynamics.training_cost import TrainingCost, cost_of
-from orchestrator.training.evaluation import evaluate, generated
-from orchestrator.training.own_loop import Context, Length, run_own_loop
+from orchestrator.training.loop import training_loop
+from orchestrator.training.loop.own_loop import Context, Length, run_own_loop
+from orchestrator.training.loop.steps import TrainingError, kept_gradients
 from orchestrator.training.scoring.layer_by_layer import Blocks
 from orchestrator.training.scoring.ranking import Read, Round, Scoring, example_of
 from orchestrator.training.scoring.shared_statistics import source_of
-from orchestrator.training.stage_networks import Network, fitting, initialised, restored, stored
+from orchestrator.training.stage_networks import Network, fitting, initialised, restored
 from orchestrator.training.state.checkpointing import Checkpointing
 from orchestrator.training.state.from_scratch import small_of
 from orchestrator.training.state.resuming import Unfit
-from orchestrator.training.state.rewinding import furthest, masks_of, onward, restart
+from orchestrator.training.state.rewinding import furthest, masks_of
 from orchestrator.training.state.stage_environment import environment
 from orchestrator.training.state.train_state import TrainState, as_bytes, as_tensor
-from orchestrator.training.steps import TrainingError, kept_gradients
+from orchestrator.training.ways import Ways
 from orchestrator.workloads import model_building
 from orchestrator.workloads.inspection import first, require_finite
 from orchestrator.workloads.model_building import Prunable
@@ -105,43 +105,6 @@ class Trained:
     before: Mapping[str, float] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
-
-
-class Ways:
-    """How a stage trains, measures and reads other stages; the preflight's rehearsal overrides these methods."""
-
-    def train(self, stage: Stage, fit: Callable[[], training_loop.FitResult]) -> training_loop.FitResult:
-        """Run a training of the stage."""
-        del stage
-        return fit()
-
-    def measure(self, stage: Stage, split: Split, inputs: TestInputs | None = None) -> Measured:
-        """Return the metrics of the network on a split; with `inputs`, on a test split."""
-        sizes = {"batch_size": stage.config["eval_batch_size"], "precision": stage.config["precision"]}
-        return evaluate(stage.model, split, stage.task, device=stage.device, **sizes, inputs=inputs)
-
-    def generations(self, stage: Stage, inputs: TestInputs) -> list[dict[str, str]]:
-        """Return the network's continuations of the task's prompts."""
-        return generated(stage.model, stage.task, inputs, stage.config["precision"])
-
-    def after_block(self, stage: Stage, blocks: Blocks) -> None:
-        """Report the block, save a checkpoint if one is due, and end the pruning if the stage must end."""
-        point = CurvePoint(blocks.number, 0.0, time.time(), {BLOCKS: blocks.total})
-        stage.order.report(stage.spec.key, point, stage.task.metrics[0])
-        stage.keep_or_end(partial(blocks.state, stage.model))
-
-    def restart(self, stage: Stage, masks: MaskSet) -> None:
-        """Set the weights from which the round trains."""
-        restart(stage.network, masks, stage.spec, stage.order)
-
-    def onward(self, stage: Stage, masks: Sequence[Tensor | None]) -> TrainState | None:
-        """Return the state of the training that the stage continues; None if it continues none."""
-        return onward(stage.model, masks, stage.spec, stage.order.store)
-
-    def other_network(self, stage: Stage, role: str) -> nn.Module | None:
-        """Return the network of the input with this role, in evaluation mode and frozen; None without the input."""
-        key = stage.spec.inputs.get(role)
-        return None if key is None else stored(key, stage.spec, stage.order)[0].model.eval().requires_grad_(False)
 
 
 class Stage:

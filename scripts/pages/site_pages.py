@@ -45,9 +45,9 @@ LOOPS = """\
 
 The arguments of a training function: see [Your own training loop](../how-to/own-training-loops.md).
 
-::: orchestrator.training.own_loop.Context
+::: orchestrator.training.loop.own_loop.Context
 
-::: orchestrator.training.own_loop.TrainingData
+::: orchestrator.training.loop.own_loop.TrainingData
 """
 
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from orchestrator.training.training_stages import Stage, Ways
+from orchestrator.training.training_stages import Stage
+from orchestrator.training.ways import Ways
 from pruning.engine import plans
 from pruning.scores.synaptic_flow import Flow
 

@@ -20,7 +20,7 @@ from orchestrator.config.schema import ConfigError
 from orchestrator.core.specs import Job
 from orchestrator.sweep import conductor
 from orchestrator.sweep.outcome import Outcome, own_frames
-from orchestrator.training import training_loop
+from orchestrator.training.loop import training_loop
 
 SMALL = (
     *("cluster=inline", "tracking=none", "model=mlp", "model.hidden=[8]", "train.epochs=1", "finetune=none"),

@@ -21,7 +21,7 @@ from orchestrator.core.specs import Job
 from orchestrator.execution.inline import InlineExecutor
 from orchestrator.sweep import conductor
 from orchestrator.sweep.outcome import Outcome
-from orchestrator.training import training_loop
+from orchestrator.training.loop import training_loop
 from orchestrator.training.preflight import rehearsal
 
 THEIRS = """

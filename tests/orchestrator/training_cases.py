@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from orchestrator.training import training_loop
+from orchestrator.training.loop import training_loop
 from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.splits import TensorSplit
 from orchestrator.workloads.tasks.classification import Classification

@@ -22,14 +22,16 @@ from orchestrator.core.seeding import seeded
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import Passed, WorkOrder
-from orchestrator.training import pruning_rounds, training_loop
-from orchestrator.training.evaluation import monitored
+from orchestrator.training import pruning_rounds
+from orchestrator.training.loop import training_loop
+from orchestrator.training.loop.evaluation import monitored
 from orchestrator.training.preflight.first_step import require_loss, require_trainable
 from orchestrator.training.preflight.misfits import Misfit, Tried, labels_misfit, misfit, named
 from orchestrator.training.scoring.layer_by_layer import Blocks, Enough
 from orchestrator.training.scoring.ranking import Round
 from orchestrator.training.stage_networks import data_node, initialised
-from orchestrator.training.training_stages import Stage, Ways
+from orchestrator.training.training_stages import Stage
+from orchestrator.training.ways import Ways
 from orchestrator.workloads import data_loading, model_building
 from orchestrator.workloads.inspection import FEW, spoilt_in, unreadable
 from orchestrator.workloads.splits import Batch, Batches, Split, TensorSplit

@@ -16,6 +16,7 @@ from orchestrator.core.plain_data import read_as
 from orchestrator.core.records import CurvePoint
 from orchestrator.training.dynamics.sparse_training import SparseTraining
 from orchestrator.training.dynamics.training_cost import TrainingCost
+from orchestrator.training.loop.steps import Averages, Steps, TrainingError
 from orchestrator.training.stage_networks import MISFITS
 from orchestrator.training.state.task_state import restore_task, task_state
 from orchestrator.training.state.train_state import (
@@ -29,7 +30,6 @@ from orchestrator.training.state.train_state import (
     restore_module,
     restore_optimizer,
 )
-from orchestrator.training.steps import Averages, Steps, TrainingError
 from orchestrator.workloads.tasks.distilled import Distilled
 from orchestrator.workloads.tasks.task import Task
 from pruning import MaskSet

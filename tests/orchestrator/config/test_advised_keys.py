@@ -19,7 +19,7 @@ from orchestrator.config.hydra_options import stored_options
 from orchestrator.config.parts.deploy import Deploy
 from orchestrator.config.schema import Config
 from orchestrator.results.sweep_results import SweepResults
-from orchestrator.training.own_loop import Context
+from orchestrator.training.loop.own_loop import Context
 from orchestrator.workloads.data_loading import OURS
 from pruning import Plan
 from pruning.choices.combining import Choices

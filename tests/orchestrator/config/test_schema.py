@@ -20,7 +20,7 @@ from orchestrator.config.config_groups import DATA_SET, schema_of, violations_of
 from orchestrator.config.hydra_options import register, shadowed
 from orchestrator.config.parts.training import Train
 from orchestrator.core.stage_fields import Prune
-from orchestrator.training import training_loop
+from orchestrator.training.loop import training_loop
 from orchestrator.workloads import model_building
 from scripts.reference import conf_files
 

@@ -15,9 +15,9 @@ from orchestrator.core.work_order import Result, WorkOrder
 from orchestrator.execution import segment
 from orchestrator.execution.perform import perform
 from orchestrator.store.store import Store
+from orchestrator.training.loop.steps import TrainingError
+from orchestrator.training.loop.training_loop import Diverged
 from orchestrator.training.pruning_rounds import LawBroken, Overflow
-from orchestrator.training.steps import TrainingError
-from orchestrator.training.training_loop import Diverged
 
 Attempt = Callable[..., tuple[int, str]]
 

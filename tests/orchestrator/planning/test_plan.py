@@ -180,7 +180,7 @@ def test_a_changed_training_function_is_another_stage(
             r"`train\._target_` \(=their_loop\.fit\) is not defined: .* has no 'fit'; check the spelling",
         ),
         ("lost.train", r"`train\._target_` \(=lost\.train\) is not on the Python path"),
-        ("orchestrator.training.training_loop.fit", r"must be your own function; pass null for the built-in loop"),
+        ("orchestrator.training.loop.training_loop.fit", r"must be your own function; pass null for the built-in loop"),
     ],
 )
 def test_a_training_function_that_is_none_is_refused(

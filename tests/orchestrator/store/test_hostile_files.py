@@ -33,7 +33,7 @@ from orchestrator.store.finished.stage_contents import MOST_HEADER, tensors_in
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.sealed_json import seal, unseal
 from orchestrator.store.store import Store
-from orchestrator.training.training_loop import Cancelled
+from orchestrator.training.loop.training_loop import Cancelled
 from pruning.masks import mask_files as mask_files
 
 TRIAL = (

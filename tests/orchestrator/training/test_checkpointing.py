@@ -20,10 +20,10 @@ from orchestrator.core.specs import StageSpec, start_of
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
-from orchestrator.training import training_loop
+from orchestrator.training.loop import training_loop
+from orchestrator.training.loop.training_loop import Cancelled
 from orchestrator.training.state.checkpointing import Checkpointing
 from orchestrator.training.state.train_state import NotPlain, TrainState
-from orchestrator.training.training_loop import Cancelled
 
 KEY = "a" * 64
 

@@ -17,8 +17,9 @@ from orchestrator.config.parts.training import Train
 from orchestrator.core.errors import DataError
 from orchestrator.core.seeding import derive
 from orchestrator.store.store import Store
-from orchestrator.training import pruning_rounds, training_loop
-from orchestrator.training.own_loop import Context, run_own_loop
+from orchestrator.training import pruning_rounds
+from orchestrator.training.loop import training_loop
+from orchestrator.training.loop.own_loop import Context, run_own_loop
 from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.inspection import require_finite, spoilt, spoilt_in
 from orchestrator.workloads.splits import LoaderSplit, TensorSplit

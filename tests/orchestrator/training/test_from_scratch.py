@@ -21,7 +21,7 @@ from orchestrator.core.specs import StageSpec
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
-from orchestrator.training import training_loop
+from orchestrator.training.loop import training_loop
 from orchestrator.training.preflight.rehearsal import run_preflight
 from orchestrator.training.state.from_scratch import ControlError, small_of
 from orchestrator.workloads import data_loading

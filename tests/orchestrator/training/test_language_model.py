@@ -21,7 +21,7 @@ from orchestrator.planning.plan import make_plan
 from orchestrator.planning.preview import preview
 from orchestrator.sweep import conductor
 from orchestrator.sweep.outcome import Outcome
-from orchestrator.training import training_loop
+from orchestrator.training.loop import training_loop
 from orchestrator.workloads import data_loading, model_building
 from orchestrator.workloads.tasks.language.language_modelling import LanguageModelling
 

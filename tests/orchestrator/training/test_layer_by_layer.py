@@ -20,9 +20,9 @@ from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.planning.plan import ConfigError
 from orchestrator.store.store import Store
+from orchestrator.training.loop.training_loop import Cancelled
 from orchestrator.training.preflight.rehearsal import run_preflight
 from orchestrator.training.scoring.examples import ScoringData
-from orchestrator.training.training_loop import Cancelled
 from orchestrator.training.training_stages import Stage
 from orchestrator.workloads.networks.classifiers import mlp
 from pruning import MaskSet

@@ -16,8 +16,8 @@ from orchestrator.config.parts.training import Train
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.specs import NETWORK, StageSpec
 from orchestrator.store.store import Store
-from orchestrator.training import training_loop
-from orchestrator.training.own_loop import Context, run_own_loop
+from orchestrator.training.loop import training_loop
+from orchestrator.training.loop.own_loop import Context, run_own_loop
 from orchestrator.training.pruning_rounds import LawBroken
 from orchestrator.training.state.train_state import TrainState
 from orchestrator.workloads.tasks.task import Measured

@@ -24,9 +24,9 @@ from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
 from orchestrator.sweep.conductor import run
+from orchestrator.training.loop.training_loop import Cancelled
 from orchestrator.training.pruning_rounds import LawBroken
 from orchestrator.training.state import rewinding
-from orchestrator.training.training_loop import Cancelled
 from pruning import MaskSet
 
 EPOCH, STEPS = 8, 24

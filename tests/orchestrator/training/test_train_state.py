@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from training_cases import EPOCH, fit, metrics, network, problem, same, state
 
-from orchestrator.training import training_loop
+from orchestrator.training.loop import training_loop
 from orchestrator.training.state.resuming import Unfit
 from orchestrator.training.state.train_state import NotPlain, TrainState, generators, restore_generators
 from orchestrator.workloads.data_loading import Data

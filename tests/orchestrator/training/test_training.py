@@ -34,9 +34,9 @@ from orchestrator.config.config_groups import schema_of
 from orchestrator.core.errors import DataError, OrchestratorError
 from orchestrator.core.metrics import Metric
 from orchestrator.core.seeding import derive
-from orchestrator.training import training_loop
-from orchestrator.training.evaluation import evaluate
-from orchestrator.training.steps import TrainingError
+from orchestrator.training.loop import training_loop
+from orchestrator.training.loop.evaluation import evaluate
+from orchestrator.training.loop.steps import TrainingError
 from orchestrator.workloads import data_loading as data_sets
 from orchestrator.workloads import model_building
 from orchestrator.workloads.data_loading import Data

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from training_cases import BATCH, CLASSES, CPU, EPOCH, after_step, fit, metrics, problem, same, state
 
-from orchestrator.training import training_loop
-from orchestrator.training.evaluation import evaluate
-from orchestrator.training.steps import Steps
+from orchestrator.training.loop import training_loop
+from orchestrator.training.loop.evaluation import evaluate
+from orchestrator.training.loop.steps import Steps
 from orchestrator.workloads.splits import TensorSplit
 from pruning import MaskKeeper
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from training_cases import CLASSES, EPOCH, metrics, network, problem, settings
 
-from orchestrator.training import training_loop
+from orchestrator.training.loop import training_loop
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CUDA = torch.device("cuda", 0)

@@ -26,8 +26,8 @@ from training_cases import (
 )
 
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.training import training_loop
-from orchestrator.training.evaluation import evaluate
+from orchestrator.training.loop import training_loop
+from orchestrator.training.loop.evaluation import evaluate
 from orchestrator.workloads.splits import LoaderSplit, Split, TensorSplit
 from pruning import MaskKeeper, MaskSet
 

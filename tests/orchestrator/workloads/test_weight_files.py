@@ -44,7 +44,8 @@ from test_training_stages import chain
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
-from orchestrator.training import pruning_rounds, training_loop, training_stages
+from orchestrator.training import pruning_rounds, ways
+from orchestrator.training.loop import training_loop
 from orchestrator.workloads.tasks.task import Measured
 
 uri, options, width = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
@@ -74,7 +75,7 @@ def loaded(*arguments):  # the first that is done with a restored network
 
 store.mark()
 training_loop.fit = lambda *a, **b: training_loop.FitResult((), 0, 0)
-training_stages.evaluate, pruning_rounds.prune_round = evaluate, loaded
+ways.evaluate, pruning_rounds.prune_round = evaluate, loaded
 threading.Thread(target=watch, daemon=True).start()
 list(run_segment(WorkOrder(specs=(dense,), store=store)))
 committing, most = most - before, 0

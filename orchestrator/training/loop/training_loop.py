@@ -24,13 +24,21 @@ from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.work_order import never
 from orchestrator.training.dynamics.sparse_training import SparseTraining
 from orchestrator.training.dynamics.training_cost import TrainingCost
-from orchestrator.training.evaluation import autocast, evaluate, monitored
+from orchestrator.training.loop.evaluation import autocast, evaluate, monitored
+from orchestrator.training.loop.steps import (
+    Averages,
+    Gradients,
+    Steps,
+    TrainingError,
+    optimizer_of,
+    scaler_of,
+    scheduler_of,
+)
+from orchestrator.training.loop.steps import Diverged as Diverged
 from orchestrator.training.scoring.examples import count
 from orchestrator.training.stage_networks import MISFITS
 from orchestrator.training.state.resuming import Keep, Resumable, Unfit
 from orchestrator.training.state.train_state import TrainState, extra_state, restore_extra_state
-from orchestrator.training.steps import Averages, Gradients, Steps, TrainingError, optimizer_of, scaler_of, scheduler_of
-from orchestrator.training.steps import Diverged as Diverged
 from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.inspection import require_finite
 from orchestrator.workloads.splits import Batch

@@ -22,6 +22,8 @@ from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.work_order import never
 from orchestrator.training.dynamics.sparse_training import SparseTraining
 from orchestrator.training.dynamics.training_cost import TrainingCost
+from orchestrator.training.loop.steps import TrainingError
+from orchestrator.training.loop.training_loop import Cancelled, Diverged, FitResult
 from orchestrator.training.pruning_rounds import LawBroken
 from orchestrator.training.state.resuming import Keep, Unfit
 from orchestrator.training.state.train_state import (
@@ -31,8 +33,6 @@ from orchestrator.training.state.train_state import (
     restore_generators,
     restore_module,
 )
-from orchestrator.training.steps import TrainingError
-from orchestrator.training.training_loop import Cancelled, Diverged, FitResult
 from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.inspection import require_finite
 from orchestrator.workloads.splits import Split

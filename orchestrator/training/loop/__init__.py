@@ -1,0 +1,1 @@
+"""The training loop, the loops of users, the steps of both, and evaluation."""
