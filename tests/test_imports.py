@@ -133,7 +133,7 @@ def test_only_the_tasks_say_what_a_network_is_measured_by() -> None:
     ] == []
 
 
-@pytest.mark.parametrize(("package", "room"), [("ray", "execution"), ("mlflow", "views.tracking")])
+@pytest.mark.parametrize(("package", "room"), [("ray", "execution.on_ray"), ("mlflow", "views.tracking")])
 def test_each_heavy_service_has_one_room(package: str, room: str) -> None:
     users = {module for module in FILES for name in imports(module) if name.split(".")[0] == package}
 

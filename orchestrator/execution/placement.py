@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.config.cluster import Cluster
-from orchestrator.execution.embedded_ray import address_of
+from orchestrator.execution.on_ray.embedded_ray import address_of
 from orchestrator.planning.hardware import lacks_gpu
 
 Resources = Mapping[str, float]

@@ -27,8 +27,8 @@ from orchestrator.core.specs import Job, Plan
 from orchestrator.core.work_order import Report, unheard
 from orchestrator.execution.inline import InlineExecutor
 from orchestrator.execution.interrupts import Interruptible
+from orchestrator.execution.on_ray.ray_executor import RayExecutor, make_executor
 from orchestrator.execution.placement import beyond_this_machine
-from orchestrator.execution.ray_executor import RayExecutor, make_executor
 from orchestrator.planning.plan import make_plan
 from orchestrator.planning.preview import preview
 from orchestrator.store import retention

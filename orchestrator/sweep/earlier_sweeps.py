@@ -15,7 +15,7 @@ from orchestrator.core.events import Forecast, PastSearch
 from orchestrator.core.plain_data import read_as
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
-from orchestrator.execution.embedded_ray import address_of
+from orchestrator.execution.on_ray.embedded_ray import address_of
 from orchestrator.execution.placement import slots
 from orchestrator.planning.estimates.forecast import forecast
 from orchestrator.planning.estimates.pace import Pace, Place, places

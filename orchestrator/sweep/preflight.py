@@ -8,7 +8,7 @@ from orchestrator.config.schema import ConfigError
 from orchestrator.core.events import Failure
 from orchestrator.core.specs import Plan
 from orchestrator.execution.inline import InlineExecutor
-from orchestrator.execution.ray_executor import RayExecutor
+from orchestrator.execution.on_ray.ray_executor import RayExecutor
 from orchestrator.planning.plan import refusal
 from orchestrator.planning.preflights import combinations
 from orchestrator.store.store import Store

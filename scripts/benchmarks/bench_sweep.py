@@ -37,7 +37,7 @@ from orchestrator.config.cluster import Cluster
 from orchestrator.core.events import StageEvent, SweepInfo, Tracker
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
-from orchestrator.execution.ray_executor import RayExecutor
+from orchestrator.execution.on_ray.ray_executor import RayExecutor
 from orchestrator.sweep.sweep_environment import environment
 from orchestrator.views.report.report_files import report
 from orchestrator.views.terminal.progress import Progress

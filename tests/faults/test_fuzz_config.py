@@ -34,7 +34,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.plain_data import canonical_json
 from orchestrator.core.specs import Job
-from orchestrator.execution.ray_executor import make_executor
+from orchestrator.execution.on_ray.ray_executor import make_executor
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.store import Store
 from orchestrator.sweep import conductor

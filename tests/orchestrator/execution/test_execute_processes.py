@@ -26,7 +26,7 @@ import json, sys, threading
 from pathlib import Path
 from fakes import DirectoryStore, chain, plan_of, run_script
 from orchestrator.config.cluster import Cluster
-from orchestrator.execution.ray_executor import RayExecutor
+from orchestrator.execution.on_ray.ray_executor import RayExecutor
 
 given = json.loads(sys.argv[1])
 script = given["script"]
@@ -45,7 +45,7 @@ import sys, threading, time
 from pathlib import Path
 from fakes import DirectoryStore
 from orchestrator.config.cluster import Cluster
-from orchestrator.execution.ray_executor import RayExecutor
+from orchestrator.execution.on_ray.ray_executor import RayExecutor
 
 executor = RayExecutor(Cluster(num_cpus=1), DirectoryStore(Path(sys.argv[1])))
 executor.start()

@@ -21,10 +21,10 @@ from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.work_order import Passed, WorkOrder
 from orchestrator.execution.dispatch import INTERRUPTED
-from orchestrator.execution.embedded_ray import ClusterError
 from orchestrator.execution.inline import InlineExecutor
-from orchestrator.execution.ray_executor import RayExecutor, make_executor
-from orchestrator.execution.ray_tasks import Tasks
+from orchestrator.execution.on_ray.embedded_ray import ClusterError
+from orchestrator.execution.on_ray.ray_executor import RayExecutor, make_executor
+from orchestrator.execution.on_ray.ray_tasks import Tasks
 
 Make = Callable[..., RayExecutor | InlineExecutor]
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from orchestrator.config.cluster import Cluster
-from orchestrator.execution import embedded_ray
+from orchestrator.execution.on_ray import embedded_ray
 from orchestrator.execution.placement import (
     AUTOSCALING_AHEAD,
     LOOK_AROUND,

@@ -25,7 +25,7 @@ from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Job, Plan
 from orchestrator.core.work_order import WorkOrder
-from orchestrator.execution.ray_executor import make_executor
+from orchestrator.execution.on_ray.ray_executor import make_executor
 from orchestrator.store import saved_sweep
 from orchestrator.store.store import Store
 from orchestrator.sweep import conductor

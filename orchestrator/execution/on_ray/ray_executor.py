@@ -21,14 +21,14 @@ from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.work_order import Attempt, Passed, Preflight, Report, StageStore, Work, WorkOrder, unheard
-from orchestrator.execution import embedded_ray
 from orchestrator.execution.dispatch import Claims, Dispatcher
-from orchestrator.execution.embedded_ray import Address, ClusterError, address_of
 from orchestrator.execution.inline import InlineExecutor
 from orchestrator.execution.interrupts import SENT_TO_ALL
+from orchestrator.execution.on_ray import embedded_ray
+from orchestrator.execution.on_ray.embedded_ray import Address, ClusterError, address_of
+from orchestrator.execution.on_ray.ray_tasks import Outdated, Tasks
 from orchestrator.execution.perform import DEFAULT_WORK, PREFLIGHT, failure_of
 from orchestrator.execution.placement import Node, Watch, refusal, request, slots
-from orchestrator.execution.ray_tasks import Outdated, Tasks
 
 
 def make_executor(
