@@ -16,6 +16,16 @@ def derive(seed: int, purpose: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{purpose}".encode()).digest()[:8]) >> 1
 
 
+def reseed(seed: int, device: torch.device | None = None) -> None:
+    """Seed the global generators that `seeded` covers, for good."""
+    torch.default_generator.manual_seed(seed)
+    if device is not None and device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+
+
 @contextmanager
 def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
     """Seed the global generators of Python, NumPy and torch (CPU, and `device` if CUDA); restore them on exit.
@@ -25,12 +35,7 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
     cuda = [device] if device is not None and device.type == "cuda" else []
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (the global state is the point)
     with torch.random.fork_rng(devices=cuda):
-        torch.default_generator.manual_seed(seed)
-        for each in cuda:
-            with torch.cuda.device(each):
-                torch.cuda.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002
+        reseed(seed, device)
         try:
             yield
         finally:

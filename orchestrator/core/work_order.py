@@ -140,6 +140,24 @@ def never() -> bool:
 
 
 @dataclass(frozen=True)
+class Seat:
+    """Place of a process among the ranks of a trial of several processes."""
+
+    rank: int
+    size: int
+    local_rank: int = 0
+    """Number of this process among those of the trial on its node."""
+    host: str = "127.0.0.1"
+    """Address of rank 0, where the ranks meet."""
+    port: int = 0
+    sync_batch_norm: bool = False
+    timeout: float | None = None
+    """Seconds that a rank waits for rank 0 outside of a training; None: for ever."""
+    collective_timeout: float = 1800.0
+    """Seconds that a rank waits for the others within a step of a training."""
+
+
+@dataclass(frozen=True)
 class WorkOrder:
     """Chain of stages for one worker. Plain data, except for the fields that the executor sets in the worker."""
 
@@ -163,6 +181,8 @@ class WorkOrder:
     """File on the worker for the output of the work."""
     check: Callable[[], object] | None = None
     """Check that must pass on a node before the work, called once in each process."""
+    ranks: Any = None
+    """Ranks of the trial, `orchestrator.training.team.ranks.Ranks`, in a worker of several; None for one process."""
 
 
 @dataclass(frozen=True)

@@ -205,7 +205,23 @@ class Stage:
 
     def train(self) -> Trained:
         """Train the network as it is."""
-        return Trained(self._train(self._begun()))
+        state = self._begun()
+        self._lead(MaskSet({}))
+        return Trained(self._train(state))
+
+    def follow(self, masks: bytes) -> None:
+        """Take part in the training of rank 0, with its masks."""
+        self.network.masks = MaskSet.from_bytes(masks, self.model) if masks else MaskSet({})
+        if KINDS[self.spec.kind].prunes:
+            self._fit_under(self.network.masks, Round.of(self.spec.fields), None)
+        else:
+            self._train(None)
+
+    def _lead(self, masks: MaskSet) -> None:
+        """Tell the other ranks of the trial, if there are any, that this stage trains now under these masks."""
+        if (ranks := self.order.ranks) is not None:
+            ranks.say({"stage": self.spec.key})
+            ranks.bytes_of_leader(masks.to_bytes() if len(masks) else b"")
 
     def _begun(self) -> TrainState | None:
         """Return the state of the checkpoint, else of the furthest stage that this one may continue with equal bits."""
@@ -229,6 +245,7 @@ class Stage:
             masks, before, scoring = self._begin_unpruned(chosen)
         self.network.masks = masks
         self._checkpoints.holds({"masks": as_tensor(masks.to_bytes()), "before": dict(before), "scoring": scoring.held})
+        self._lead(masks)
         fit = self._fit_under(masks, asked, state)
         found, history, at_target = dict(scoring.details), {}, self.pruned_all
         if self.sparse is not None:
@@ -346,6 +363,8 @@ class Stage:
         self, state: TrainState | None, keeper: MaskKeeper | None, cost: TrainingCost | None
     ) -> training_loop.FitResult:
         where, until = self.spec.training, self.spec.typed.until
+        if self.order.ranks is not None:
+            state = self.order.ranks.state_of_leader(state)
         shared: dict[str, Any] = {
             "device": self.device,
             "seed": derive(self.spec.typed.seed, f"{self.spec.round if where == 'finetune' else 0}/fit"),
@@ -359,7 +378,7 @@ class Stage:
         }
         if self.config.get("_target_") is None:
             shared |= {"where": where, "since": self.spec.typed.restart.rates or 0, "until": until}
-            shared |= {"selects": self.spec.kind != START}
+            shared |= {"selects": self.spec.kind != START, "ranks": self.order.ranks}
             return training_loop.fit(self.model, self.data, self._task_with_teacher(), self.config, **shared)
         if until == 0:
             return training_loop.FitResult((), 0, 0)

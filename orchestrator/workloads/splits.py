@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset, default_collate
 
 from orchestrator.core.seeding import derive, seeded
+from orchestrator.workloads.shares import Part, Share
 from orchestrator.workloads.tasks.batch import moved, transformed
 
 Batch = Any
@@ -48,8 +49,12 @@ class Split(Protocol):
         device: torch.device,
         seed: int | None = None,
         drop_last: bool = False,
+        share: Share | None = None,
     ) -> Batches:
-        """Return batches on `device`; `seed` draws a new order for each epoch, None keeps the stored order."""
+        """Return batches on `device`; `seed` draws a new order for each epoch, None keeps the stored order.
+
+        With `share`, each batch is a `Part`: the share of one of several processes.
+        """
         ...
 
 
@@ -112,9 +117,10 @@ class TensorSplit:
         device: torch.device,
         seed: int | None = None,
         drop_last: bool = False,
+        share: Share | None = None,
     ) -> Batches:
         """Return batches on `device`; `seed` draws a new order for each epoch, None keeps the stored order."""
-        return _TensorBatches(self.to(device), batch_size, _Orders(len(self), seed), drop_last)
+        return _TensorBatches(self.to(device), batch_size, _Orders(len(self), seed), drop_last, share)
 
 
 @dataclass(frozen=True)
@@ -164,6 +170,7 @@ class LoaderSplit:
         device: torch.device,
         seed: int | None = None,
         drop_last: bool = False,
+        share: Share | None = None,
     ) -> Batches:
         """Return batches on `device`; `seed` draws a new order for each epoch, None keeps the stored order.
 
@@ -171,7 +178,7 @@ class LoaderSplit:
         that reads it. Worker processes live through all epochs.
         """
         if seed is not None or not self.num_workers:
-            return _LoaderBatches(self, batch_size, device, _Orders(len(self), seed), drop_last)
+            return _LoaderBatches(self, batch_size, device, _Orders(len(self), seed), drop_last, share)
         asked = batch_size, device, drop_last
         if asked not in self._eval_loader:
             self._eval_loader.clear()
@@ -217,8 +224,10 @@ class _Orders:
 
 
 class _TensorBatches:
-    def __init__(self, split: TensorSplit, size: int, orders: _Orders, drop_last: bool) -> None:
-        self.split = split
+    def __init__(
+        self, split: TensorSplit, size: int, orders: _Orders, drop_last: bool, share: Share | None = None
+    ) -> None:
+        self.split, self.share = split, share
         self.size = size
         self.orders = orders
         self.stop = len(split) // size * size if drop_last else len(split)
@@ -232,13 +241,26 @@ class _TensorBatches:
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         order = self.orders.of(number).to(self.split.device)
         if start < len(self):  # torch.split of an empty tensor yields an empty batch
-            yield from map(self.split.take, torch.split(order[start * self.size : self.stop], self.size))
+            yield from map(self._taken, torch.split(order[start * self.size : self.stop], self.size))
+
+    def _taken(self, chosen: Tensor) -> Batch | Part:
+        if self.share is None:
+            return self.split.take(chosen)
+        return Part(self.split.take(self.share.of(chosen)), self.share.counts(len(chosen)))
 
 
 class _LoaderBatches:
-    def __init__(self, split: LoaderSplit, size: int, device: torch.device, orders: _Orders, drop_last: bool) -> None:
-        self.device = device
-        self.reads = _BatchSampler(orders, size, drop_last)
+    def __init__(
+        self,
+        split: LoaderSplit,
+        size: int,
+        device: torch.device,
+        orders: _Orders,
+        drop_last: bool,
+        share: Share | None = None,
+    ) -> None:
+        self.device, self.share = device, share
+        self.reads = _BatchSampler(orders, size, drop_last, share)
         self.loader: DataLoader[Any] = DataLoader(
             _Seeded(split.dataset, orders.seed or 0, split.transform),
             batch_sampler=self.reads,
@@ -257,8 +279,9 @@ class _LoaderBatches:
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         self.reads.epoch, self.reads.start = number, start
-        for batch in self.loader:
-            yield moved(batch, self.device)
+        for place, batch in enumerate(self.loader, start):
+            held = moved(batch, self.device)
+            yield held if self.share is None else Part(held, self.share.counts(self.reads.length(place)))
 
 
 @dataclass(frozen=True)
@@ -272,8 +295,8 @@ class _BatchRead:
 class _BatchSampler(Sampler[Any]):
     """Sampler of the batches of `epoch`, from batch `start` on."""
 
-    def __init__(self, orders: _Orders, size: int, drop_last: bool) -> None:
-        self.orders, self.size = orders, size
+    def __init__(self, orders: _Orders, size: int, drop_last: bool, share: Share | None = None) -> None:
+        self.orders, self.size, self.share = orders, size, share
         self.stop = orders.length // size * size if drop_last else orders.length
         self.epoch = self.start = 0
 
@@ -283,7 +306,14 @@ class _BatchSampler(Sampler[Any]):
     def __iter__(self) -> Iterator[Any]:
         order, epoch = self.orders.of(self.epoch)[: self.stop].tolist(), self.epoch
         for number in range(self.start, len(self)):
-            yield _BatchRead(f"{epoch}/{number}", order[number * self.size : (number + 1) * self.size])
+            place, indices = f"{epoch}/{number}", order[number * self.size : (number + 1) * self.size]
+            if self.share is not None:
+                place, indices = f"{place}/{self.share.rank}", self.share.of(indices)
+            yield _BatchRead(place, indices)
+
+    def length(self, number: int) -> int:
+        """Return the number of examples in a whole batch."""
+        return min(self.size, self.stop - number * self.size)
 
 
 class _Seeded(Dataset[Any]):

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, defa
 
 from orchestrator.core.errors import DataError
 from orchestrator.core.seeding import derive, seeded
+from orchestrator.workloads.shares import Part, Share
 from orchestrator.workloads.splits import Batch, Batches
 from orchestrator.workloads.tasks.batch import moved, transformed
 
@@ -81,6 +82,7 @@ class StreamSplit:
         device: torch.device,
         seed: int | None = None,
         drop_last: bool = False,
+        share: Share | None = None,
     ) -> Batches:
         """Return batches on `device`, in the order of the stream.
 
@@ -90,7 +92,7 @@ class StreamSplit:
         """
         del drop_last
         if self.steps is not None:
-            return _StreamBatches(self, batch_size, device, seed or 0)
+            return _StreamBatches(self, batch_size, device, seed or 0, share)
         asked = batch_size, device, seed
         if asked not in self._eval_loader:
             self._eval_loader.clear()
@@ -99,12 +101,14 @@ class StreamSplit:
 
 
 class _StreamBatches:
-    def __init__(self, split: StreamSplit, size: int, device: torch.device, seed: int) -> None:
-        self.device = device
+    def __init__(
+        self, split: StreamSplit, size: int, device: torch.device, seed: int, share: Share | None = None
+    ) -> None:
+        self.device, self.share, self.size = device, share, size
         workers = split.num_workers if split.steps is not None else min(split.num_workers, 1)
         self.reads = _BatchSampler(split.steps, max(workers, 1))
         self.loader: DataLoader[Any] = DataLoader(
-            _Share(split, size, seed, self.reads.shares),
+            _WorkersPart(split, size, seed, self.reads.shares, share),
             batch_size=None,
             sampler=self.reads,
             collate_fn=_identity,
@@ -132,7 +136,8 @@ class _StreamBatches:
                     del batch  # breaks a reference cycle that would keep the loader's processes alive
             if batch is None:
                 return
-            yield moved(batch, self.device)
+            held = moved(batch, self.device)
+            yield held if self.share is None else Part(held, self.share.counts(self.size))
 
 
 @dataclass(frozen=True)
@@ -162,10 +167,14 @@ class _BatchSampler(Sampler[_BatchRead]):
             yield _BatchRead(turn, epoch, number)
 
 
-class _Share(Dataset[Any]):
-    """Part of a stream that one process reads: every `shares`th batch, with the generators seeded for each batch."""
+class _WorkersPart(Dataset[Any]):
+    """Part of a stream that a loader's worker reads: every `shares`th batch, with generators seeded for each batch.
 
-    def __init__(self, split: StreamSplit, size: int, seed: int, shares: int) -> None:
+    With `share`, it transforms and collates that share of each batch.
+    """
+
+    def __init__(self, split: StreamSplit, size: int, seed: int, shares: int, share: Share | None) -> None:
+        self.share = share
         self.stream, self.transform, self.collate = split.dataset, split.transform, split.collate or default_collate
         self.size, self.seed, self.shares, self.repeats = size, seed, shares, split.steps is not None
         self._turn = self._next = 0
@@ -184,6 +193,8 @@ class _Share(Dataset[Any]):
         self._next = read.number + self.shares
         with seeded(derive(self.seed, f"{read.epoch}/{read.number}")):
             examples = self._read(read.epoch)
+            if examples and self.share is not None:
+                examples = self.share.of(examples)
             if examples:
                 return self.collate([transformed(example, self.transform) for example in examples])
         return self._no_examples(read.number % self.shares) if self.repeats else None

@@ -57,7 +57,7 @@ def fit(model: nn.Module, seed: int = 0, data: Data | None = None, **options: An
     """Train `model` on the problem; options that are hooks go to `fit`, the others into its settings."""
     hooks = {
         key: options.pop(key)
-        for key in ("on_optimizer", "cancelled", "on_point", "state", "keep", "until", "selects")
+        for key in ("on_optimizer", "cancelled", "on_point", "state", "keep", "until", "selects", "ranks")
         if key in options
     }
     return training_loop.fit(

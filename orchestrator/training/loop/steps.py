@@ -88,6 +88,8 @@ class Steps:
 
     batches: Batches
     accumulate: int
+    searched: Batches | None = None
+    """Whole batches, to search for examples with NaN or infinity; None: `batches` are whole."""
 
     def __len__(self) -> int:
         return -(-len(self.batches) // self.accumulate)
@@ -112,10 +114,10 @@ class Steps:
         """
         for before in range(step - 1, max(step - 3, -1), -1):
             epoch, start = divmod(before, len(self))
-            first = start * self.accumulate
-            for number, batch in enumerate(islice(self.batches.epoch(epoch, first), self.accumulate), first):
+            first, batches = start * self.accumulate, self.searched or self.batches
+            for number, batch in enumerate(islice(batches.epoch(epoch, first), self.accumulate), first):
                 if found := spoilt(batch):
-                    index = index_of(self.batches, epoch, number, found.index or 0)
+                    index = index_of(batches, epoch, number, found.index or 0)
                     raise DataError(f"{said}: {replace(found, index=index).refusal('train')}")
 
 

@@ -39,8 +39,12 @@ from orchestrator.training.scoring.examples import count
 from orchestrator.training.stage_networks import MISFITS
 from orchestrator.training.state.resuming import Keep, Resumable, Unfit
 from orchestrator.training.state.train_state import TrainState, extra_state, restore_extra_state
+from orchestrator.training.team.ranks import Ranks
+from orchestrator.training.team.synchronised_norm import synchronised
+from orchestrator.training.team.together import Together
 from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.inspection import require_finite
+from orchestrator.workloads.shares import Share
 from orchestrator.workloads.splits import Batch
 from orchestrator.workloads.tasks.supervised import Supervised
 from orchestrator.workloads.tasks.task import Task
@@ -87,6 +91,7 @@ def fit(
     selects: bool = True,
     cost: TrainingCost | None = None,
     sparse: SparseTraining | None = None,
+    ranks: Ranks | None = None,
 ) -> FitResult:
     """Train `model` in place on `device` and leave the selected weights and buffers in it.
 
@@ -117,6 +122,7 @@ def fit(
             the last step. A state has tensors of its own if the model gets other weights.
         cost: counts the multiply-accumulates of each step; None: nothing is counted.
         sparse: masks that change; they are attached, and released in the end.
+        ranks: ranks of a trial of several processes, each of which calls `fit`; None for one process.
 
     Raises:
         Cancelled: `cancelled` returned True.
@@ -128,8 +134,8 @@ def fit(
         raise TrainingError(sentence)
     settings = Train(**config)
     model.to(device)
-    with seeded(derive(seed, "training"), device):
-        run = _Run(model, data, task, settings, seed, device, where)
+    with seeded(derive(seed, "training"), device), synchronised(model, ranks) as norms:
+        run = _Run(model, data, task, settings, seed, device, where, ranks, norms)
         run.since, run.cost, run.sparse = run.at(since), cost, sparse
         if on_optimizer is not None:
             on_optimizer(run.optimizer)
@@ -139,6 +145,8 @@ def fit(
         with in_mode(model, training=True), run.changing_masks(state):
             run.train(cancelled, on_point, keep, run.length if until is None else run.at(until))
             kept = None if until is None else run.state().copied() if selects else run.state()
+        if run.together is not None:
+            run.together.require_equal(where)
         counted = None if cost is None else cost.state()
         if not selects:
             return FitResult(tuple(run.curve), run.step, run.step, kept, counted)
@@ -153,15 +161,30 @@ class _Run(Resumable):
     """Training in progress: the state of the optimizer, the current step, and the best weights so far."""
 
     def __init__(
-        self, model: nn.Module, data: Data, task: Task, config: Train, seed: int, device: torch.device, where: str
+        self,
+        model: nn.Module,
+        data: Data,
+        task: Task,
+        config: Train,
+        seed: int,
+        device: torch.device,
+        where: str,
+        ranks: Ranks | None = None,
+        norms: Sequence[Any] = (),
     ) -> None:
         self.scaler = scaler_of(config.precision, device, where)
         self.model, self.data, self.task, self.config, self.device = model, data, task, config, device
         self.where, self.monitor = where, monitored(task, config.monitor, where)
-        batches = data.train.batches(
-            config.batch_size, device=device, seed=derive(seed, "order"), drop_last=config.drop_last
+        read = partial(
+            data.train.batches,
+            config.batch_size,
+            device=device,
+            seed=derive(seed, "order"),
+            drop_last=config.drop_last,
         )
-        self.steps = Steps(batches, config.accumulate)
+        shared = None if ranks is None else read(share=Share(ranks.rank, ranks.size))
+        whole = read()
+        self.steps = Steps(shared or whole, config.accumulate, whole)
         self.epoch_length = len(self.steps)
         self.length = config.steps if config.steps is not None else (config.epochs or 0) * self.epoch_length
         if not self.epoch_length and (config.steps or config.epochs):
@@ -176,6 +199,9 @@ class _Run(Resumable):
         # Not a bound method: a reference cycle would keep the loader's processes alive until the collector runs.
         loss_of = partial(task.loss, model)
         self.loss_of = torch.compile(loss_of) if config.compile else loss_of
+        self.together = None if ranks is None else Together(ranks, model, self.loss_of, task, seed, norms)
+        self._is_settled = True
+        """Whether the loss of the last step is that over all ranks."""
         self.averages = None if config.ema is None else Averages(self.parameters, config.ema)
         self.step = 0
         self.rate = 0.0
@@ -233,7 +259,7 @@ class _Run(Resumable):
         left = range(self.step + 1, (self.step if self.stale == self.config.patience else last) + 1)
         # The range comes first: zip reads it first, so no batch after the last step is loaded.
         for step, batches in zip(left, self.steps.after(self.step), strict=False):
-            ending = cancelled()
+            ending = self._agreed(batches, cancelled())
             keep(self.state, ending)
             if ending:
                 raise Cancelled
@@ -243,6 +269,8 @@ class _Run(Resumable):
                 self._schedule("step")
             if step % self.epoch_length == 0:
                 self._schedule("epoch")
+            if step % every == 0 or step == self.length or len(self.losses) % CHECK_EVERY == 0:
+                self._settle()
             if step % every == 0 or step == self.length:
                 with nullcontext() if self.averages is None else self.averages.in_force():
                     point = self._point()
@@ -253,12 +281,54 @@ class _Run(Resumable):
             elif len(self.losses) % CHECK_EVERY == 0:
                 self._mean_loss()
 
+    def _agreed(self, batches: Sequence[Batch], ending: bool) -> bool:
+        """Return whether the training ends before this step: on all ranks, if one is asked to end."""
+        if self.together is None:
+            return ending
+        own = 0.0 if self._is_settled else float(self.losses[-1])
+        ended, whole = self.together.agree(batches, own, ending=ending)
+        self._settle(whole)
+        return ended
+
+    def _settle(self, whole: float | None = None) -> None:
+        """Make the loss of the last step the one over all ranks."""
+        if self.together is not None and not self._is_settled:
+            last = self.losses[-1]
+            value = self.together.whole(float(last)) if whole is None else whole
+            self.losses[-1], self._is_settled = torch.full_like(last, value, dtype=torch.float64), True
+
     def _update(self, batches: Sequence[Batch]) -> None:
         """Take one step along the mean gradient of all examples of the `batches`."""
         if self.cost is not None:
-            self.cost.step(sum(map(count, batches)))
+            self.cost.step(sum(map(count, batches)) if self.together is None else self.together.examples)
         for parameter in self.parameters:  # `zero_grad` does the same in ten times the time
             parameter.grad = None
+        loss = self._backward(batches) if self.together is None else self._backward_together(batches, self.together)
+        self.gradients.finish(self.scaler, self.optimizer)
+        scale = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.skipped = self.scaler.get_scale() < scale
+        if self.averages is not None and not self.skipped:
+            self.averages.update()
+            if self.sparse is not None:
+                self.sparse.mask(self.model, self.averages.values)
+        self.losses.append(loss)
+        self.rate = float(self.optimizer.param_groups[0]["lr"])
+
+    def _backward_together(self, parts: Sequence[Batch], together: Together) -> Tensor:
+        """Add the gradients of the step, of all ranks; return this rank's part of its loss."""
+        together.reseed(self.step)
+        losses, self._is_settled = [], False
+        for loss_of in together.losses(parts):
+            with autocast(self.device, self.config.precision):
+                loss = loss_of()
+            torch.autograd.backward(self.scaler.scale(loss))
+            losses.append(loss.detach())
+        return sum(losses[1:], losses[0])
+
+    def _backward(self, batches: Sequence[Batch]) -> Tensor:
+        """Add the gradients of the step; return its loss."""
         sizes = [self.task.size(batch) for batch in batches] if len(batches) > 1 else [1]
         if not any(sizes):  # no batch has a target that counts: each loss is 0
             sizes = [1] * len(batches)
@@ -272,17 +342,7 @@ class _Run(Resumable):
                 loss = loss * (size / sum(sizes))
             torch.autograd.backward(self.scaler.scale(loss))
             losses.append(loss.detach())
-        self.gradients.finish(self.scaler, self.optimizer)
-        scale = self.scaler.get_scale()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.skipped = self.scaler.get_scale() < scale
-        if self.averages is not None and not self.skipped:
-            self.averages.update()
-            if self.sparse is not None:
-                self.sparse.mask(self.model, self.averages.values)
-        self.losses.append(sum(losses[1:], losses[0]))
-        self.rate = float(self.optimizer.param_groups[0]["lr"])
+        return sum(losses[1:], losses[0])
 
     def _loss(self, batch: Batch) -> Tensor:
         try:
@@ -304,15 +364,7 @@ class _Run(Resumable):
 
     def _point(self) -> CurvePoint:
         train_loss = self._mean_loss()
-        config = self.config
-        found = evaluate(
-            self.model,
-            self.data.val,
-            self.task,
-            device=self.device,
-            batch_size=config.eval_batch_size,
-            precision=config.precision,
-        ).figures
+        found = self._evaluated()
         if not math.isfinite(found["loss"]):
             raise self._diverged("validation", self.step, found["loss"])
         if isinstance(self.scheduler, ReduceLROnPlateau):
@@ -326,6 +378,16 @@ class _Run(Resumable):
         point = CurvePoint(self.step - self.since, self.step / self.epoch_length, time.time(), metrics)
         self.curve.append(point)
         return point
+
+    def _evaluated(self) -> Mapping[str, float]:
+        """Return the metrics on validation; rank 0 measures them for all ranks."""
+        ranks = None if self.together is None else self.together.ranks
+        if ranks is not None and not ranks.leads:
+            return ranks.told(None)
+        size, precision = self.config.eval_batch_size, self.config.precision
+        measured = partial(evaluate, self.model, self.data.val, self.task, device=self.device)
+        found = measured(batch_size=size, precision=precision).figures
+        return found if ranks is None else ranks.told(found)
 
     def _mean_loss(self) -> float:
         """Return the mean loss since the last point; raise `Diverged` at the first loss that is not finite."""

@@ -1,0 +1,1 @@
+"""Trials of several processes: the ranks of a trial, one model on all of them, and the ranks that follow the first."""

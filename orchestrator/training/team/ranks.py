@@ -1,0 +1,175 @@
+"""Ranks of one trial: what they say to each other, outside of a training and within one.
+
+Rank 0 leads: it prunes, measures, saves and commits as one process does. The others follow: they wait for what it says,
+and take part in its trainings alone.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.work_order import Seat
+from orchestrator.training.state.train_state import TrainState
+from orchestrator.workloads.weight_files import write_state
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+FOREVER = timedelta(days=365)
+FAILED = "failed"
+"""Key of the store under which the first rank that fails writes its number."""
+
+
+class RankLost(OrchestratorError):
+    """Another rank of the trial failed or ended; its own message says why."""
+
+
+class Ranks:
+    """The ranks of a trial, as one of them sees them.
+
+    Args:
+        seat: place of this process
+        store: the key-value store of rank 0
+        device: device of this process
+    """
+
+    def __init__(self, seat: Seat, store: Store, device: torch.device) -> None:
+        self.rank, self.size, self.device = seat.rank, seat.size, device
+        self.sync_batch_norm = seat.sync_batch_norm
+        self._store, self._said, self._heard = store, 0, 0
+        self._patience = FOREVER if seat.timeout is None else timedelta(seconds=seat.timeout)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    def say(self, what: Mapping[str, Any] | None) -> None:
+        """Say something to the ranks that follow, as JSON; None ends their work."""
+        self._store.set(f"said/{self._said}", json.dumps(what))
+        self._said += 1
+
+    def hear(self) -> Any:
+        """Wait for what rank 0 says next, as long as a stage may take, and return it."""
+        key = f"said/{self._heard}"
+        self._store.wait([key], self._patience)
+        self._heard += 1
+        return json.loads(self._store.get(key))
+
+    def told(self, figures: Mapping[str, float] | None) -> dict[str, float]:
+        """Return the figures of rank 0, which alone has them."""
+        if figures is not None:
+            self.say(figures)
+            return dict(figures)
+        found: dict[str, float] = self.hear()
+        return found
+
+    def bytes_of_leader(self, content: bytes | None) -> bytes:
+        """Return the bytes of rank 0 on every rank."""
+        length = torch.tensor([len(content or b"")], dtype=torch.int64, device=self.device)
+        dist.broadcast(length, 0)
+        data = torch.empty(int(length), dtype=torch.uint8, device=self.device)
+        if content:
+            data.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+        if int(length):
+            dist.broadcast(data, 0)
+        return data.cpu().numpy().tobytes()
+
+    def state_of_leader(self, state: TrainState | None) -> TrainState | None:
+        """Return the training state of rank 0 on every rank; None if it begins anew."""
+        file = io.BytesIO()
+        if state is not None:
+            write_state(state.tensors, file)
+        values = b"" if state is None else json.dumps(state.values, allow_nan=False).encode()
+        tensors, values = (self.bytes_of_leader(each if self.leads else None) for each in (file.getvalue(), values))
+        if self.leads or not values:
+            return state
+        return TrainState(load(tensors), json.loads(values))
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """Return sums over all ranks, in float64; equal bits on every rank."""
+        found = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(found)
+        return found.tolist()
+
+    def differ(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether the bits of some tensors differ between ranks."""
+        sums = [each.detach().contiguous().view(torch.uint8).sum(dtype=torch.int64) for each in tensors]
+        own = torch.stack(sums) if sums else torch.zeros(1, dtype=torch.int64, device=self.device)
+        most, least = own.clone(), own.clone()
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        return not torch.equal(most, least)
+
+    def fail(self) -> None:
+        """Say that this rank fails, unless another one has failed before."""
+        with suppress(RuntimeError):  # the store of rank 0 is gone
+            self._store.compare_set(FAILED, "", str(self.rank))
+
+    def failed(self) -> int | None:
+        """Return the rank that failed first; None if none has."""
+        with suppress(RuntimeError):
+            if self._store.check([FAILED]):
+                return int(self._store.get(FAILED))
+        return None
+
+
+@contextmanager
+def joined(seat: Seat, store: Store, device: torch.device) -> Iterator[Ranks]:
+    """Join the ranks of a trial for as long as the context lasts.
+
+    Libraries find the group in the usual variables of the environment. An error of this rank ends the group, so that
+    no other rank waits for it.
+
+    Raises:
+        RankLost: another rank failed or ended before.
+    """
+    numbers = {"RANK": seat.rank, "WORLD_SIZE": seat.size, "LOCAL_RANK": seat.local_rank, "MASTER_PORT": seat.port}
+    usual = {"MASTER_ADDR": seat.host, **{name: str(value) for name, value in numbers.items()}}
+    before = {name: os.environ.get(name) for name in usual}
+    os.environ.update(usual)
+    patience = timedelta(seconds=seat.collective_timeout)
+    try:
+        dist.init_process_group(
+            BACKENDS[device.type],
+            store=PrefixStore("group", store),
+            rank=seat.rank,
+            world_size=seat.size,
+            timeout=patience,
+        )
+        ranks = Ranks(seat, store, device)
+        try:
+            yield ranks
+        except BaseException as error:
+            _blame(ranks, error)
+            raise
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def _blame(ranks: Ranks, error: BaseException) -> None:
+    """Note that this rank failed; raise `RankLost` if its error only follows from that of another rank."""
+    of_group = isinstance(error, dist.DistBackendError | dist.DistNetworkError | dist.DistStoreError) or (
+        isinstance(error, RuntimeError) and ("gloo" in str(error) or "Connection" in str(error))
+    )
+    if not of_group:
+        ranks.fail()
+        return
+    first = ranks.failed()
+    if first is None or first != ranks.rank:
+        who = "another rank" if first is None else f"rank {first}"
+        raise RankLost(f"rank {ranks.rank} lost {who} of the trial: {str(error).splitlines()[0]}") from error
