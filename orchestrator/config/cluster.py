@@ -22,8 +22,8 @@ _SHARE = Rule(
     lambda cpus: LEAST <= cpus < math.inf, f"be finite and at least {LEAST}; pass 0.5 to run two trials on a CPU"
 )
 _GPUS = Rule(
-    lambda gpus: gpus == 0 or LEAST <= gpus <= 1,
-    f"be 0, or lie in [{LEAST}, 1]: a trial uses at most one GPU; pass 1, or 0 to train on CPUs",
+    lambda gpus: gpus == 0 or LEAST <= gpus <= 1 or (gpus > 1 and gpus == int(gpus)),
+    f"be 0, a share in [{LEAST}, 1], or a whole number of GPUs; pass 1, or 0 to train on CPUs",
 )
 _SECONDS = Rule(lambda seconds: 0 < seconds < math.inf, "be above 0 seconds; pass 86400 for a day")
 _OWN_KEYS = {"CPU": "cpus_per_trial", "GPU": "gpus_per_trial", "memory": "memory_per_trial"}
@@ -67,9 +67,9 @@ class Cluster:
     """null: start Ray for the sweep, unless RAY_ADDRESS names a cluster; `auto`: the cluster of this machine; or
     `host:port`."""
     cpus_per_trial: float = key(1.0, _SHARE)
-    """CPUs of each running stage; a fraction shares a CPU."""
+    """CPUs of each running stage, for all its processes; a fraction shares a CPU."""
     gpus_per_trial: float = key(0.0, _GPUS)
-    """GPUs of each running stage; a fraction shares a GPU between trials."""
+    """GPUs of each running stage, for all its processes; a fraction shares a GPU between trials."""
     memory_per_trial: int | str | None = key(None, _MEMORY)
     """Bytes, or text such as `2GB` or `512MiB`; Ray uses it for placement and does not enforce it."""
     resources: dict[str, float] = field(default_factory=dict)
@@ -77,11 +77,12 @@ class Cluster:
     accelerator_type: str | None = None
     """Ray's name for a GPU model, such as `A100`."""
     placement: str = key("spread", one_of("spread", "pack"))
-    """`spread` stages over all nodes, or `pack` them onto few nodes."""
+    """`spread` stages over all nodes, or `pack` them onto few nodes. The processes of a trial may `spread` over several
+    nodes, or are on one with `pack`."""
     max_concurrent: int | None = key(None, at_least(1).or_null("; pass null to run as many trials at once as fit"))
     """Maximum number of trials that run at once."""
     threads: int | None = key(None, at_least(1).or_null("; pass null to take cpus_per_trial"))
-    """Intra-op threads of a trial; null: `cpus_per_trial`, at least 1. Results depend on it."""
+    """Intra-op threads of each process of a trial; null: its CPUs, at least 1. Results depend on it."""
     retries: int = key(2, at_least(0, "; pass 0 to give up at the first loss"))
     """Retries after the loss of a worker, its memory or its node; other errors are never retried."""
     stage_timeout: float | None = key(None, _SECONDS.or_null("; pass null to wait for ever"))

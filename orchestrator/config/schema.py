@@ -16,7 +16,15 @@ from omegaconf import MISSING
 from orchestrator.config import cluster, config_groups, sources, well_formed
 from orchestrator.config.key_rules import key
 from orchestrator.config.key_rules import violations as broken
-from orchestrator.config.parts import deploy, method_choices, results, round_amounts, sparse_training, training
+from orchestrator.config.parts import (
+    deploy,
+    method_choices,
+    parallel,
+    results,
+    round_amounts,
+    sparse_training,
+    training,
+)
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.file_names import component
 from pruning.catalogue.value_rules import Rule, at_least
@@ -113,6 +121,8 @@ class Config:
     """Formats in which last networks are deployed and measured."""
     search: Any = MISSING
     """Search, which decides from finished stages what is run; `none` runs every trial."""
+    parallel: parallel.Parallel = field(default_factory=parallel.Parallel)
+    """Processes of a trial."""
     cluster: cluster.Cluster = field(default_factory=cluster.Cluster)
     """Place and resources of trials."""
     tracking: results.Tracking = field(default_factory=results.Tracking)
@@ -162,6 +172,7 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
             f"pass finetune.teacher={config['train']['teacher']}."
         )
     yield from training.low_rank_violations(config)
+    yield from parallel.violations(config)
     for name in ("train", "finetune"):
         if config[name]["_target_"] is not None:
             yield from _own_violations(name, config[name])

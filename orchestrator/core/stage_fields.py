@@ -127,6 +127,14 @@ class MeasuringFields:
 
 
 @dataclass(frozen=True)
+class ParallelFields:
+    """Processes that train a network together."""
+
+    processes: Count = 1
+    sync_batch_norm: bool = False
+
+
+@dataclass(frozen=True)
 class _Unit:
     kind: str = ""
 
@@ -148,6 +156,7 @@ class StageFields:
     seed: int = 0
     device: str = "cpu"
     threads: Count = 1
+    parallel: ParallelFields = ParallelFields()
     round: Count = 0
     inner: Count = 1
     order: Literal["at_once", "sequential"] = "at_once"

@@ -145,6 +145,8 @@ class Seat:
 
     rank: int
     size: int
+    meeting: str = ""
+    """Name under which rank 0 says where the ranks meet."""
     local_rank: int = 0
     """Number of this process among those of the trial on its node."""
     host: str = "127.0.0.1"
@@ -181,6 +183,8 @@ class WorkOrder:
     """File on the worker for the output of the work."""
     check: Callable[[], object] | None = None
     """Check that must pass on a node before the work, called once in each process."""
+    seat: Seat | None = None
+    """Place of this process among those of the trial; None if it is the only one."""
     ranks: Any = None
     """Ranks of the trial, `orchestrator.training.team.ranks.Ranks`, in a worker of several; None for one process."""
 

@@ -15,6 +15,7 @@ from orchestrator.catalogue.tasks import AGAINST_DENSE
 from orchestrator.config import sources
 from orchestrator.config.config_groups import OPEN, without_later_defaults
 from orchestrator.config.parts import densities_file, method_choices
+from orchestrator.config.parts.parallel import processes
 from orchestrator.config.parts.round_amounts import is_identity
 from orchestrator.config.parts.training import Train
 from orchestrator.config.refusals.refused_choices import name_typed_choice
@@ -149,9 +150,9 @@ def device_kind(config: Mapping[str, Any]) -> str:
 
 
 def threads(config: Mapping[str, Any]) -> int:
-    """Return the intra-op threads of a trial: results depend on them through the order of float reductions."""
+    """Return the intra-op threads of a process: results depend on them through the order of float reductions."""
     cluster = config["cluster"]
-    return int(cluster["threads"] or max(1, int(cluster["cpus_per_trial"])))
+    return int(cluster["threads"] or max(1, int(cluster["cpus_per_trial"] / processes(config))))
 
 
 def _stages(
@@ -175,6 +176,8 @@ def _stages(
         "threads": threads(config),
     }
     fields["sources"] = _sources(config, DENSE_PARTS)
+    if (count := processes(config)) > 1:
+        fields["parallel"] = {"processes": count, "sync_batch_norm": config["parallel"]["sync_batch_norm"]}
     dense = StageSpec("dense", fields, location=location)
     starts: dict[restarts.Place, StageSpec] = {}
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from orchestrator.config.parts.method_choices import published_at_start
+from orchestrator.config.parts.parallel import processes
 from orchestrator.config.parts.sparse_training import row_of
 from orchestrator.core.events import Forecast
 from orchestrator.core.plain_data import canonical_json
@@ -140,6 +141,7 @@ def _resources(config: Mapping[str, Any]) -> str:
         else f"on Ray ({cluster['address'] or 'started for the sweep'})"
     )
     gpus = f", {cluster['gpus_per_trial']:g} GPU" if cluster["gpus_per_trial"] else ""
+    gpus += f" for {count} processes" if (count := processes(config)) > 1 else ""
     memory = f", {cluster['memory_per_trial']} memory" if cluster["memory_per_trial"] else ""
     return (
         f"{cluster['cpus_per_trial']:g} CPU{gpus}{memory}, threads: {threads(config)}, {device_kind(config)}, {where}"

@@ -41,7 +41,7 @@ CONTENTS = {
     "How it is pruned": ("method", "score", "unit", "scope", "dynamics", "repair", "schedule", "prune"),
     "What happens after pruning": ("finetune", "restart", "deploy", "compare"),
     "Which trials run": ("search",),
-    "Where it runs, and where results go": ("cluster", "store", "tracking"),
+    "Where it runs, and where results go": ("cluster", "parallel", "store", "tracking"),
     "Ready-made parts and whole sweeps": ("optimizer", "scheduler", "control", "sweep"),
 }
 """Topic -> groups, in the order of the table of contents."""

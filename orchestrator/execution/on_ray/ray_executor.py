@@ -20,12 +20,15 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, StageSpec
-from orchestrator.core.work_order import Attempt, Passed, Preflight, Report, StageStore, Work, WorkOrder, unheard
+from orchestrator.core.stage_fields import ParallelFields
+from orchestrator.core.stage_kinds import KINDS
+from orchestrator.core.work_order import Attempt, Passed, Preflight, Report, Seat, StageStore, Work, WorkOrder, unheard
 from orchestrator.execution.dispatch import Claims, Dispatcher
 from orchestrator.execution.inline import InlineExecutor
 from orchestrator.execution.interrupts import SENT_TO_ALL
 from orchestrator.execution.on_ray import embedded_ray
 from orchestrator.execution.on_ray.embedded_ray import Address, ClusterError, address_of
+from orchestrator.execution.on_ray.ranks import seat_of
 from orchestrator.execution.on_ray.ray_tasks import Outdated, Tasks
 from orchestrator.execution.perform import DEFAULT_WORK, PREFLIGHT, failure_of
 from orchestrator.execution.placement import Node, Watch, refusal, request, slots
@@ -239,13 +242,26 @@ class RayExecutor:
             specs=attempt.specs,
             lineage=attempt.lineage,
             store=self._store,
-            threads=self._cluster.thread_count,
+            threads=self._threads(attempt),
+            seat=None if what else self._seat(attempt),
             attempt=attempt.number,
             grace=self._grace,
             stage_timeout=self._cluster.stage_timeout,
             log=str(self._logs / f"{what}{attempt.specs[0].key[:12]}.{attempt.number}.log"),
             check=self._check,
         )
+
+    def _threads(self, attempt: Attempt) -> int:
+        """Return the threads of each process of an attempt."""
+        processes = _parallel(attempt).processes
+        return self._cluster.threads or max(1, int(self._cluster.cpus_per_trial / processes))
+
+    def _seat(self, attempt: Attempt) -> Seat | None:
+        """Return the seat of rank 0, if several processes train the stages of an attempt."""
+        parallel = _parallel(attempt)
+        if parallel.processes == 1 or not KINDS[attempt.specs[0].kind].trains:
+            return None
+        return seat_of(parallel.processes, parallel.sync_batch_norm, self._cluster.stage_timeout)
 
     def _watching(self) -> Watch:
         died = embedded_ray.death if self._address.own else lambda: None
@@ -270,6 +286,11 @@ class RayExecutor:
         if waited > 2 * self._grace + 1:
             for attempt in tasks.drop():
                 yield from dispatcher.ended(attempt)
+
+
+def _parallel(attempt: Attempt) -> ParallelFields:
+    """Return the processes of an attempt's trainings, as its dense training has them."""
+    return (*attempt.lineage, *attempt.specs)[0].typed.parallel
 
 
 def _reason(check: Callable[[], object]) -> str | None:

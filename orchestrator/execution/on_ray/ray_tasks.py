@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -21,8 +22,9 @@ from orchestrator.core.events import Failure
 from orchestrator.core.metrics import Metric
 from orchestrator.core.plain_data import canonical_json, digest, parse_json, read_as
 from orchestrator.core.records import CurvePoint
-from orchestrator.core.work_order import Attempt, AttemptStart, Item, Report, WorkOrder
+from orchestrator.core.work_order import Attempt, AttemptStart, Item, Report, Seat, WorkOrder
 from orchestrator.execution.interrupts import SENT_TO_ALL
+from orchestrator.execution.on_ray import ranks
 from orchestrator.execution.output_capture import captured_output, interrupt_flag
 from orchestrator.execution.own_modules import ProcessOutdated, hold_planned, modules_of
 from orchestrator.execution.perform import perform
@@ -66,6 +68,10 @@ class Tasks(Generic[Item]):
             options["memory"] = int(wanted["memory"])
         body: Any = _run  # generic, which ray's types are not
         self._function: Any = ray.remote(**options)(body)
+        self._follower: Any = ray.remote(**{**options, "num_returns": 1})(_follow)
+        self._wanted, self._one_node = wanted, cluster.placement == "pack"
+        self._teams: dict[ObjectRefGenerator, ranks.Team] = {}
+        """Processes of the trials of several."""
         self._variables: dict[str, str] = runtime_env.get("runtime_env", {}).get("env_vars", {})
         self._running: dict[ObjectRefGenerator, Attempt] = {}
         self._cancelled: dict[bool, float] = {}
@@ -91,8 +97,38 @@ class Tasks(Generic[Item]):
         if fresh:  # Ray never shares a process between environments
             mark = {"PRUNING_SOURCES": digest(canonical_json(modules_of(order.specs)))}
             options["runtime_env"] = {"env_vars": self._variables | mark}
-        generator = self._function.options(**options).remote(order, work)
+        if order.seat is not None:
+            generator = self._submit_ranks(order, order.seat, work, options)
+        else:
+            generator = self._function.options(**options).remote(order, work)
         self._running[generator] = attempt
+
+    def _submit_ranks(
+        self, order: WorkOrder, seat: Seat, work: Callable[[WorkOrder], Iterator[Item]] | str, options: dict[str, Any]
+    ) -> ObjectRefGenerator:
+        """Submit the processes of a trial; return the stream of rank 0."""
+        share = {name: amount / seat.size for name, amount in self._wanted.items()}
+        team = ranks.team(share, seat.size, one_node=self._one_node)
+        own = {"num_cpus": share["CPU"], "num_gpus": share.get("GPU", 0), **options}
+        own["resources"] = {name: each for name, each in share.items() if name not in ("CPU", "GPU", "memory")}
+        if "memory" in share:
+            own["memory"] = int(share["memory"])
+        generator: ObjectRefGenerator = self._function.options(**own, **team.option(0)).remote(order, work)
+        team.log = order.log
+        team.followers = [
+            self._follower.options(**own | {"name": f"rank {rank} of {own['name']}"}, **team.option(rank)).remote(
+                replace(order, seat=replace(seat, rank=rank, local_rank=rank), log=ranks.log_of(order.log, rank))
+            )
+            for rank in range(1, seat.size)
+        ]
+        self._teams[generator] = team
+        return generator
+
+    def _dismiss(self, generator: ObjectRefGenerator) -> None:
+        """End the other processes of a trial that has ended."""
+        if (team := self._teams.pop(generator, None)) is not None:
+            with suppress(Exception):  # Ray is gone
+                team.dismiss()
 
     def receive(self, timeout: float) -> Iterator[tuple[Attempt, AttemptStart | Item | Failure | Outdated | None]]:
         """Wait for items and yield those that have arrived, at most one for each task; None means the task has ended.
@@ -107,6 +143,7 @@ class Tasks(Generic[Item]):
         if self._cancelled:
             ends = {generator.completed(): generator for generator in self._running}
             for end in ray.wait(list(ends), num_returns=1, timeout=timeout)[0]:
+                self._dismiss(ends[end])
                 yield self._running.pop(ends[end]), None
             return
         waiting = list(self._running)
@@ -118,7 +155,10 @@ class Tasks(Generic[Item]):
             self._since[generator] = time.monotonic()
             if generator in self._late and (item is None or isinstance(item, Failure)):
                 item = Failure("it hung, and took longer than `cluster.stage_timeout`", transient=True)
+            elif isinstance(item, Failure) and generator in self._teams:
+                item = self._teams[generator].blamed(item)
             if item is None or isinstance(item, Failure | Outdated):
+                self._dismiss(generator)
                 del self._running[generator], self._since[generator]
                 self._late.discard(generator)
             yield attempt, item
@@ -168,6 +208,8 @@ class Tasks(Generic[Item]):
         """Kill the tasks that still run, and wait up to `patience` seconds for those that are about to end."""
         self.cancel(force=True)
         self._running = {generator: attempt for generator, attempt in self._running.items() if not attempt.left}
+        for generator in [each for each in self._teams if each not in self._running]:
+            self._dismiss(generator)
         deadline = time.monotonic() + patience
         while self._running and time.monotonic() < deadline:
             for _ in self.receive(timeout=0.1):
@@ -181,6 +223,7 @@ class Tasks(Generic[Item]):
             if nodes is None or (attempt.start is not None and attempt.start.node in nodes)
         }
         for generator in chosen:
+            self._dismiss(generator)
             del self._running[generator]
         return list(chosen.values())
 
@@ -203,9 +246,21 @@ def _run(
     device = cuda_device(ray.get_gpu_ids(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     with interrupt_flag() as cancelled, captured_output(order.log) as log, _reporting() as report:
         yield AttemptStart(socket.gethostname(), ray.get_runtime_context().get_node_id(), log, time.time())
-        yield from perform(replace(order, device=device, cancelled=cancelled, log=log, report=report), work)
+        done = work if order.seat is None else partial(ranks.in_ranks, work)
+        yield from perform(replace(order, device=device, cancelled=cancelled, log=log, report=report), done)
         if device != "cpu" and "torch" in sys.modules:
             sys.modules["torch"].cuda.empty_cache()  # the next worker on this GPU may need this memory
+
+
+def _follow(order: WorkOrder) -> Failure | None:
+    """Take part in the trainings of rank 0, in a worker; return why this rank failed, None if it did not."""
+    import ray
+
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SENT_TO_ALL)
+    device = cuda_device(ray.get_gpu_ids(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    with interrupt_flag(), captured_output(order.log) as log:  # rank 0 says when to end
+        here = replace(order, device=device, log=log)
+        return next((each for each in perform(here, ranks.following) if isinstance(each, Failure)), None)
 
 
 @contextmanager

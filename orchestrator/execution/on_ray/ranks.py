@@ -1,0 +1,194 @@
+"""Processes of one trial on Ray: placed all or none, they meet at rank 0, and end together."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.core.events import Failure
+from orchestrator.core.work_order import Item, Seat, WorkOrder
+from orchestrator.execution.perform import resolve
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
+MEETINGS = "pruning-orchestrator/meetings"
+"""Namespace of Ray's key-value store that holds where the ranks of a trial meet."""
+PATIENCE = 300.0
+"""Seconds that a rank waits for rank 0 to say where they meet."""
+LOOK = 0.02
+"""Seconds between two looks."""
+LOOPBACK = "127.0.0.1"
+FOLLOW = "orchestrator.training.team.following:follow"
+WAIT_FOR_RANKS = 3.0
+"""Seconds that the driver waits for the other ranks to say why a trial failed."""
+
+
+@dataclass
+class Team:
+    """The placement of a trial's processes, and the tasks of the ranks that follow rank 0."""
+
+    group: Any
+    """Ray's placement group."""
+    followers: Sequence[ObjectRef[Any]] = ()
+    log: str = ""
+
+    def option(self, rank: int) -> dict[str, Any]:
+        """Return the option that places the task of a rank."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self.group, rank)}
+
+    def dismiss(self) -> None:
+        """End all processes of the trial that still work for it, and give their place back."""
+        from ray.util import remove_placement_group
+
+        remove_placement_group(self.group)
+
+    def blamed(self, failure: Failure) -> Failure:
+        """Return the failure that caused that of rank 0: the first of another rank that did not only lose a rank."""
+        import ray
+
+        ended, _ = ray.wait([*self.followers], num_returns=len(self.followers), timeout=WAIT_FOR_RANKS)
+        for rank, follower in enumerate(self.followers, start=1):
+            found = _outcome(follower) if follower in ended else None
+            if found is not None and not found.message.startswith(LOST):
+                return replace(found, message=f"rank {rank}: {found.message}", log=found.log or log_of(self.log, rank))
+        return failure
+
+
+LOST = "rank "
+"""Beginning of the message of a rank that lost another one."""
+
+
+def team(bundle: dict[str, float], size: int, *, one_node: bool) -> Team:
+    """Ask Ray for the places of a trial's processes, all or none.
+
+    Args:
+        bundle: resources of a process
+        size: number of processes
+        one_node: whether all of them must be on one node; otherwise they are on as few as possible
+    """
+    from ray.util import placement_group
+
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # else Ray prints the end of each rank that is killed
+    return Team(placement_group([dict(bundle)] * size, strategy="STRICT_PACK" if one_node else "PACK"))
+
+
+def seat_of(size: int, sync_batch_norm: bool, timeout: float | None) -> Seat:
+    """Return the place of rank 0 of a new trial."""
+    return Seat(0, size, meeting=uuid.uuid4().hex, sync_batch_norm=sync_batch_norm, timeout=timeout)
+
+
+def log_of(log: str, rank: int) -> str:
+    """Return the file for the output of a rank."""
+    return log if rank == 0 or not log else f"{log.removesuffix('.log')}.rank{rank}.log"
+
+
+def in_ranks(work: Callable[[WorkOrder], Iterator[Item]] | str, order: WorkOrder) -> Iterator[Item]:
+    """Do the work of rank 0, with the other ranks in the trainings."""
+    import torch
+
+    from orchestrator.training.team.ranks import joined
+
+    assert order.seat is not None
+    seat, store = _opened(order.seat)
+    try:
+        with joined(seat, store, torch.device(order.device)) as ranks:
+            try:
+                yield from resolve(work)(replace(order, ranks=ranks))
+            finally:
+                ranks.say(None)
+    finally:
+        _forget(seat)
+
+
+def following(order: WorkOrder) -> Iterator[Any]:
+    """Do the work of a rank that follows; yields nothing."""
+    import torch
+
+    from orchestrator.training.team.ranks import joined
+
+    assert order.seat is not None
+    follow: Callable[[WorkOrder], None] = resolve(FOLLOW)
+    seat, store = _met(order.seat)
+    with joined(seat, store, torch.device(order.device)) as ranks:
+        follow(replace(order, ranks=ranks))
+    yield from ()
+
+
+def _opened(seat: Seat) -> tuple[Seat, Any]:
+    """Open the store of the ranks on this node, and say where it is; it listens on one address only."""
+    from ray.experimental.internal_kv import _internal_kv_put
+    from torch._C._distributed_c10d import TCPStore
+
+    host = _own_address()
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listening.bind((host, 0))
+    listening.listen(seat.size)
+    seat = replace(seat, host=host, port=listening.getsockname()[1])
+    store = TCPStore(host, seat.port, None, True, wait_for_workers=False, master_listen_fd=listening.detach())
+    _internal_kv_put(seat.meeting, f"{seat.host} {seat.port}".encode(), namespace=MEETINGS)
+    _prefer_loopback(host)
+    return seat, store
+
+
+def _met(seat: Seat) -> tuple[Seat, Any]:
+    """Wait until rank 0 says where the ranks meet, and join its store."""
+    from torch._C._distributed_c10d import TCPStore
+
+    deadline, found = time.monotonic() + PATIENCE, _place_of(seat)
+    while not found:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{LOST}{seat.rank} waited {PATIENCE:g} s for rank 0, which did not begin")
+        time.sleep(LOOK)
+        found = _place_of(seat)
+    host, port = found.split()
+    _prefer_loopback(host)
+    return replace(seat, host=host, port=int(port)), TCPStore(host, int(port), None, False, wait_for_workers=False)
+
+
+def _place_of(seat: Seat) -> str:
+    """Return where the ranks meet; empty before rank 0 has said so."""
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    found: bytes | None = _internal_kv_get(seat.meeting, namespace=MEETINGS)
+    return (found or b"").decode()
+
+
+def _forget(seat: Seat) -> None:
+    from ray.experimental.internal_kv import _internal_kv_del
+
+    _internal_kv_del(seat.meeting, namespace=MEETINGS)
+
+
+def _own_address() -> str:
+    from ray.util import get_node_ip_address
+
+    found: str = get_node_ip_address()  # type: ignore[no-untyped-call]
+    return found
+
+
+def _prefer_loopback(host: str) -> None:
+    """Let gloo listen on loopback, as Ray of the sweep's own does."""
+    if host == LOOPBACK:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+def _outcome(follower: ObjectRef[Any]) -> Failure | None:
+    """Return the failure of a rank that has ended; None if it has none."""
+    import ray
+    from ray import exceptions
+
+    try:
+        found: Failure | None = ray.get(follower, timeout=0)
+        return found
+    except exceptions.WorkerCrashedError:
+        return Failure("the process died: killed, out of memory, or a crash in native code", transient=True)
+    except exceptions.RayError as error:
+        return Failure(f"the process was lost: {str(error).strip().splitlines()[0].partition('. ')[0]}", transient=True)

@@ -1,0 +1,137 @@
+"""Trainings by one process and by several, in processes of their own that meet on loopback."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing
+from torch import Tensor, nn
+from torch._C._distributed_c10d import TCPStore
+from training_cases import settings, task_of
+
+from orchestrator.core.work_order import Seat
+from orchestrator.training.loop.training_loop import FitResult, fit
+from orchestrator.training.team.ranks import Ranks, joined
+from orchestrator.workloads.data_loading import Data
+from orchestrator.workloads.networks.classifiers import cnn, resnet20
+from orchestrator.workloads.networks.gpt import gpt
+from orchestrator.workloads.splits import TensorSplit
+from orchestrator.workloads.tasks.language.language_modelling import LanguageModelling
+from pruning import MaskKeeper, MaskSet
+
+CPU = torch.device("cpu")
+
+
+def _images(count: int, seed: int) -> TensorSplit:
+    draws = torch.Generator().manual_seed(seed)
+    labels = torch.randint(3, (count,), generator=draws)
+    return TensorSplit(
+        torch.randn(count, 1, 8, 8, generator=draws, dtype=torch.float64) + labels.view(-1, 1, 1, 1), labels
+    )
+
+
+def _tokens(count: int, seed: int) -> TensorSplit:
+    """Return blocks of tokens, in which the first targets are left out: blocks count for differently many."""
+    draws = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(11, (count, 9), generator=draws)
+    labels = tokens[:, 1:].clone()
+    for row, ignored in enumerate(torch.randint(0, 9, (count,), generator=draws).tolist()):
+        labels[row, :ignored] = -100
+    return TensorSplit(tokens[:, :-1], labels)
+
+
+def images() -> Data:
+    """Return small images of three classes."""
+    return Data(_images(46, 0), _images(20, 1), _images(20, 2), (1, 8, 8), 3)
+
+
+def tokens() -> Data:
+    """Return blocks of a text."""
+    return Data(_tokens(21, 0), _tokens(8, 1), _tokens(8, 2), (8,), 11)
+
+
+def network(name: str) -> nn.Module:
+    """Return a network in float64."""
+    torch.manual_seed(3)
+    makers = {
+        "cnn": lambda: cnn((1, 8, 8), 3, channels=(4, 8), batch_norm=False),
+        "normed": lambda: cnn((1, 8, 8), 3, channels=(4, 8)),
+        "resnet20": lambda: resnet20((1, 8, 8), 3, width=4),
+        "gpt": lambda: gpt((8,), 11, layers=2, heads=2, width=16),
+    }
+    found: nn.Module = makers[name]().double()
+    return found
+
+
+CASES: Mapping[str, dict[str, Any]] = {
+    "cnn": {"network": "cnn", "steps": 100},
+    "cnn, one example": {"network": "cnn", "steps": 100, "batch_size": 5, "lr": 0.02},
+    "accumulated": {"network": "cnn", "steps": 60, "accumulate": 3, "clip_norm": 0.1, "ema": 0.9},
+    "best of plateaus": {
+        "network": "cnn",
+        "steps": 60,
+        "scheduler": {"_target_": "torch.optim.lr_scheduler.ReduceLROnPlateau", "patience": 1},
+        "patience": 4,
+        "eval_every": 5,
+        "select": "best",
+    },
+    "masked": {"network": "cnn", "steps": 60, "masks": True},
+    "gpt": {
+        "network": "gpt",
+        "steps": 100,
+        "optimizer": {"_target_": "torch.optim.AdamW", "lr": 0.01, "eps": 1e-4},
+    },
+    "synchronised": {"network": "resnet20", "steps": 20, "sync": True, "lr": 0.02},
+    "own statistics": {"network": "normed", "steps": 20},
+}
+"""Trainings by name: a network, options of a training, and whether there are masks or synchronised statistics."""
+
+
+def trained(case: Mapping[str, Any], ranks: Ranks | None) -> tuple[nn.Module, FitResult]:
+    """Train a case; return the network and the result."""
+    options = {key: value for key, value in case.items() if key not in ("network", "masks", "sync")}
+    model, language = network(case["network"]), case["network"] == "gpt"
+    keeper = None
+    if case.get("masks"):
+        names = [name for name, each in model.named_parameters() if each.ndim > 1]
+        masks = {name: torch.rand(model.get_parameter(name).shape) < 0.5 for name in names}
+        keeper = MaskKeeper(model, MaskSet(masks))
+    if language:
+        options["task"] = LanguageModelling()
+    config = {**settings(**{"batch_size": 8, "eval_batch_size": 64, **options}), "epochs": None}
+    task = task_of(config)
+    attach = None if keeper is None else keeper.attach
+    data = tokens() if language else images()
+    found = fit(model, data, task, config, seed=5, device=CPU, on_optimizer=attach, ranks=ranks)
+    return model, found
+
+
+def outcome(case: Mapping[str, Any], ranks: Ranks | None = None) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
+    """Return the weights, buffers and curve of a case."""
+    model, found = trained(case, ranks)
+    return model.state_dict(), [dict(point.metrics) for point in found.curve]
+
+
+def _work(rank: int, size: int, port: int, folder: str, names: list[str]) -> None:
+    torch.set_num_threads(1)
+    store = TCPStore("127.0.0.1", port, None, rank == 0, wait_for_workers=False)
+    for name in names:
+        seat = Seat(rank, size, port=port, sync_batch_norm=bool(CASES[name].get("sync")))
+        with joined(seat, torch.distributed.PrefixStore(name, store), CPU) as ranks:
+            torch.save(outcome(CASES[name], ranks), f"{folder}/{names.index(name)}.{rank}.pt")
+
+
+def together(size: int, folder: Path) -> dict[str, list[Any]]:
+    """Train every case by `size` processes; return name -> outcome of each rank."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    names = [*CASES]
+    torch.multiprocessing.spawn(_work, (size, port, str(folder), names), nprocs=size)  # type: ignore[no-untyped-call]
+    return {
+        name: [torch.load(folder / f"{place}.{rank}.pt") for rank in range(size)] for place, name in enumerate(names)
+    }

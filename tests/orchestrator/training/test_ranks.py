@@ -1,0 +1,62 @@
+"""One training by several processes is that of one process: weights, metrics, masks, decisions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from rank_cases import CASES, outcome, together
+from torch import Tensor
+
+from orchestrator.workloads.shares import Share
+
+SIZES = [pytest.param(2, id="2 processes"), pytest.param(4, id="4 processes", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """Outcomes of every rank."""
+    return together(request.param, tmp_path_factory.mktemp("ranks"))
+
+
+def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """Return the largest difference of two networks."""
+    return max(float((one[name].double() - other[name].double()).abs().max()) for name in one)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_several_processes_train_as_one_does(case: str, found: dict[str, list[Any]]) -> None:
+    weights, curve = outcome(CASES[case])
+    (others, points), *_ = found[case]
+    exact = 1e-6 if case == "synchronised" else 1e-12
+
+    if case == "own statistics":  # of the share of rank 0 alone
+        assert distance(weights, others) > 1e-6
+        return
+    assert distance(weights, others) < exact
+    assert len(points) == len(curve)
+    for point, expected in zip(points, curve, strict=True):
+        assert point == pytest.approx(expected, abs=exact)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_rank_ends_with_the_same_bits(case: str, found: dict[str, list[Any]]) -> None:
+    (weights, points), *rest = found[case]
+    for others, their_points in rest:
+        kept = [name for name in weights if case != "own statistics" or "running" not in name]
+        assert all(torch.equal(weights[name], others[name]) for name in kept)
+        assert their_points == points
+    if case == "masked":
+        assert any(bool((each == 0).any()) for each in weights.values())
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 8])
+def test_shares_are_the_whole_batch_in_order(size: int, length: int) -> None:
+    shares = [Share(rank, size) for rank in range(size)]
+    items = [*range(length)]
+
+    assert [each for share in shares if share.counts(length) for each in share.of(items)] == items
+    assert all(len(share.of(items)) for share in shares), "one example stands in for an empty share"
+    assert shares[0].counts(length), "rank 0 always has one"
