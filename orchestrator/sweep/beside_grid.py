@@ -75,15 +75,17 @@ def _differences(space: SearchSpace, answers: tuple[Decision, Decision], ended: 
         ended: decision of the search without records of stages that it did not ask for
     """
     ours, theirs = ({*each.networks} for each in answers)
-    if ours == theirs:
-        yield "  Both answers name the same networks."
-        return
     every = (*space.candidates, *(point for line in space.lines.values() for point in line))
+    same = True
     for keys, each in {frozenset(cell.network for cell in each.cells.values()): each for each in every}.items():
         if keys & theirs and not keys & ours:
+            same = False
             yield f"  only in the grid's answer: {each.name}: {_why_not(space.plan, each, ended)}"
         elif keys & ours and not keys & theirs:
+            same = False
             yield f"  only in the search's answer: {each.name}; the grid: {_why_not(space.plan, each, answers[1])}"
+    if same:
+        yield "  Both answers name the same candidates."
 
 
 def _why_not(plan: Plan, candidate: Candidate, decision: Decision) -> str:

@@ -101,7 +101,6 @@ def measured(table: Table, protocol: Mapping[str, Any], resamples: int, *, compe
             yield row(f"{name}: share of the hypervolume", volumes, least=LEAST_VOLUME)
         else:
             rights = [[is_right(each, setting) for setting in outcome.settings] for each, outcome in pairs]
-            yield row(f"{name}: share of the steps until one method is left", [each.compared for each in outcomes])
             by_sparsity = [median(map(float, each)) for each in zip(*rights, strict=True)]
             yield row(f"{name}: median right, at the least certain sparsity", [min(by_sparsity)], least=_bar(name, 1.0))
             yield row(f"{name}: share of sparsities with a right winner", [*map(fmean, rights)])

@@ -106,8 +106,6 @@ class Outcome:
     """Setting -> number of its networks that the search asked for."""
     share: float
     """Steps of the networks that the search asked for over those of the whole grid, dense training not counted."""
-    compared: float
-    """Share of the steps in looks that compare two or more settings: the rest only adds seeds of an answer."""
 
 
 class TableSpace:
@@ -155,14 +153,10 @@ class TableSpace:
         if told := [*policy.refusals(self.space)]:
             raise SystemExit("\n".join(told))
         decision = Replay(policy, self.space, Budget()).next(self.records(table))
-        looks = [[self._place[key] for key in look.asked] for look in decision.looks]
-        asked = dict.fromkeys(place for look in looks for place in look)
-        comparing = [look for look in looks if len({setting for setting, _ in look}) > 1]
-        compared = dict.fromkeys(place for look in comparing for place in look)
+        asked = dict.fromkeys(self._place[key] for look in decision.looks for key in look.asked)
         spent = Counter(setting for setting, _ in asked)
         found = dict.fromkeys(self._place[key][0] for key in decision.networks)
-        share, part = (sum(table.pruned[place].steps for place in each) / table.steps for each in (asked, compared))
-        return Outcome(tuple(found), spent, share, part)
+        return Outcome(tuple(found), spent, sum(table.pruned[place].steps for place in asked) / table.steps)
 
 
 def read_table(path: Path, margin: float) -> Table:

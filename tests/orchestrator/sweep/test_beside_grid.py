@@ -43,7 +43,7 @@ def test_a_search_that_finds_the_grid_s_answer_says_so_and_what_it_took(policy: 
 
     assert head.startswith("The search beside the whole grid, by the same rule on validation, for ")
     assert int(head.rpartition("for ")[2].partition("%")[0]) < 100
-    assert found[-1] == "  Both answers name the same networks."
+    assert found[-1] == "  Both answers name the same candidates."
     assert sum(each.startswith("  search: ") for each in found) == sum(each.startswith("  grid:   ") for each in found)
 
 
