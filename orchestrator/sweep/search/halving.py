@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
-from orchestrator.compare.statistics import Estimate, estimate, has_spread
+from orchestrator.compare.statistics import LEVEL, estimate
 from orchestrator.planning.number_formats import counted, first_few
 from orchestrator.sweep.search.candidates import Candidate, Cell, SearchSpace
+from orchestrator.sweep.search.intervals import are_worse
 from orchestrator.sweep.search.policy import Answer, Ask, Conclude, Figures, RuleOut, Seen, Strand, in_words
 from orchestrator.sweep.search.rungs import Rungs
 
@@ -94,7 +95,7 @@ class Halving:
             seen = yield Ask(f"{what}: {counted(len(standing), 'candidate')}, {after}", cells)
             gains = {name: _gains(each, seen) for name, each in networks.items()}
             means = {name: _mean(each) for name, each in gains.items()}
-            ranked = sorted(standing, key=lambda each: -means[id(each)])
+            ranked = sorted(standing, key=lambda each: means[id(each)], reverse=True)
             best, last = ranked[0], number == len(amounts)
             kept = [best] if last else self._survivors(ranked, gains, means)
             ends = last or (self._ends_alone and len(kept) == 1)
@@ -107,17 +108,17 @@ class Halving:
                 if ends:
                     yield RuleOut((best,), f"the best{label} after {after}, when no other was left to rank")
             if ends:
-                yield _answer(label, ranked, gains, seen, _rest(space, best, len(networks[id(best)]), common))
+                answer = _answer(label, ranked, networks[id(best)], gains, seen)
+                yield replace(answer, text=answer.text + _rest(space, best, len(networks[id(best)]), common))
                 return
             standing = kept
 
     def _survivors(
-        self, ranked: Sequence[Candidate], gains: Mapping[int, Mapping[int, float]], means: Mapping[int, float]
+        self, ranked: Sequence[Candidate], gains: Mapping[int, Sequence[float]], means: Mapping[int, float]
     ) -> list[Candidate]:
         """Return the candidates of the next rung, from the best to the worst."""
         if self.confidence is not None:
-            best = gains[id(ranked[0])]
-            return [each for each in ranked if not _is_worse(gains[id(each)], best, self.confidence)]
+            return _not_worse(ranked, gains, self.confidence)
         least = means[id(ranked[self._rungs.kept(len(ranked)) - 1])]
         return [each for each in ranked if means[id(each)] >= least - TIE]
 
@@ -136,27 +137,19 @@ def _groups(space: SearchSpace) -> dict[str, list[Candidate]]:
     return labels
 
 
-def _gains(cells: Iterable[Cell], seen: Seen) -> dict[int, float]:
-    """Return seed -> gain over dense; minus infinity for a network that failed."""
-    return {cell.seed: -math.inf if (each := seen[cell]) is None else each.gain for cell in cells}
+def _gains(cells: Iterable[Cell], seen: Seen) -> list[float]:
+    """Return the gains over dense by seed; minus infinity for a network that failed."""
+    return [-math.inf if (each := seen[cell]) is None else each.gain for cell in cells]
 
 
-def _mean(gains: Mapping[int, float]) -> float:
-    values = gains.values()
-    return math.fsum(values) / len(values) if all(map(math.isfinite, values)) else -math.inf
+def _mean(gains: Sequence[float]) -> float:
+    return math.fsum(gains) / len(gains)
 
 
-def _behind(gains: Mapping[int, float], best: Mapping[int, float], confidence: float) -> Estimate | None:
-    """Return the estimate of a candidate's gain minus the best one's, paired by seed."""
-    return estimate([gains[seed] - best[seed] for seed in gains], confidence)
-
-
-def _is_worse(gains: Mapping[int, float], best: Mapping[int, float], confidence: float) -> bool:
-    """Whether an interval says that a candidate is worse than the best one, or a network of it failed."""
-    if not math.isfinite(_mean(gains)):
-        return math.isfinite(_mean(best))
-    found = _behind(gains, best, confidence)
-    return found is not None and has_spread(found) and found.high is not None and found.high < 0
+def _not_worse(ranked: Sequence[Candidate], gains: Mapping[int, Sequence[float]], level: float) -> list[Candidate]:
+    """Return the candidates that no interval, paired by seed, shows to be worse than the first one."""
+    rows = [gains[id(each)] for each in ranked]
+    return [each for each, worse in zip(ranked, are_worse(rows, rows[0], level), strict=True) if not worse]
 
 
 def _rest(space: SearchSpace, best: Candidate, finished: int, common: Collection[str]) -> str:
@@ -178,19 +171,19 @@ def _rest(space: SearchSpace, best: Candidate, finished: int, common: Collection
 
 
 def _answer(
-    label: str, ranked: Sequence[Candidate], gains: Mapping[int, Mapping[int, float]], seen: Seen, rest: str
+    label: str, ranked: Sequence[Candidate], cells: Sequence[Cell], gains: Mapping[int, Sequence[float]], seen: Seen
 ) -> Answer:
-    """Name the best candidate, and those that the last rung does not tell from it."""
-    best, level = ranked[0], 0.95
-    cells = [cell for cell in best.cells.values() if cell.seed in gains[id(best)]]
-    found: list[Figures] = [figures for cell in cells if (figures := seen.get(cell)) is not None]
+    """Name the best candidate, with its networks, and those that the last rung does not tell from it."""
+    best = ranked[0]
+    found: list[Figures] = [figures for cell in cells if (figures := seen[cell]) is not None]
     if not found:
         return Answer(f"no candidate{label} has finished: every network of the last rung failed")
-    others = [each.name for each in ranked[1:] if not _is_worse(gains[id(each)], gains[id(best)], level)]
+    others = [each.name for each in _not_worse(ranked, gains, LEVEL)[1:]]
     beside = f"; not told from it: {first_few(others)}" if others else ""
-    seeds = counted(len(found), "seed") if not rest else f"{len(found)} of {counted(len(best.seeds), 'seed')}"
+    rest = f" of {counted(len(best.seeds), 'seed')}" if len(cells) < len(best.seeds) else ""
+    seeds = f"{len(found)}{rest}" if rest else counted(len(found), "seed")
     return Answer(
         f"best{label}: {best.name}, {in_words(estimate([each.difference for each in found]), found[0].metric)} against "
-        f"dense on validation, {seeds}{beside}{rest}",
+        f"dense on validation, {seeds}{beside}",
         tuple(cell.network for cell in cells),
     )

@@ -150,11 +150,12 @@ def test_what_cannot_be_raced_is_refused(policy: Halving, plan: Plan, text: str)
 
 def test_candidates_without_the_same_seeds_are_refused() -> None:
     plan = grid(METHODS[:2], (0.5, 0.6), seeds=8)
-    lacking = Plan(plan.stages, plan.trials[:-1])
+    last, first = Plan(plan.stages, plan.trials[:-1]), Plan(plan.stages, plan.trials[1:])
 
     for policy in (Halving(), Matching()):
-        told = [*policy.refusals(SearchSpace(lacking))]
-        assert told == [
-            "`seed` has no value 7 for method_1 at 60.00%, and a search pairs candidates by seed; give all candidates "
-            "the same seeds, as in seed=range(8)."
-        ]
+        for lacking, name in ((last, "7 for method_1 at 60.00%"), (first, "0 for method_0 at 50.00%")):
+            told = [*policy.refusals(SearchSpace(lacking))]
+            assert told == [
+                f"`seed` has no value {name}, and a search pairs candidates by seed; give all candidates the same "
+                "seeds, as in seed=range(8)."
+            ]
