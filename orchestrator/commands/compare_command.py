@@ -21,7 +21,6 @@ from orchestrator.compare.against.two_sweeps import TwoSweeps, compare_two
 from orchestrator.compare.audit import audit
 from orchestrator.compare.compare_trials import compare_trials, merge_plans
 from orchestrator.compare.comparison import Comparison
-from orchestrator.compare.trial_rows import collector_paused
 from orchestrator.config.parts.results import MARGIN
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Decision, SweepInfo
@@ -36,6 +35,7 @@ from orchestrator.views.report.figures.overlap import ReadFile
 from orchestrator.views.report.report_files import report, write
 from orchestrator.views.terminal.standard_streams import say, show_what_can_be_shown
 from orchestrator.views.tracking.read_back import load_from_mlflow, sweeps_in_mlflow
+from pruning.measure.garbage_collection import collector_paused
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 
-from orchestrator.compare.trial_rows import collector_paused
 from orchestrator.core.events import Decision, Look
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord
@@ -15,6 +14,7 @@ from orchestrator.core.specs import Key
 from orchestrator.sweep.search.candidates import Cell, SearchSpace
 from orchestrator.sweep.search.policy import Answer, Ask, Budget, Conclude, Figures, Policy, RuleOut, Seen, Strand
 from orchestrator.sweep.search.quantities import Finished
+from pruning.measure.garbage_collection import collector_paused
 
 Records = Mapping[Key, StageRecord]
 NOT_ASKED = "the search did not ask for it"
