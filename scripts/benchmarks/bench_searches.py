@@ -87,7 +87,7 @@ def measured(table: Table, protocol: Mapping[str, Any], resamples: int, *, compe
     space = TableSpace(tables[0])
     found = {name: [space.search(policy, each) for each in tables] for name, policy in policies.items()}
     for name, outcomes in found.items():
-        yield row(f"{name}: share of the steps", [each.share for each in outcomes], most=_bar(name, MOST_STEPS))
+        yield row(f"{name}: share of the steps", [each.share for each in outcomes], most=MOST_STEPS)
         pairs = [*zip(tables, outcomes, strict=True)]
         if name == "matching":
             by_method = [distances(*pair) for pair in pairs]
@@ -102,15 +102,11 @@ def measured(table: Table, protocol: Mapping[str, Any], resamples: int, *, compe
         else:
             rights = [[is_right(each, setting) for setting in outcome.settings] for each, outcome in pairs]
             by_sparsity = [median(map(float, each)) for each in zip(*rights, strict=True)]
-            yield row(f"{name}: median right, at the least certain sparsity", [min(by_sparsity)], least=_bar(name, 1.0))
+            yield row(f"{name}: median right, at the least certain sparsity", [min(by_sparsity)], least=1.0)
             yield row(f"{name}: share of sparsities with a right winner", [*map(fmean, rights)])
             yield row(f"{name}: regret, points", [regret(each, outcome.settings) for each, outcome in pairs])
             if competitors:
                 yield from _against(name, pairs, draw)
-
-
-def _bar(name: str, bar: float) -> float | None:
-    return None if name.endswith("_default") else bar
 
 
 def _against(name: str, pairs: Sequence[tuple[Table, Any]], draw: random.Random) -> Iterator[Row]:
