@@ -68,6 +68,17 @@ def test_matching_finds_the_answer_of_the_grid_for_the_steps_that_it_asked_for()
     assert found.share < 1
 
 
+def test_the_network_after_a_round_takes_the_rounds_before_it() -> None:
+    table = Table(networks(), MARGIN, iterative=True)
+    found = TableSpace(table).search(Matching(), table.resampled(9, random.Random(3)))
+    spent = {method: [found.spent[method, sparsity] for sparsity in SPARSITIES] for method in table.methods}
+
+    assert {method: [*dict(found.settings)].count(method) for method in table.methods} == {"good": 1, "bad": 1}
+    assert all(counts == sorted(counts, reverse=True) for counts in spent.values())
+    assert spent["good"][0] == 9, "no seed has a network without its first round"
+    assert found.share == sum(map(sum, spent.values())) / (2 * 5 * 9)
+
+
 def test_the_frontier_of_the_whole_grid_has_all_of_its_hypervolume() -> None:
     found = SPACE.search(Frontier(), TABLE)
 
@@ -82,8 +93,7 @@ def test_halving_is_judged_by_the_means_of_all_seeds() -> None:
     wrong = [("bad", sparsity) for sparsity in SPARSITIES]
 
     assert [*found.settings[2:]] == [("good", 0.6), ("good", 0.8), ("good", 0.9)]
-    assert found.share == pytest.approx((2 + 8) / 18)
-    assert found.compared == pytest.approx(2 / 18), "the other seeds of the winner compare nothing"
+    assert found.share == pytest.approx(2 / 18), "one seed ranks two methods, and then one is left"
     assert best_method(TABLE, 0.9) == "good"
     assert is_right(TABLE, ("good", 0.9))
     assert not is_right(TABLE, ("bad", 0.9))
@@ -153,14 +163,20 @@ def test_a_table_is_read_as_it_was_written_and_lacks_no_network(tmp_path: Path) 
 
 def test_the_tables_are_those_of_the_protocol() -> None:
     protocol = yaml.safe_load((FOLDER / "protocol.yaml").read_text())
-    axes = dict(each.split("=", 1) for each in protocol["common"])
     tables = sorted(FOLDER.glob("*.csv"))
+    one_shot, iterative = protocol["one_shot"], protocol["iterative"]
 
-    assert {path.stem for path in tables} == protocol["tables"].keys()
+    assert {path.stem for path in tables} == one_shot["tables"].keys() | iterative["tables"].keys()
     for path in tables:
         found = read_table(path, protocol["margin"])
+        kind = one_shot if path.stem in one_shot["tables"] else iterative
+        axes = dict(each.split("=", 1) for each in (*protocol["common"], *kind["common"]))
+        asked = [*map(float, axes["schedule.sparsity"].split(","))]
+        rounds = int(axes.get("schedule.rounds", 1))
         assert [*found.methods] == axes["method"].split(",")
-        assert [*found.sparsities] == [*map(float, axes["schedule.sparsity"].split(","))]
+        if rounds > 1:
+            asked = [1 - (1 - asked[0]) ** (number / rounds) for number in range(1, rounds + 1)]
+        assert [*found.sparsities] == pytest.approx(asked, abs=1e-6)
         assert len(found.seeds) == 10
         assert {each.steps for each in found.pruned.values()} == {int(axes["finetune.steps"])}
         assert float(axes["compare.margin"]) == protocol["margin"]

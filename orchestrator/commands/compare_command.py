@@ -21,7 +21,6 @@ from orchestrator.compare.against.two_sweeps import TwoSweeps, compare_two
 from orchestrator.compare.audit import audit
 from orchestrator.compare.compare_trials import compare_trials, merge_plans
 from orchestrator.compare.comparison import Comparison
-from orchestrator.compare.trial_rows import collector_paused
 from orchestrator.config.parts.results import MARGIN
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Decision, SweepInfo
@@ -36,6 +35,7 @@ from orchestrator.views.report.figures.overlap import ReadFile
 from orchestrator.views.report.report_files import report, write
 from orchestrator.views.terminal.standard_streams import say, show_what_can_be_shown
 from orchestrator.views.tracking.read_back import load_from_mlflow, sweeps_in_mlflow
+from pruning.measure.garbage_collection import collector_paused
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -108,10 +108,10 @@ def _run(options: argparse.Namespace, margin: float | None) -> int:
     sides = [Side(sweep, _compared(sweep, margin)) for sweep in shown]
     if two:
         _side_by_side(compare_two(*sides), options.output)
-        _beside_grid(sweeps)
+        _beside_grid(sweeps, margin)
         return 0
     _alone(sides[0], read, options.output)
-    _beside_grid(sweeps)
+    _beside_grid(sweeps, margin)
     return 0 if sides[0].comparison.points else 2
 
 
@@ -163,7 +163,7 @@ def _alone(side: Side, read: ReadFile | None, output: str | None) -> None:
         say(f"report: {Path(output, 'comparison', 'report.html').absolute()}")
 
 
-def _beside_grid(sweeps: Sequence[SavedSweep]) -> None:
+def _beside_grid(sweeps: Sequence[SavedSweep], margin: float | None) -> None:
     """Set the answer of a search beside that of its whole grid: the same sweep, or another one with its networks."""
     for sweep in sweeps:
         networks = {trial.stages[-1] for trial in sweep.plan.trials}
@@ -171,7 +171,7 @@ def _beside_grid(sweeps: Sequence[SavedSweep]) -> None:
         for grid in [sweep] if networks <= sweep.records.keys() | sweep.failures.keys() else grids[:1]:
             records = {**sweep.records, **grid.records}
             failed = (sweep.failures.keys() | grid.failures.keys()) - records.keys()
-            for line in beside_grid(sweep, records, failed):
+            for line in beside_grid(sweep, records, failed, margin):
                 say(line)
 
 

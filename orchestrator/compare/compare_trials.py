@@ -16,11 +16,12 @@ from orchestrator.compare.round_columns import WEIGHTS
 from orchestrator.compare.secondary.secondary_figures import asked_figures, further_test_sets, harmed
 from orchestrator.compare.secondary.window_differences import window_differences
 from orchestrator.compare.statistics import Match, estimate, matches, paired_difference
-from orchestrator.compare.trial_rows import collector_paused, reasons, rows_of_each, statuses
+from orchestrator.compare.trial_rows import reasons, rows_of_each, statuses
 from orchestrator.core.events import Decision
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.core.stage_kinds import KINDS, START
+from pruning.measure.garbage_collection import collector_paused
 
 Sample = tuple[Row, Row]
 """A row, and the row of its own dense network."""

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.compare.trial_rows import collector_paused
 from orchestrator.core.redact import shown
 from orchestrator.results.missing_names import ResultsError
 from orchestrator.results.sweep_results import SweepResults
 from orchestrator.store import saved_sweep
 from orchestrator.store.backends import given_as
 from orchestrator.store.store import Store
+from pruning.measure.garbage_collection import collector_paused
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.comparison import Comparison
-from orchestrator.compare.trial_rows import collector_paused
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import html, shown
 from orchestrator.core.specs import Plan
@@ -23,6 +22,7 @@ from orchestrator.store.saved_sweep import SavedSweep, status_of
 from orchestrator.store.store import Store
 from orchestrator.views.report import tables
 from orchestrator.views.report.plain_files import WINDOW_COLUMNS
+from pruning.measure.garbage_collection import collector_paused
 
 if TYPE_CHECKING:
     from pandas import DataFrame

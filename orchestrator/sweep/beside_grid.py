@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from orchestrator.config.schema import ConfigError
 from orchestrator.core.events import Decision
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Key, Plan
@@ -21,7 +22,9 @@ from orchestrator.sweep.search.replay import decide
 Records = Mapping[Key, StageRecord]
 
 
-def beside_grid(sweep: SavedSweep, records: Records, failed: Collection[Key] = ()) -> Iterator[str]:
+def beside_grid(
+    sweep: SavedSweep, records: Records, failed: Collection[Key] = (), margin: float | None = None
+) -> Iterator[str]:
     """Yield lines with both answers and the reasons of their differences; none if there is nothing to compare.
 
     The rule of the whole grid is that of the search with all seeds and rounds at once: `matching` tests every sparsity
@@ -31,15 +34,21 @@ def beside_grid(sweep: SavedSweep, records: Records, failed: Collection[Key] = (
         sweep: sweep whose search has ended
         records: stage key -> record of all stages of the grid
         failed: keys of stages that fail every time
+        margin: largest loss that counts as a match, for both; the answer of the search is then the one that it would
+            have given. None for the answer that it gave, with the margin of the sweep
     """
-    saved, plan, config = sweep.search, sweep.plan, sweep.info.config
-    if saved is None or not saved.ended or not searches(config) or search_digest(config) not in sweep.searches:
+    ours, config = sweep.search, sweep.info.config
+    plan = sweep.plan if margin is None else _with_margin(sweep.plan, margin)
+    if ours is None or not ours.ended or not searches(config) or search_digest(config) not in sweep.searches:
         return
     if (config.get("search") or {}).get("_target_"):
         return
-    search = planned_search(config, plan, sweep.searches)
+    try:
+        search = planned_search(config, plan, sweep.searches)
+    except ConfigError as error:
+        yield f"The search cannot be set beside the whole grid: {error}"
+        return
     assert search is not None
-    asked = plan.with_inputs(dict.fromkeys(key for look in saved.looks for key in look.asked))
     whole = decide(_at_once(search.policy, search.space), SearchSpace(plan), Budget(), records, failed)
     if not whole.ended:
         missing = len(plan.stages.keys() - records.keys() - {*failed})
@@ -48,13 +57,32 @@ def beside_grid(sweep: SavedSweep, records: Records, failed: Collection[Key] = (
             "have not finished; run the same command with search=none."
         )
         return
+    if margin is not None:
+        ours = search.replay().next(records, failed)
+    asked = plan.with_inputs(dict.fromkeys(key for look in ours.looks for key in look.asked))
     ended = search.replay().next({key: records[key] for key in asked if key in records}, failed)
-    spent, full = (sum(records[key].steps for key in keys if key in records) for keys in (asked, plan.stages))
-    cost = f", for {spent / full:.0%} of the grid's steps" if full else ""
-    yield f"The search beside the whole grid, by the same rule on validation{cost}:"
-    yield from (f"  search: {answer}" for answer in saved.answers)
+    yield _head(plan, records, asked, margin)
+    yield from (f"  search: {answer}" for answer in ours.answers)
     yield from (f"  grid:   {answer}" for answer in whole.answers)
-    yield from _differences(search.space, (saved, whole), ended)
+    yield from _differences(search.space, (ours, whole), ended)
+
+
+def _head(plan: Plan, records: Records, asked: Iterable[Key], margin: float | None) -> str:
+    """Return the line above both answers, with the part of the grid's steps that the search took."""
+    spent, full = (sum(records[key].steps for key in keys if key in records) for keys in (asked, plan.stages))
+    at = "" if margin is None else f" with a margin of {margin:g}"
+    cost = f", for {spent / full:.0%} of the grid's steps" if full else ""
+    return f"The search beside the whole grid, by the same rule on validation{at}{cost}:"
+
+
+def _with_margin(plan: Plan, margin: float) -> Plan:
+    """Return the plan with another margin of its comparison."""
+    configs = (
+        {**each.config, "compare": {**(each.config.get("compare") or {}), "margin": margin}} for each in plan.trials
+    )
+    return Plan(
+        plan.stages, tuple(replace(each, config=config) for each, config in zip(plan.trials, configs, strict=True))
+    )
 
 
 def _at_once(policy: Policy, space: SearchSpace) -> Policy:
@@ -75,15 +103,17 @@ def _differences(space: SearchSpace, answers: tuple[Decision, Decision], ended: 
         ended: decision of the search without records of stages that it did not ask for
     """
     ours, theirs = ({*each.networks} for each in answers)
-    if ours == theirs:
-        yield "  Both answers name the same networks."
-        return
     every = (*space.candidates, *(point for line in space.lines.values() for point in line))
+    same = True
     for keys, each in {frozenset(cell.network for cell in each.cells.values()): each for each in every}.items():
         if keys & theirs and not keys & ours:
+            same = False
             yield f"  only in the grid's answer: {each.name}: {_why_not(space.plan, each, ended)}"
         elif keys & ours and not keys & theirs:
+            same = False
             yield f"  only in the search's answer: {each.name}; the grid: {_why_not(space.plan, each, answers[1])}"
+    if same:
+        yield "  Both answers name the same candidates."
 
 
 def _why_not(plan: Plan, candidate: Candidate, decision: Decision) -> str:

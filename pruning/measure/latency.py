@@ -8,7 +8,6 @@ turns. The blocks are independent samples: a t interval over their log ratios gi
 from __future__ import annotations
 
 import copy
-import gc
 import math
 import statistics
 import time
@@ -21,6 +20,7 @@ import torch
 from torch import nn
 
 from pruning.holding.copies import values_with_history
+from pruning.measure.garbage_collection import collector_paused
 from pruning.measure.macs import arguments_of
 
 Call = Callable[[], object]
@@ -147,7 +147,7 @@ def _block(
         a()
         b()
     pairs: list[tuple[float, float]] = []
-    with _no_garbage_collection():
+    with collector_paused():
         while len(pairs) < LEAST_PAIRS or clock() < end:
             pairs.append((_timed(a, clock), _timed(b, clock)))
             second = _timed(b, clock)
@@ -170,15 +170,3 @@ def _threads(threads: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Disable Python's garbage collection, which takes longer than a call of a small network."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

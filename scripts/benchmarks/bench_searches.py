@@ -45,7 +45,10 @@ from scripts.benchmarks.searches.search_table import Table, TableSpace, networks
 
 FOLDER = Path(__file__).parent / "searches"
 POLICIES: Mapping[str, type[Any]] = {"matching": Matching, "halving": Halving, "frontier": Frontier}
-MOST_STEPS, LEAST_VOLUME, MOST_DISTANCE = 1 / 3, 0.98, 1
+NEAR = 1
+"""Number of sparsities from the grid's answer that count as near."""
+BARS = (1 / 3, NEAR, 0.98, 1.0)
+"""Largest share of the steps and distance, least share of the hypervolume, and whether the winner is right."""
 WORKERS = (1, 4)
 """Numbers of workers of a competitor."""
 
@@ -78,40 +81,37 @@ def row(what: str, values: Sequence[float], *, most: float | None = None, least:
 
 
 def measured(table: Table, protocol: Mapping[str, Any], resamples: int, *, competitors: bool) -> Iterator[Row]:
-    """Yield the figures of all searches over resampled tables."""
+    """Yield the figures of all searches over resampled tables; an iterative table has no bars."""
     draw, count = random.Random(0), protocol["seeds"]
+    chosen = protocol["iterative" if table.iterative else "one_shot"]["searches"]
     policies: dict[str, Policy] = {
-        name: POLICIES[name.partition("_")[0]](**settings) for name, settings in protocol["searches"].items()
+        name: POLICIES[name.partition("_")[0]](**settings) for name, settings in chosen.items()
     }
     tables = [table.resampled(count, draw) for _ in range(resamples)]
+    most_steps, most_distance, least_volume, least_right = (None,) * 4 if table.iterative else BARS
     space = TableSpace(tables[0])
     found = {name: [space.search(policy, each) for each in tables] for name, policy in policies.items()}
     for name, outcomes in found.items():
-        yield row(f"{name}: share of the steps", [each.share for each in outcomes], most=_bar(name, MOST_STEPS))
+        yield row(f"{name}: share of the steps", [each.share for each in outcomes], most=most_steps)
         pairs = [*zip(tables, outcomes, strict=True)]
         if name == "matching":
             by_method = [distances(*pair) for pair in pairs]
             for method in table.methods:
                 away = [abs(each[method]) for each in by_method]
-                yield row(f"{name}: sparsities from the grid's answer, {method}", away, most=MOST_DISTANCE)
-            near = [fmean(abs(each) <= MOST_DISTANCE for each in found.values()) for found in by_method]
+                yield row(f"{name}: sparsities from the grid's answer, {method}", away, most=most_distance)
+            near = [fmean(abs(each) <= NEAR for each in found.values()) for found in by_method]
             yield row(f"{name}: share of methods at most one sparsity away", near)
         elif name == "frontier":
             volumes = [hypervolume_share(each, outcome.settings) for each, outcome in pairs]
-            yield row(f"{name}: share of the hypervolume", volumes, least=LEAST_VOLUME)
+            yield row(f"{name}: share of the hypervolume", volumes, least=least_volume)
         else:
             rights = [[is_right(each, setting) for setting in outcome.settings] for each, outcome in pairs]
-            yield row(f"{name}: share of the steps until one method is left", [each.compared for each in outcomes])
             by_sparsity = [median(map(float, each)) for each in zip(*rights, strict=True)]
-            yield row(f"{name}: median right, at the least certain sparsity", [min(by_sparsity)], least=_bar(name, 1.0))
+            yield row(f"{name}: median right, at the least certain sparsity", [min(by_sparsity)], least=least_right)
             yield row(f"{name}: share of sparsities with a right winner", [*map(fmean, rights)])
             yield row(f"{name}: regret, points", [regret(each, outcome.settings) for each, outcome in pairs])
-            if competitors:
+            if competitors and not table.iterative:
                 yield from _against(name, pairs, draw)
-
-
-def _bar(name: str, bar: float) -> float | None:
-    return None if name.endswith("_default") else bar
 
 
 def _against(name: str, pairs: Sequence[tuple[Table, Any]], draw: random.Random) -> Iterator[Row]:
@@ -142,7 +142,8 @@ def about(table: Table) -> Iterator[str]:
 
 def make(name: str, protocol: Mapping[str, Any], data: str, store: str) -> None:
     """Train the networks of a table that the store lacks, and write the table."""
-    overrides = [*protocol["common"], *protocol["tables"][name], f"name={name}"]
+    kind = "iterative" if name in protocol["iterative"]["tables"] else "one_shot"
+    overrides = [*protocol["common"], *protocol[kind]["common"], *protocol[kind]["tables"][name], f"name={name}"]
     places = [f"data.root={data}", f"store.uri={store}", "cluster=inline", "tracking=none"]
     subprocess.run([sys.executable, "-m", "orchestrator", "-m", *places, *overrides], check=True)
     write_table(FOLDER / f"{name}.csv", networks_of(orchestrator.open(store).sweep(name)))
@@ -152,12 +153,13 @@ def main() -> int:
     """Measure, print and save; 1 if a figure falls short of its bar."""
     protocol = yaml.safe_load((FOLDER / "protocol.yaml").read_text())
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made = [name for name in protocol["tables"] if (FOLDER / f"{name}.csv").exists()]
+    every = [name for kind in ("one_shot", "iterative") for name in protocol[kind]["tables"]]
+    made = [name for name in every if (FOLDER / f"{name}.csv").exists()]
     parser.add_argument("--tables", nargs="+", choices=made, default=made)
     parser.add_argument("--resamples", type=int, default=protocol["resamples"], help="number of resampled tables")
     parser.add_argument("--competitors", action="store_true", help="race Optuna and Syne Tune")
     parser.add_argument("--json", type=Path, help="file for the figures")
-    parser.add_argument("--make", choices=protocol["tables"], help="train this table")
+    parser.add_argument("--make", choices=every, help="train this table")
     parser.add_argument("--data", default="data", help="directory with mnist/, for --make")
     parser.add_argument("--store", default="store", help="store of the networks, for --make")
     given = parser.parse_args()
@@ -166,7 +168,8 @@ def main() -> int:
         return 0
     saved: dict[str, list[dict[str, Any]]] = {}
     for name in given.tables:
-        table = read_table(FOLDER / f"{name}.csv", protocol["margin"])
+        iterative = name in protocol["iterative"]["tables"]
+        table = read_table(FOLDER / f"{name}.csv", protocol["margin"], iterative=iterative)
         print(f"\n{name}, {given.resamples} resampled tables: median [5%, 95%]", *about(table), sep="\n")
         saved[name] = []
         for each in measured(table, protocol, given.resamples, competitors=given.competitors):

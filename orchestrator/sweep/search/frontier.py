@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, takewhile
+from itertools import chain
 from operator import le
 
 from orchestrator.core.plain_data import canonical_json
@@ -17,6 +17,7 @@ from orchestrator.planning.number_formats import counted
 from orchestrator.sweep.search.candidates import Candidate, Cell, SearchSpace
 from orchestrator.sweep.search.domination import Objectives, hypervolume, nondominated
 from orchestrator.sweep.search.frontier_points import ROUNDING, Placed, answers, nothing, placed
+from orchestrator.sweep.search.intervals import are_worse, lower_ends
 from orchestrator.sweep.search.policy import Ask, Conclude, RuleOut, Strand
 from orchestrator.sweep.search.quantities import MEASURED, place_of_measurement
 from orchestrator.sweep.search.rungs import Rungs
@@ -132,7 +133,7 @@ class Frontier:
             seen = yield Ask(what, tuple(chain.from_iterable(networks)))
             each_placed = zip(standing, networks, strict=True)
             found = [each for pair in each_placed if (each := placed(*pair, seen, quantities, self.against))]
-            allowed = [each for each in found if self._allows(each, last=last)]
+            allowed = self._allowed(found, last=last)
             front = self._front(allowed, last=last)
             box = box or _box([each.objectives for each in found])
             volume = _volume([each.objectives for each in front], box)
@@ -148,30 +149,39 @@ class Frontier:
                 return
         yield from answers(label, front, self.against, len(group), volume)
 
-    def _allows(self, each: Placed, *, last: bool) -> bool:
-        """Whether a candidate meets the constraints; those of rounds and trainings are known after the last rung."""
-        if self.rungs != "seeds" and not last:
-            return True
+    def _allowed(self, found: Sequence[Placed], *, last: bool) -> list[Placed]:
+        """Return the candidates that meet the constraints; those of rounds and trainings after the last rung only."""
+        if not found or (self.rungs != "seeds" and not last):
+            return [*found]
+        limits, allowed = self.limits.items(), [*found]
         if self.within is not None:
-            loss = each.least_loss(None if last else self.confidence)
-            if loss > self.within + ROUNDING:
-                return False
-        return all(each.mean(name) <= limit * (1 + ROUNDING) for name, limit in self.limits.items())
+            losses = [-each.gain for each in found]
+            if self.confidence is not None and not last:
+                losses = lower_ends([[-gain for gain in each.gains] for each in found], self.confidence)
+            allowed = [each for each, loss in zip(found, losses, strict=True) if loss <= self.within + ROUNDING]
+        return [each for each in allowed if all(each.mean(name) <= limit * (1 + ROUNDING) for name, limit in limits)]
 
     def _front(self, allowed: Sequence[Placed], *, last: bool) -> list[Placed]:
         """Return the candidates of the next rung, or of the answer."""
         front = [allowed[index] for index in nondominated([each.objectives for each in allowed])]
         if last or self.confidence is None:
             return front
-        known, rivals = {id(each) for each in front}, sorted(front, key=lambda each: each.objectives)
-        return [each for each in allowed if id(each) in known or not _shown_dominated(each, rivals, self.confidence)]
+        known = {id(each) for each in front}
+        shown = _shown_dominated([each for each in allowed if id(each) not in known], front, self.confidence)
+        return [each for each in allowed if id(each) not in shown]
 
 
-def _shown_dominated(each: Placed, front: Iterable[Placed], confidence: float) -> bool:
-    """Whether a candidate is shown to be worse than one on the frontier, in order of the loss, that is no larger."""
-    loss, *sizes = each.objectives
-    better = takewhile(lambda other: other.objectives[0] < loss, front)
-    return any(all(map(le, other.objectives[1:], sizes)) and each.is_worse(other, confidence) for other in better)
+def _shown_dominated(behind: Iterable[Placed], front: Iterable[Placed], confidence: float) -> set[int]:
+    """Return the identities of candidates shown to be worse than one on the frontier that is no larger."""
+    left, shown = [*behind], set[int]()
+    for rival in sorted(front, key=lambda each: each.objectives):
+        loss, *sizes = rival.objectives
+        larger = [each for each in left if loss < each.objectives[0] and all(map(le, sizes, each.objectives[1:]))]
+        if larger:
+            worse = are_worse([each.goodness for each in larger], rival.goodness, confidence)
+            shown |= {id(each) for each, is_worse in zip(larger, worse, strict=True) if is_worse}
+            left = [each for each in left if id(each) not in shown]
+    return shown
 
 
 def _gone(space: SearchSpace, before: Iterable[Candidate], left: Iterable[Candidate]) -> tuple[Candidate, ...]:

@@ -26,17 +26,20 @@ ROUNDING = 1e-9
 """Rounding errors that a constraint allows for."""
 
 
+_NONE = frozenset[str]()
+
+
 class Placed(NamedTuple):
     """Candidate with its figures at a rung."""
 
     candidate: Candidate
     networks: tuple[Cell, ...]
     metric: Metric
-    values: Mapping[int, float]
-    """Seed -> primary metric on validation; in the deployed format if it changes outputs and is measured."""
-    differences: Mapping[int, float]
-    """Seed -> value minus that of the dense network."""
-    quantities: Mapping[str, tuple[float, ...]]
+    values: Sequence[float]
+    """Primary metric on validation by seed; in the deployed format if it changes outputs and is measured."""
+    dense: Sequence[float]
+    """The same of the dense networks."""
+    quantities: Mapping[str, Sequence[float]]
     """Quantity -> its values by seed."""
     objectives: Objectives
     """Mean loss of the primary metric, and the means of the quantities to make small."""
@@ -55,25 +58,24 @@ class Placed(NamedTuple):
         return found
 
     @property
+    def gains(self) -> list[float]:
+        """Gains over dense by seed; negative for losses."""
+        return [*map(self.metric.gain, self.values, self.dense)]
+
+    @property
     def gain(self) -> float:
-        """Mean gain over dense; negative for a loss."""
-        return self.metric.gain(_mean(self.differences.values()), 0.0)
+        """Mean gain over dense."""
+        return _mean(self.gains)
 
-    def least_loss(self, confidence: float | None) -> float:
-        """Return the mean loss against dense, or with a level the least loss that its interval allows."""
-        losses = [-self.metric.gain(each, 0.0) for each in self.differences.values()]
-        found = None if confidence is None else estimate(losses, confidence)
-        return _mean(losses) if found is None or found.low is None else found.low
-
-    def is_worse(self, other: Placed, confidence: float) -> bool:
-        """Whether an interval, paired by seed, says that the primary metric is worse than another candidate's."""
-        gains = [self.metric.gain(value, other.values[seed]) for seed, value in self.values.items()]
-        found = estimate(gains, confidence)
-        return found is not None and has_spread(found) and found.high is not None and found.high < 0
+    @property
+    def goodness(self) -> list[float]:
+        """Values by seed, turned so that larger ones are better."""
+        return [*self.values] if self.metric.better == "higher" else [-value for value in self.values]
 
     def told(self, against: Sequence[str]) -> str:
         """Return a sentence with the primary metric, its interval, and the quantities."""
-        value, difference = (estimate([*each.values()]) for each in (self.values, self.differences))
+        value = estimate(self.values)
+        difference = estimate([value - dense for value, dense in zip(self.values, self.dense, strict=True)])
         assert value is not None
         interval = ""
         if value.low is not None and value.high is not None and has_spread(value):
@@ -97,30 +99,31 @@ def placed(
         quantities: all quantities that the search reads
         against: those to make small
     """
-    found = {cell.seed: figures for cell in networks if (figures := seen[cell]) is not None}
+    found = [figures for cell in networks if (figures := seen[cell]) is not None]
     if len(found) < len(networks):
         return None
-    values, sizes = {seed: figures.value for seed, figures in found.items()}, dict[str, tuple[float, ...]]()
+    values, sizes = [figures.value for figures in found], dict[str, Sequence[float]]()
     for name in quantities:
-        measured = [size for figures in found.values() if (size := figures.quantity(name)) is not None]
-        if len(measured) < len(networks):
+        sizes[name] = measured = [size for figures in found if (size := figures.quantity(name)) is not None]
+        if len(measured) < len(found):
             return None
-        sizes[name] = tuple(measured)
-    if deployed := not MEASURED.keys().isdisjoint(quantities):
-        changed = {seed: figures.quantity(DEPLOYED) for seed, figures in found.items()}
-        values |= {seed: value for seed, value in changed.items() if value is not None}
-        if not all(map(math.isfinite, values.values())):
+    machines = _NONE
+    if not MEASURED.keys().isdisjoint(quantities):
+        changed = (figures.quantity(DEPLOYED) for figures in found)
+        values = [value if each is None else each for value, each in zip(values, changed, strict=True)]
+        if not all(map(math.isfinite, values)):
             return None
-    metric = found[networks[0].seed].metric
+        machines = frozenset(figures.machine() for figures in found)
+    metric = found[0].metric
     return Placed(
         candidate,
         tuple(networks),
         metric,
         values,
-        {seed: values[seed] - figures.dense for seed, figures in found.items()},
+        [figures.dense for figures in found],
         sizes,
-        (metric.gain(0.0, _mean(values.values())), *[_mean_size(name, sizes[name]) for name in against]),
-        frozenset(figures.machine() for figures in found.values()) if deployed else frozenset(),
+        (metric.gain(0.0, _mean(values)), *[_mean_size(name, sizes[name]) for name in against]),
+        machines,
     )
 
 

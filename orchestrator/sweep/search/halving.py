@@ -1,7 +1,8 @@
 """Search `halving`: the best of many settings at each sparsity, by rungs of more and more seeds, rounds or training.
 
 All candidates of a rung are compared after equal training; the best go on to the next rung. The rungs are synchronous:
-a rung is ranked when all its networks are finished, so the order in which they finish does not count.
+a rung is ranked when all its networks are finished, so the order in which they finish does not count. Rungs of seeds
+end when one candidate is left, as more seeds would rank nothing; otherwise the last candidate is trained to its end.
 
 Reference: Jamieson and Talwalkar 2016, arXiv 1502.07943 (successive halving).
 """
@@ -9,13 +10,15 @@ Reference: Jamieson and Talwalkar 2016, arXiv 1502.07943 (successive halving).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 
-from orchestrator.compare.statistics import Estimate, estimate, has_spread
+from orchestrator.compare.statistics import LEVEL, estimate
 from orchestrator.planning.number_formats import counted, first_few
 from orchestrator.sweep.search.candidates import Candidate, Cell, SearchSpace
+from orchestrator.sweep.search.intervals import are_worse
 from orchestrator.sweep.search.policy import Answer, Ask, Conclude, Figures, RuleOut, Seen, Strand, in_words
 from orchestrator.sweep.search.rungs import Rungs
 
@@ -59,51 +62,64 @@ class Halving:
 
     def strands(self, space: SearchSpace) -> list[Strand]:
         """Return the race of each data set and sparsity."""
-        return [self._race(space, label, group) for label, group in _groups(space).items()]
+        chosen = (next(iter(each.cells.values())) for each in space.candidates)
+        common = set.intersection(*({*space.plan.trials[cell.trial].overrides} for cell in chosen))
+        return [self._race(space, label, group, common) for label, group in _groups(space).items()]
 
     def bounds(self, space: SearchSpace) -> tuple[Iterable[Cell], Iterable[Cell]]:
         """Return the networks without any tie, and with all candidates tied."""
         least, most = list[Cell](), list[Cell]()
         for group in _groups(space).values():
             left = len(group)
-            for amount in self._rungs.amounts(space, group):
-                least += self._rungs.cells(space, group[:left], amount)
-                most += self._rungs.cells(space, group, amount)
+            for number, amount in enumerate(self._rungs.amounts(space, group)):
+                if number == 0 or left > 1 or not self._ends_alone:
+                    least += self._rungs.cells(space, group[:left], amount)
+                if number == 0 or len(group) > 1 or not self._ends_alone:
+                    most += self._rungs.cells(space, group, amount)
                 left = self._rungs.kept(left) if self.confidence is None else 1
         return dict.fromkeys(least), dict.fromkeys(most)
 
-    def _race(self, space: SearchSpace, label: str, group: Sequence[Candidate]) -> Strand:
+    @property
+    def _ends_alone(self) -> bool:
+        """Whether a race ends when one candidate is left, and is not trained to the end of its rungs."""
+        return self.rungs == "seeds"
+
+    def _race(self, space: SearchSpace, label: str, group: Sequence[Candidate], common: Collection[str]) -> Strand:
         rungs, standing = self._rungs, list(group)
         amounts = rungs.amounts(space, group)
         for number, amount in enumerate(amounts, start=1):
-            if len(standing) == 1 and number < len(amounts):
+            if len(standing) == 1 and number < len(amounts) and not self._ends_alone:
                 continue  # nothing is left to rank before the last rung
-            what = f"rung {number} of {len(amounts)}{label}: {counted(len(standing), 'candidate')}"
+            what, after = f"rung {number} of {len(amounts)}{label}", rungs.said(space, group, amount)
             networks = {id(each): rungs.networks(space, each, amount) for each in standing}
-            seen = yield Ask(
-                f"{what}, {rungs.said(space, group, amount)}", tuple(chain.from_iterable(networks.values()))
-            )
-            gains = {name: _gains(cells, seen) for name, cells in networks.items()}
+            cells = tuple(chain.from_iterable(networks.values()))
+            seen = yield Ask(f"{what}: {counted(len(standing), 'candidate')}, {after}", cells)
+            gains = {name: _gains(each, seen) for name, each in networks.items()}
             means = {name: _mean(each) for name, each in gains.items()}
-            ranked = sorted(standing, key=lambda each: -means[id(each)])
-            if number == len(amounts):
-                yield Conclude(f"best: {ranked[0].name}")
-                yield _answer(label, ranked, gains, seen)
+            ranked = sorted(standing, key=lambda each: means[id(each)], reverse=True)
+            best, last = ranked[0], number == len(amounts)
+            kept = [best] if last else self._survivors(ranked, gains, means)
+            ends = last or (self._ends_alone and len(kept) == 1)
+            going = "" if ends else f"{len(kept)} of {counted(len(ranked), 'candidate')} go on; "
+            yield Conclude(f"{going}best: {best.name}")
+            if not last:
+                going_on = {id(each) for each in kept}
+                lost = tuple(each for each in ranked if id(each) not in going_on)
+                yield RuleOut(lost, f"ruled out after {after}{label}")
+                if ends:
+                    yield RuleOut((best,), f"the best{label} after {after}, when no other was left to rank")
+            if ends:
+                answer = _answer(label, ranked, networks[id(best)], gains, seen)
+                yield replace(answer, text=answer.text + _rest(space, best, len(networks[id(best)]), common))
                 return
-            kept = self._survivors(ranked, gains, means)
-            going_on = {id(each) for each in kept}
-            lost = tuple(each for each in ranked if id(each) not in going_on)
-            yield Conclude(f"{len(kept)} of {counted(len(ranked), 'candidate')} go on; best: {ranked[0].name}")
-            yield RuleOut(lost, f"ruled out after {rungs.said(space, group, amount)}{label}")
             standing = kept
 
     def _survivors(
-        self, ranked: Sequence[Candidate], gains: Mapping[int, Mapping[int, float]], means: Mapping[int, float]
+        self, ranked: Sequence[Candidate], gains: Mapping[int, Sequence[float]], means: Mapping[int, float]
     ) -> list[Candidate]:
         """Return the candidates of the next rung, from the best to the worst."""
         if self.confidence is not None:
-            best = gains[id(ranked[0])]
-            return [each for each in ranked if not _is_worse(gains[id(each)], best, self.confidence)]
+            return _not_worse(ranked, gains, self.confidence)
         least = means[id(ranked[self._rungs.kept(len(ranked)) - 1])]
         return [each for each in ranked if means[id(each)] >= least - TIE]
 
@@ -122,39 +138,53 @@ def _groups(space: SearchSpace) -> dict[str, list[Candidate]]:
     return labels
 
 
-def _gains(cells: Iterable[Cell], seen: Seen) -> dict[int, float]:
-    """Return seed -> gain over dense; minus infinity for a network that failed."""
-    return {cell.seed: -math.inf if (each := seen[cell]) is None else each.gain for cell in cells}
+def _gains(cells: Iterable[Cell], seen: Seen) -> list[float]:
+    """Return the gains over dense by seed; minus infinity for a network that failed."""
+    return [-math.inf if (each := seen[cell]) is None else each.gain for cell in cells]
 
 
-def _mean(gains: Mapping[int, float]) -> float:
-    values = gains.values()
-    return math.fsum(values) / len(values) if all(map(math.isfinite, values)) else -math.inf
+def _mean(gains: Sequence[float]) -> float:
+    return math.fsum(gains) / len(gains)
 
 
-def _behind(gains: Mapping[int, float], best: Mapping[int, float], confidence: float) -> Estimate | None:
-    """Return the estimate of a candidate's gain minus the best one's, paired by seed."""
-    return estimate([gains[seed] - best[seed] for seed in gains], confidence)
+def _not_worse(ranked: Sequence[Candidate], gains: Mapping[int, Sequence[float]], level: float) -> list[Candidate]:
+    """Return the candidates that no interval, paired by seed, shows to be worse than the first one."""
+    rows = [gains[id(each)] for each in ranked]
+    return [each for each, worse in zip(ranked, are_worse(rows, rows[0], level), strict=True) if not worse]
 
 
-def _is_worse(gains: Mapping[int, float], best: Mapping[int, float], confidence: float) -> bool:
-    """Whether an interval says that a candidate is worse than the best one, or a network of it failed."""
-    if not math.isfinite(_mean(gains)):
-        return math.isfinite(_mean(best))
-    found = _behind(gains, best, confidence)
-    return found is not None and has_spread(found) and found.high is not None and found.high < 0
+def _rest(space: SearchSpace, best: Candidate, finished: int, common: Collection[str]) -> str:
+    """Return a clause with the command for the seeds of the best candidate that no rung needed; empty for none.
+
+    Args:
+        space: candidates of the plan
+        best: the best candidate
+        finished: number of its seeds that were run
+        common: overrides of every trial
+    """
+    left = len(best.seeds) - finished
+    if not left:
+        return ""
+    first, *others = (space.plan.trials[cell.trial].overrides for cell in best.cells.values())
+    own = [each for each in first if each not in common and all(each in other for other in others)]
+    told = shlex.join(["search=none", *own])
+    return f"; to run {'its other seed' if left == 1 else f'its other {left} seeds'}, pass {told}"
 
 
-def _answer(label: str, ranked: Sequence[Candidate], gains: Mapping[int, Mapping[int, float]], seen: Seen) -> Answer:
-    """Name the best candidate, and those that the last rung does not tell from it."""
-    best, level = ranked[0], 0.95
-    found: list[Figures] = [figures for cell in best.cells.values() if (figures := seen.get(cell)) is not None]
+def _answer(
+    label: str, ranked: Sequence[Candidate], cells: Sequence[Cell], gains: Mapping[int, Sequence[float]], seen: Seen
+) -> Answer:
+    """Name the best candidate, with its networks, and those that the last rung does not tell from it."""
+    best = ranked[0]
+    found: list[Figures] = [figures for cell in cells if (figures := seen[cell]) is not None]
     if not found:
         return Answer(f"no candidate{label} has finished: every network of the last rung failed")
-    others = [each.name for each in ranked[1:] if not _is_worse(gains[id(each)], gains[id(best)], level)]
+    others = [each.name for each in _not_worse(ranked, gains, LEVEL)[1:]]
     beside = f"; not told from it: {first_few(others)}" if others else ""
+    rest = f" of {counted(len(best.seeds), 'seed')}" if len(cells) < len(best.seeds) else ""
+    seeds = f"{len(found)}{rest}" if rest else counted(len(found), "seed")
     return Answer(
         f"best{label}: {best.name}, {in_words(estimate([each.difference for each in found]), found[0].metric)} against "
-        f"dense on validation, {counted(len(found), 'seed')}{beside}",
-        tuple(best.cells[seed].network for seed in best.seeds),
+        f"dense on validation, {seeds}{beside}",
+        tuple(cell.network for cell in cells),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from orchestrator.compare.statistics import Estimate, has_spread
 from orchestrator.core.metrics import Metric
@@ -52,29 +52,33 @@ class Answer:
     networks: tuple[Key, ...] = ()
 
 
-class Figures(NamedTuple):
-    """Figures of a finished network without the test split, and the primary metric of its own dense network."""
+class Figures:
+    """Figures of a finished network without the test split, and the primary metric of its own dense network.
 
-    metric: Metric
-    """Primary metric, with the margin of the sweep."""
-    value: float
-    """Primary metric on validation; `dense` is the same of the dense network of the seed."""
-    dense: float
-    finished: Finished | None = None
-    """The network, with the records of all its figures."""
+    Args:
+        metric: primary metric, with the margin of the sweep
+        value: primary metric on validation
+        dense: the same of the dense network of the seed
+        finished: the network, from whose records the other figures are read when they are asked for
+    """
+
+    __slots__ = ("_finished", "dense", "metric", "value")
+
+    def __init__(self, metric: Metric, value: float, dense: float, finished: Finished | None = None) -> None:
+        self.metric, self.value, self.dense, self._finished = metric, value, dense, finished
 
     @property
     def others(self) -> Mapping[str, float]:
         """All figures of the record except those of the test split, and measurements of the deployed network."""
-        return {} if self.finished is None else self.finished.figures()
+        return {} if self._finished is None else self._finished.figures()
 
     def quantity(self, name: str) -> float | None:
         """Return a quantity of the network, see `Finished.quantity`; None if it was not measured."""
-        return None if self.finished is None else self.finished.quantity(name)
+        return None if self._finished is None else self._finished.quantity(name)
 
     def machine(self) -> str:
         """Return the hardware on which the deployed network was measured; empty if it was not."""
-        return "" if self.finished is None else self.finished.machine()
+        return "" if self._finished is None else self._finished.machine()
 
     @property
     def difference(self) -> float:
@@ -123,6 +127,11 @@ class Budget:
     steps: int | None = None
     seconds: float | None = None
 
+    @property
+    def counts(self) -> bool:
+        """Whether a limit needs the steps or the seconds of finished stages."""
+        return self.steps is not None or self.seconds is not None
+
     def reached(self, trials: int, steps: int, seconds: float) -> str:
         """Return the sentence that names the limit that is reached; empty if none is."""
         if self.trials is not None and trials > self.trials:
@@ -136,9 +145,11 @@ class Budget:
 
 def uneven(candidates: Iterable[Candidate], seeds: Sequence[int]) -> Iterator[str]:
     """Yield a sentence if a candidate lacks a seed that others have."""
-    lacking = next((each for each in candidates if not set(seeds) <= each.cells.keys()), None)
+    known = [*candidates]
+    every = sorted({*seeds}.union(*(each.cells for each in known)))
+    lacking = next((each for each in known if len(each.cells) < len(every)), None)
     if lacking is not None:
-        absent = ", ".join(str(seed) for seed in seeds if seed not in lacking.cells)
+        absent = ", ".join(str(seed) for seed in every if seed not in lacking.cells)
         yield (
             f"`seed` has no value {absent} for {lacking.name}, and a search pairs candidates by seed; give all "
             "candidates the same seeds, as in seed=range(8)."

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 
-from orchestrator.compare.trial_rows import collector_paused
 from orchestrator.core.events import Decision, Look
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord
@@ -15,6 +14,7 @@ from orchestrator.core.specs import Key
 from orchestrator.sweep.search.candidates import Cell, SearchSpace
 from orchestrator.sweep.search.policy import Answer, Ask, Budget, Conclude, Figures, Policy, RuleOut, Seen, Strand
 from orchestrator.sweep.search.quantities import Finished
+from pruning.measure.garbage_collection import collector_paused
 
 Records = Mapping[Key, StageRecord]
 NOT_ASKED = "the search did not ask for it"
@@ -48,15 +48,18 @@ class Replay:
 
     def __init__(self, policy: Policy, space: SearchSpace, budget: Budget) -> None:
         self.space, self._budget = space, budget
+        self._names = [trial.name for trial in space.plan.trials]
+        self._margins = [(trial.config.get("compare") or _EMPTY).get("margin") for trial in space.plan.trials]
         self._strands: list[Strand] = list(policy.strands(space))
         self._pending: dict[int, Ask] = {}
         self._looks: list[Look] = []
         self._look_of: dict[int, int] = {}
         self._answers: dict[int, list[Answer]] = {index: [] for index in range(len(self._strands))}
-        self._reasons: dict[Key, str] = {}
+        self._reasons: dict[int, str] = {}
         self._asked: dict[Key, None] = {}
         self._trials: set[int] = set()
-        self._ended, self._steps, self._seconds, self._counted = "", 0, 0.0, 0
+        self._figures: dict[Key, Figures] = {}
+        self._ended, self._steps, self._seconds, self._spent = "", 0, 0.0, list[Key]()
         for index in range(len(self._strands)):
             self._advance(index, None)
         self.trials_first = self._trials_with(self._pending.values())
@@ -71,8 +74,9 @@ class Replay:
             pending, self._pending = self._pending, {}
             for index, ask in pending.items():
                 seen = self._seen(ask, records)
-                values = {cell.network: None if found is None else found.value for cell, found in seen.items()}
-                self._looks[self._look_of[index]] = replace(self._looks[self._look_of[index]], seen=values)
+                values = {cell[2]: None if found is None else found.value for cell, found in seen.items()}
+                look = self._looks[self._look_of[index]]
+                self._looks[self._look_of[index]] = Look(look.title, look.asked, values, confirms=look.confirms)
                 self._advance(index, seen)
             self._open(records)
         return self._decision(records)
@@ -84,14 +88,12 @@ class Replay:
             step = next(strand) if seen is None else strand.send(seen)
             while not isinstance(step, Ask):
                 if isinstance(step, Conclude):
-                    last = self._look_of[index]
-                    self._looks[last] = replace(self._looks[last], concluded=step.text)
+                    look = self._looks[self._look_of[index]]
+                    known = Look(look.title, look.asked, look.seen, step.text, look.confirms)
+                    self._looks[self._look_of[index]] = known
                 elif isinstance(step, RuleOut):
-                    self._reasons |= {
-                        self.space.ends[cell.trial]: step.reason
-                        for each in step.candidates
-                        for cell in each.cells.values()
-                    }
+                    trials = [cell[0] for each in step.candidates for cell in each.cells.values()]
+                    self._reasons |= dict.fromkeys(trials, step.reason)
                 elif isinstance(step, Answer):
                     self._answers[index].append(step)
                 step = next(strand)
@@ -111,23 +113,22 @@ class Replay:
         for index, ask in self._pending.items():
             self._look_of[index] = len(self._looks)
             self._looks.append(Look(ask.title, tuple([cell.network for cell in ask.cells]), confirms=ask.confirms))
-        cells, stages = [cell for ask in self._pending.values() for cell in ask.cells], self.space.stages
-        self._asked |= dict.fromkeys([key for cell in cells for key in stages(cell)])
-        self._trials.update([cell.trial for cell in cells])
+        asked, stages = self._asked, self.space.stages
+        cells = [cell for ask in self._pending.values() for cell in ask.cells if cell[2] not in asked]
+        new = [key for cell in cells for key in stages(cell) if key not in asked]
+        asked |= dict.fromkeys(new)
+        self._spent = [*dict.fromkeys(new)] if self._budget.counts else []
+        self._trials.update([cell[0] for cell in cells])
 
     def _count(self, records: Records) -> None:
         """Add the work of the stages that were asked for since the last count; a round adds to its parts."""
-        new = [key for key in list(self._asked)[self._counted :] if key in records]
-        stages = self.space.plan.stages
-        near = {
-            *new,
-            *(part for key in new for part in stages[key].starts_from if part in self._asked),
-        } & records.keys()
-        steps = self.space.plan.added({key: records[key].steps for key in near})
-        seconds = self.space.plan.added({key: records[key].seconds for key in near})
+        new, plan = [key for key in self._spent if key in records], self.space.plan
+        parts = (part for key in new for part in plan.stages[key].starts_from if part in self._asked)
+        near = {*new, *(part for part in parts if part in records)}
+        steps = plan.added({key: records[key].steps for key in near})
+        seconds = plan.added({key: records[key].seconds for key in near})
         self._steps += round(sum(steps[key] for key in new))
         self._seconds += math.fsum(seconds[key] for key in new)
-        self._counted = len(self._asked)
 
     def _trials_with(self, asks: Iterable[Ask]) -> int:
         return len(self._trials.union([cell.trial for ask in asks for cell in ask.cells]))
@@ -144,21 +145,25 @@ class Replay:
 
         A network has none if it failed, or if its primary metric or that of its dense network is not finite.
         """
-        plan, found, dense_values = self.space.plan, dict[Cell, Figures | None](), dict[Key, float]()
-        get, trials, isfinite = records.get, plan.trials, math.isfinite
+        found, dense_values, known = dict[Cell, Figures | None](), dict[Key, float](), self._figures
+        plan, margins, get, isfinite = self.space.plan, self._margins, records.get, math.isfinite
+        trials = plan.trials
         for cell in ask.cells:
             index, _, network, dense = cell
-            record = get(network)
+            if network in known:
+                found[cell] = known[network]
+                continue
+            found[cell] = None
+            if (record := get(network)) is None:
+                continue
             if dense not in dense_values:
                 dense_values[dense] = records[dense].figure("val") if dense in records else math.nan
-            value, reference = math.nan if record is None else record.figure("val"), dense_values[dense]
-            if record is None or not (isfinite(value) and isfinite(reference)):
-                found[cell] = None
-                continue
-            trial, metric = trials[index], record.metrics[0]
-            margin = trial.config.get("compare", _EMPTY).get("margin")
-            metric = metric if margin is None else _with_margin(metric, float(margin))
-            found[cell] = Figures(metric, value, reference, Finished(plan, records, trial, record))
+            metric, margin, reference = record.metrics[0], margins[index], dense_values[dense]
+            value = record.after.get(f"val/{metric.name}", math.nan)
+            if isfinite(value - reference):
+                metric = metric if margin is None else _of_margin(metric, float(margin))
+                figures = Figures(metric, value, reference, Finished(plan, records, trials[index], record))
+                found[cell] = known[network] = figures
         return found
 
     def _decision(self, records: Records) -> Decision:
@@ -174,18 +179,19 @@ class Replay:
 
     def _stopped(self, records: Records) -> dict[str, str]:
         """Return name -> reason for the trials that the search does not run to their ends."""
-        plan, reasons = self.space.plan, self._reasons
-        other = "" if self._pending else self._ended or NOT_ASKED
-        if not (reasons or other):
-            return {}
-        known = {*self._asked, *records}.issuperset
+        ends, work, asked, names = self.space.ends, self.space.plan.work, self._asked, self._names
+        reasons: Iterable[tuple[int, str]] = self._reasons.items()
+        if not self._pending:
+            other = self._ended or NOT_ASKED
+            reasons = [(index, self._reasons.get(index, other)) for index in range(len(ends))]
         return {
-            plan.trials[index].name: reason
-            for index, end in enumerate(self.space.ends)
-            if (reason := reasons.get(end, other)) and not known(plan.work[index])
+            names[index]: reason
+            for index, reason in reasons
+            if not ((end := ends[index]) in asked or end in records)
+            or not all(key in asked or key in records for key in work[index])
         }
 
 
 @cache
-def _with_margin(metric: Metric, margin: float) -> Metric:
+def _of_margin(metric: Metric, margin: float) -> Metric:
     return replace(metric, margin=margin)

@@ -48,10 +48,11 @@ class Table:
     Args:
         networks: dense networks, one for each seed, and the pruned networks of all settings and seeds
         margin: loss that a match may hide
+        iterative: whether the sparsities are the rounds of one trial, each pruned from the one before
     """
 
-    def __init__(self, networks: Iterable[Network], margin: float) -> None:
-        self.margin = margin
+    def __init__(self, networks: Iterable[Network], margin: float, *, iterative: bool = False) -> None:
+        self.margin, self.iterative = margin, iterative
         self.dense: dict[int, Network] = {}
         self.pruned: dict[tuple[Setting, int], Network] = {}
         for each in networks:
@@ -93,7 +94,7 @@ class Table:
         name = {seed: place for place, seed in enumerate(draw.sample(self.seeds, seeds))}
         every = (*self.dense.values(), *self.pruned.values())
         renamed = (replace(each, seed=name[each.seed]) for each in every if each.seed in name)
-        return Table(renamed, self.margin)
+        return Table(renamed, self.margin, iterative=self.iterative)
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,6 @@ class Outcome:
     """Setting -> number of its networks that the search asked for."""
     share: float
     """Steps of the networks that the search asked for over those of the whole grid, dense training not counted."""
-    compared: float
-    """Share of the steps in looks that compare two or more settings: the rest only adds seeds of an answer."""
 
 
 class TableSpace:
@@ -122,17 +121,19 @@ class TableSpace:
         self._seed: dict[str, int] = {}
         stages, trials = dict[str, StageSpec](), list[TrialSpec]()
         identities: dict[str, str] = {}
-        for method, sparsity in table.settings:
-            for seed in table.seeds:
-                dense, pruned = _chain(method, sparsity, seed)
-                for spec in (dense, pruned):
-                    stages[spec.key] = spec
-                    identities[spec.key] = identity_of(spec, identities)
-                self._seed[dense.key], self._place[pruned.key] = seed, ((method, sparsity), seed)
-                config = _config(method, sparsity, seed, table.margin)
-                name = f"{method} sparsity={sparsity} seed={seed}"
-                keys = (dense.key, pruned.key)
-                trials.append(TrialSpec(name, (), config, keys, dense.key, identities[pruned.key]))
+        for method in table.methods:
+            for targets in [table.sparsities] if table.iterative else [[each] for each in table.sparsities]:
+                for seed in table.seeds:
+                    specs = _chain(method, targets, seed)
+                    for spec in specs:
+                        stages[spec.key] = spec
+                        identities[spec.key] = identity_of(spec, identities)
+                    keys = tuple(spec.key for spec in specs)
+                    self._seed[keys[0]] = seed
+                    self._place |= {key: ((method, each), seed) for key, each in zip(keys[1:], targets, strict=True)}
+                    config = _config(method, targets[-1], len(targets), seed, table.margin)
+                    name = f"{method} sparsity={targets[-1]} seed={seed}"
+                    trials.append(TrialSpec(name, (), config, keys, keys[0], identities[keys[-1]]))
         self._plan = Plan(stages, tuple(trials))
 
     @cached_property
@@ -155,20 +156,17 @@ class TableSpace:
         if told := [*policy.refusals(self.space)]:
             raise SystemExit("\n".join(told))
         decision = Replay(policy, self.space, Budget()).next(self.records(table))
-        looks = [[self._place[key] for key in look.asked] for look in decision.looks]
-        asked = dict.fromkeys(place for look in looks for place in look)
-        comparing = [look for look in looks if len({setting for setting, _ in look}) > 1]
-        compared = dict.fromkeys(place for look in comparing for place in look)
+        needed = self._plan.with_inputs(dict.fromkeys(key for look in decision.looks for key in look.asked))
+        asked = [self._place[key] for key in needed if key in self._place]
         spent = Counter(setting for setting, _ in asked)
         found = dict.fromkeys(self._place[key][0] for key in decision.networks)
-        share, part = (sum(table.pruned[place].steps for place in each) / table.steps for each in (asked, compared))
-        return Outcome(tuple(found), spent, share, part)
+        return Outcome(tuple(found), spent, sum(table.pruned[place].steps for place in asked) / table.steps)
 
 
-def read_table(path: Path, margin: float) -> Table:
+def read_table(path: Path, margin: float, *, iterative: bool = False) -> Table:
     """Read a table that `write_table` wrote."""
     with path.open(newline="") as lines:
-        return Table((_parsed(row) for row in csv.DictReader(lines)), margin)
+        return Table((_parsed(row) for row in csv.DictReader(lines)), margin, iterative=iterative)
 
 
 def write_table(path: Path, networks: Iterable[Network]) -> None:
@@ -180,7 +178,7 @@ def write_table(path: Path, networks: Iterable[Network]) -> None:
 
 
 def networks_of(sweep: SweepResults) -> Iterator[Network]:
-    """Yield the networks of a finished sweep of one round, each dense network once."""
+    """Yield the networks of a finished sweep, each dense network once."""
     known: set[str] = set()
     for trial in sweep.plan.trials:
         for key in trial.stages:
@@ -189,7 +187,7 @@ def networks_of(sweep: SweepResults) -> Iterator[Network]:
                 found, pruned = sweep.records[key], key != trial.dense
                 yield Network(
                     trial.config["method"]["name"] if pruned else "dense",
-                    trial.config["schedule"]["sparsity"] if pruned else 0.0,
+                    round(sweep.plan.stages[key].fields["target"], 6) if pruned else 0.0,
                     trial.config["seed"],
                     round(found.figure("val"), 6),
                     round(found.figure("test"), 6),
@@ -205,22 +203,26 @@ def _parsed(row: Mapping[str, str]) -> Network:
     return Network(row["method"], sparsity, seed, val, test, parameters, macs, steps)
 
 
-def _config(method: str, sparsity: float, seed: int, margin: float) -> dict[str, Any]:
+def _config(method: str, sparsity: float, rounds: int, seed: int, margin: float) -> dict[str, Any]:
     """Return the settings of a trial that a comparison reads."""
+    kind = "one_shot" if rounds == 1 else "geometric"
     return {
         "seed": seed,
         "model": {"name": "network", "kind": "network"},
         "data": {"name": "mnist", "kind": "mnist"},
         "method": {"name": method},
-        "schedule": {"kind": "one_shot", "sparsity": sparsity, "rounds": 1, "amount": None},
+        "schedule": {"kind": kind, "sparsity": sparsity, "rounds": rounds, "amount": None},
         "compare": {"margin": margin},
     }
 
 
-def _chain(method: str, sparsity: float, seed: int) -> Sequence[StageSpec]:
-    dense = StageSpec("dense", {"seed": seed})
-    fields_of_round = {"method": {"name": method}, "seed": seed, "round": 1, "target": sparsity}
-    return dense, StageSpec("round", fields_of_round, {NETWORK: dense.key})
+def _chain(method: str, targets: Sequence[float], seed: int) -> Sequence[StageSpec]:
+    """Return the stages of a trial: dense, and a round for each sparsity."""
+    found = [StageSpec("dense", {"seed": seed})]
+    for number, target in enumerate(targets, start=1):
+        fields_of_round = {"method": {"name": method}, "seed": seed, "round": number, "target": target}
+        found.append(StageSpec("round", fields_of_round, {NETWORK: found[-1].key}))
+    return found
 
 
 def _record(spec: StageSpec, network: Network, dense: Network) -> StageRecord:

@@ -136,12 +136,18 @@ def test_a_frontier_is_drawn_with_intervals_and_what_was_stopped() -> None:
     assert not searched_frontier.frontier(compare_trials(PLAN, LEFT, search=SEARCH))
 
 
-def test_a_race_on_records_shows_the_winner_with_all_its_seeds() -> None:
+def test_a_race_on_records_tests_no_candidate_without_all_its_seeds() -> None:
     plan = make_plan(sparsities=(0.5, 0.9), seeds=range(6))
-    decisions, ran = run_search(Halving(), plan, {key: make_record(plan, key) for key in plan.stages})
+    records = {key: make_record(plan, key) for key in plan.stages}
+    decisions, ran = run_search(Halving(), plan, records)
+    whole, all_ran = run_search(Halving(first=6), plan, records)
     compared = compare_trials(plan, ran, search=decisions[-1])
+    every = compare_trials(plan, all_ran, search=whole[-1])
 
-    assert {(point.line, len(point.seeds)) for point in compared.operating_points if not point.stopped} == {
-        ("l1_unstructured", 6)
+    assert {(point.line, len(point.seeds), point.stopped) for point in compared.operating_points} == {
+        ("random_unstructured", 1, 5),
+        ("l1_unstructured", 1, 5),
     }
-    assert all(point.matching == "not tested" for point in compared.operating_points if point.stopped)
+    assert all(point.matching == "not tested" for point in compared.operating_points)
+    assert "the best at 90.00% after 1 seed, when no other was left to rank" in compared.search.stopped.values()
+    assert not any(point.stopped for point in every.operating_points)

@@ -25,13 +25,15 @@ PLAN = grid(("method_0", "method_1", "method_2"), (0.5, 0.7, 0.9), seeds=9)
 KINDS = {Matching: "matching", Halving: "halving", Frontier: "frontier"}
 
 
-def lines(policy: Policy, records: Mapping[str, StageRecord], plan: Plan = PLAN) -> list[str]:
+def lines(
+    policy: Policy, records: Mapping[str, StageRecord], plan: Plan = PLAN, margin: float | None = None
+) -> list[str]:
     decisions, ran = run_search(policy, plan, records)
     settings: dict[str, Any] = {"kind": KINDS[type(policy)], **asdict(policy)}  # type: ignore[call-overload]
     config = {"search": {**settings, "trials": None, "steps": None, "seconds": None}, "compare": {"margin": None}}
     info = replace(sweep_info(), config=config)
     sweep = SavedSweep(info, plan, ran, {}, decisions[-1], {search_digest(info.config): PastSearch((), ())})
-    return [*beside_grid(sweep, records)]
+    return [*beside_grid(sweep, records, margin=margin)]
 
 
 @pytest.mark.parametrize("policy", [Matching(), Halving(), Frontier()])
@@ -43,8 +45,24 @@ def test_a_search_that_finds_the_grid_s_answer_says_so_and_what_it_took(policy: 
 
     assert head.startswith("The search beside the whole grid, by the same rule on validation, for ")
     assert int(head.rpartition("for ")[2].partition("%")[0]) < 100
-    assert found[-1] == "  Both answers name the same networks."
+    assert found[-1] == "  Both answers name the same candidates."
     assert sum(each.startswith("  search: ") for each in found) == sum(each.startswith("  grid:   ") for each in found)
+
+
+def test_another_margin_holds_for_both_answers() -> None:
+    records = records_of(PLAN, crossing(0.75))
+    own, (head, *found) = lines(Matching(), records), lines(Matching(), records, margin=0.05)
+    answers = [each for each in found if each.startswith(("  search: ", "  grid:   "))]
+
+    assert all(": 70.00% matches dense: a loss of 1.00 points" in each for each in own if each.startswith("  search: "))
+    assert head.startswith(
+        "The search beside the whole grid, by the same rule on validation with a margin of 0.05, for"
+    )
+    assert len(answers) == 6
+    assert all(": 90.00% matches dense: a loss of 5.00 points" in each for each in answers)
+    assert lines(Halving(), records, margin=0.05)[1:] == lines(Halving(), records)[1:], "no margin in its rule"
+    (told,) = lines(Matching(), records, margin=0.0)
+    assert told.startswith("The search cannot be set beside the whole grid: `compare.margin` (=0) leaves nothing")
 
 
 def test_a_candidate_that_the_first_seed_ruled_out_is_named_with_the_reason() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from searched_plans import grid, noisy, records_of, run_search, titles
 
@@ -26,17 +28,36 @@ def raced(policy: Halving, plan: Plan, records: dict[str, StageRecord]) -> tuple
     return titles(last), [look.concluded for look in last.looks], sum(each.kind == "round" for each in ran.values())
 
 
-def test_a_third_of_the_candidates_goes_on_with_three_times_the_seeds() -> None:
+def test_a_third_of_the_candidates_goes_on_with_three_times_the_seeds_until_one_is_left() -> None:
     plan = grid(METHODS, (0.5,), seeds=9)
     looked, concluded, rounds = raced(Halving(), plan, records_of(plan, by_index))
 
-    assert looked == [
-        "rung 1 of 3: 9 candidates, 1 seed",
-        "rung 2 of 3: 3 candidates, 3 seeds",
-        "rung 3 of 3: 1 candidate, 9 seeds",
-    ]
-    assert concluded[0] == "3 of 9 candidates go on; best: method_0 at 50.00%"
-    assert rounds == 9 + 3 * 2 + 6
+    assert looked == ["rung 1 of 3: 9 candidates, 1 seed", "rung 2 of 3: 3 candidates, 3 seeds"]
+    assert concluded == ["3 of 9 candidates go on; best: method_0 at 50.00%", "best: method_0 at 50.00%"]
+    assert rounds == 9 + 3 * 2
+
+
+def test_the_answer_names_its_seeds_and_the_settings_that_run_the_others() -> None:
+    plan = grid(METHODS[:3], (0.5, 0.9), seeds=9)
+    trials = tuple(replace(each, overrides=("schedule=one_shot", *each.overrides)) for each in plan.trials)
+    decisions, _ = run_search(Halving(), Plan(plan.stages, trials), records_of(plan, by_index))
+    stopped, answer = decisions[-1].stopped, decisions[-1].answers[1]
+
+    assert ", 1 of 9 seeds; not told from it: method_1 at 90.00%; method_2 at 90.00%; to run its other 8 " in answer
+    assert answer.endswith("8 seeds, pass search=none method=method_0 schedule.sparsity=0.9")
+    assert stopped["method_0 sparsity=0.9 seed=1"] == "the best at 90.00% after 1 seed, when no other was left to rank"
+    whole, _ = run_search(Halving(first=9), plan, records_of(plan, by_index))
+    assert ", 9 seeds; not told" in whole[-1].answers[1]
+    assert "search=none" not in whole[-1].answers[1], "the last rung has run all seeds"
+
+
+def test_the_only_candidate_of_a_sparsity_needs_no_second_rung() -> None:
+    plan = grid(METHODS[:2], (0.5, 0.9), seeds=9)
+    kept = [each for each in plan.trials if not each.name.startswith("method_1 sparsity=0.9")]
+    looked, concluded, _ = raced(Halving(), Plan(plan.stages, tuple(kept)), records_of(plan, by_index))
+
+    assert looked == ["rung 1 of 3 at 50.00%: 2 candidates, 1 seed", "rung 1 of 3 at 90.00%: 1 candidate, 1 seed"]
+    assert concluded[1] == "best: method_0 at 90.00%"
 
 
 def test_candidates_race_at_each_sparsity_of_their_own() -> None:
@@ -52,7 +73,7 @@ def test_candidates_race_at_each_sparsity_of_their_own() -> None:
         "best at 90.00%: method_2 at 90.00%",
     ]
     assert decisions[-1].stopped["method_2 sparsity=0.5 seed=2"] == "ruled out after 1 seed at 50.00%"
-    assert len(decisions[-1].networks) == 6, "all seeds of both winners are run"
+    assert len(decisions[-1].networks) == 2, "one seed of both winners is run"
 
 
 def test_tied_candidates_stay_together() -> None:
@@ -73,7 +94,8 @@ def test_an_interval_rules_out_only_what_is_shown_to_be_worse() -> None:
     looked, concluded, _ = raced(certain, plan, records_of(plan, close))
     decisions, _ = run_search(certain, plan, records_of(plan, close))
 
-    assert ranked[0].startswith("1 of 3")
+    assert ranked == [ranked[0]]
+    assert ranked[0].startswith("best: ")
     assert concluded[0].startswith("2 of 3")
     assert looked[-1] == "rung 2 of 2: 2 candidates, 6 seeds"
     assert "; not told from it: method_" in decisions[-1].answers[0]
@@ -128,11 +150,12 @@ def test_what_cannot_be_raced_is_refused(policy: Halving, plan: Plan, text: str)
 
 def test_candidates_without_the_same_seeds_are_refused() -> None:
     plan = grid(METHODS[:2], (0.5, 0.6), seeds=8)
-    lacking = Plan(plan.stages, plan.trials[:-1])
+    last, first = Plan(plan.stages, plan.trials[:-1]), Plan(plan.stages, plan.trials[1:])
 
     for policy in (Halving(), Matching()):
-        told = [*policy.refusals(SearchSpace(lacking))]
-        assert told == [
-            "`seed` has no value 7 for method_1 at 60.00%, and a search pairs candidates by seed; give all candidates "
-            "the same seeds, as in seed=range(8)."
-        ]
+        for lacking, name in ((last, "7 for method_1 at 60.00%"), (first, "0 for method_0 at 50.00%")):
+            told = [*policy.refusals(SearchSpace(lacking))]
+            assert told == [
+                f"`seed` has no value {name}, and a search pairs candidates by seed; give all candidates the same "
+                "seeds, as in seed=range(8)."
+            ]

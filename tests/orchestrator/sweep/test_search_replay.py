@@ -57,12 +57,14 @@ def test_a_search_sees_nothing_that_it_did_not_ask_for(policy: Policy) -> None:
 
 def test_no_figure_of_a_test_split_reaches_a_policy() -> None:
     seen: list[str] = []
+    reached: set[str] = set()
 
     class Nosy(Matching):
         def strands(self, space: SearchSpace) -> list[Strand]:
             def strand() -> Strand:
                 found = yield Ask("all", tuple(space.candidates[0].cells.values()))
                 seen.extend(name for figures in found.values() if figures for name in figures.others)
+                reached.update(*map(dir, found.values()))
 
             return [strand()]
 
@@ -70,6 +72,9 @@ def test_no_figure_of_a_test_split_reaches_a_policy() -> None:
 
     assert "parameters/remaining" in seen
     assert not [name for name in seen if "test" in name]
+    assert {name for name in reached if not name.startswith("_")} == {
+        *("metric", "value", "dense", "difference", "gain", "others", "quantity", "machine")
+    }, "no record, which has figures on test"
 
 
 def test_a_decision_survives_the_store() -> None:
