@@ -155,7 +155,7 @@ class Seat:
     sync_batch_norm: bool = False
     timeout: float | None = None
     """Seconds that a rank waits for rank 0 outside of a training; None: for ever."""
-    collective_timeout: float = 1800.0
+    step_timeout: float = 1800.0
     """Seconds that a rank waits for the others within a step of a training."""
 
 

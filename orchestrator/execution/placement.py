@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from orchestrator.config.cluster import Cluster
 from orchestrator.execution.on_ray.embedded_ray import address_of
 from orchestrator.planning.hardware import lacks_gpu
+from orchestrator.planning.number_formats import counted
 
 Resources = Mapping[str, float]
 """Ray's names of resources -> amounts; memory in bytes."""
@@ -45,6 +46,7 @@ class Watch:
         nodes: returns the current nodes
         clock: returns monotonic seconds
         died: returns why the whole cluster is lost for ever, or None; if it is lost, `nodes` is not called
+        processes: number of a trial's processes that may be on several nodes
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Watch:
         nodes: Callable[[], Sequence[Node]],
         clock: Callable[[], float] = time.monotonic,
         died: Callable[[], str | None] = lambda: None,
+        processes: int = 1,
     ) -> None:
         self.capacity = 0
         """Number of trials to submit: twice as many as fit, so that no worker waits for the next one."""
@@ -62,7 +65,7 @@ class Watch:
         self.hopeless: str | None = None
         """Why no trial can run any more: the cluster died, or no node has fitted for PATIENCE seconds; else None."""
         self._cluster, self._wanted, self._nodes, self._clock = cluster, wanted, nodes, clock
-        self._died = died
+        self._died, self._processes = died, processes
         self._due = self._fitted = clock()
 
     def look(self) -> bool:
@@ -77,11 +80,11 @@ class Watch:
         nodes = self._nodes()
         alive = [node.resources for node in nodes if node.alive]
         self.dead = frozenset(node.id for node in nodes if not node.alive)
-        fitting = slots(self._wanted, alive)
+        fitting = slots(self._wanted, alive, self._processes)
         if fitting or self._cluster.autoscaling:
             self._fitted = now
         elif now - self._fitted > PATIENCE:
-            self.hopeless = refusal(self._wanted, alive)
+            self.hopeless = refusal(self._wanted, alive, self._processes)
         ahead = 2 * fitting + (AUTOSCALING_AHEAD if self._cluster.autoscaling else 0)
         self.capacity = min(ahead, self._cluster.max_concurrent or ahead)
         return True
@@ -100,15 +103,36 @@ def request(cluster: Cluster) -> dict[str, float]:
     return {name: amount for name, amount in wanted.items() if amount}
 
 
-def slots(wanted: Resources, nodes: Iterable[Resources]) -> int:
-    """Return how many trials fit on the nodes at once."""
-    return sum(_fits(wanted, node) for node in nodes)
+def slots(wanted: Resources, nodes: Iterable[Resources], processes: int = 1) -> int:
+    """Return how many trials fit on the nodes at once; the `processes` of a trial may be on several nodes."""
+    if processes == 1:
+        return sum(_fits(wanted, node) for node in nodes)
+    return sum(_fits(share_of(wanted, processes), node) for node in nodes) // processes
 
 
-def refusal(wanted: Resources, nodes: Sequence[Resources]) -> str | None:
-    """Return why no node can ever run a trial, with the remedy; None if one can."""
-    if any(_fits(wanted, node) for node in nodes):
+def share_of(wanted: Resources, processes: int) -> dict[str, float]:
+    """Return the resources of each of a trial's processes."""
+    return {name: amount / processes for name, amount in wanted.items()}
+
+
+def refusal(wanted: Resources, nodes: Sequence[Resources], processes: int = 1) -> str | None:
+    """Return why no node can ever run a trial, with the remedy; None if one can.
+
+    Args:
+        wanted: resources of a trial
+        nodes: resources of each node
+        processes: number of the trial's processes that may be on several nodes
+    """
+    if slots(wanted, nodes, processes):
         return None
+    asked = ", ".join(f"{_key(name)}={_amount(name, amount)}" for name, amount in wanted.items())
+    if processes > 1:
+        fitting = slots(share_of(wanted, processes), nodes)
+        return (
+            f"`parallel.processes` (={processes}, which share {asked}) must fit on the nodes together, and {fitting} "
+            f"of them fit on {counted(len(nodes), 'node')}; ask for less, or pass cluster.autoscaling=true if nodes "
+            "will join."
+        )
     for name, amount in wanted.items():
         most = max((node.get(name, 0.0) for node in nodes), default=0.0)
         if most < amount:
@@ -116,7 +140,6 @@ def refusal(wanted: Resources, nodes: Sequence[Resources]) -> str | None:
                 f"`{_key(name)}` (={_amount(name, amount)}) must fit on one node, and the largest of {len(nodes)} has "
                 f"{_amount(name, most)}; ask for less, or pass cluster.autoscaling=true if such nodes will join."
             )
-    asked = ", ".join(f"{_key(name)}={_amount(name, amount)}" for name, amount in wanted.items())
     return (
         f"`cluster` ({asked}) must fit on one node, and none of {len(nodes)} has all of these resources; ask for less, "
         "or pass cluster.autoscaling=true if such nodes will join."

@@ -16,6 +16,7 @@ from typing import Any
 
 from orchestrator.config import submission
 from orchestrator.config.cluster import Cluster
+from orchestrator.config.parts.parallel import processes
 from orchestrator.config.schema import ConfigError
 from orchestrator.config.tracking_uri import resolve_experiment, resolve_uri, ui_hint
 from orchestrator.core.errors import OrchestratorError, StoreError
@@ -173,7 +174,8 @@ def _train(
     with ExitStack() as stack:
         leases, held = store.leases(), stack.enter_context(ExitStack())  # released after the executor has ended
         watch = progress.point if progress.live else unheard
-        executor = _executor(config["cluster"], store, info.name, leases, watch)
+        most = max(processes(trial.config) for trial in outcome.plan.trials)
+        executor = _executor(config["cluster"], store, info.name, leases, watch, most)
         progress.say(_starting(config["cluster"]))
         executor.prestart()
         with _nothing_started():
@@ -251,10 +253,10 @@ def _running(executor: RayExecutor | InlineExecutor, outcome: Outcome, later: Ex
 
 
 def _executor(
-    cluster: Mapping[str, Any], store: Store, name: str, leases: Leases, watch: Report
+    cluster: Mapping[str, Any], store: Store, name: str, leases: Leases, watch: Report, most: int
 ) -> RayExecutor | InlineExecutor:
     logs = Path("outputs") / name / "logs"
-    return make_executor(Cluster(**cluster), store, logs=logs, claims=leases, watch=watch)
+    return make_executor(Cluster(**cluster), store, logs=logs, claims=leases, watch=watch, processes=most)
 
 
 def _starting(cluster: Mapping[str, Any]) -> str:

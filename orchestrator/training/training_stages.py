@@ -375,13 +375,16 @@ class Stage:
             "keep": self._checkpoints.keep,
             "cost": cost or self._cost(),
             "sparse": self.sparse,
+            "ranks": self.order.ranks,
         }
         if self.config.get("_target_") is None:
             shared |= {"where": where, "since": self.spec.typed.restart.rates or 0, "until": until}
-            shared |= {"selects": self.spec.kind != START, "ranks": self.order.ranks}
+            shared |= {"selects": self.spec.kind != START}
             return training_loop.fit(self.model, self.data, self._task_with_teacher(), self.config, **shared)
         if until == 0:
             return training_loop.FitResult((), 0, 0)
+        if self.order.ranks is not None:
+            self.order.ranks.weights_of_leader(self.model)
         measured = partial(self.measured, self.data.val)
         length = Length.of(self.config, self.data, self.device)
         context = Context(self.model, self.network.masks, measured, length=length, **shared)

@@ -75,10 +75,5 @@ def _training_violations(name: str, training: Mapping[str, Any], count: int) -> 
             f"`{name}.batch_size` (={training['batch_size']}) must be at least {count}, an example for each of "
             f"`parallel.processes`; pass {name}.batch_size={count}, or fewer processes."
         )
-    if training["_target_"] is not None and count > 1:
-        yield (
-            f"`{name}._target_` (={training['_target_']}) trains by a function of your own, which one process runs; "
-            f"pass parallel=none, or {name}._target_=null for the built-in loop."
-        )
     if training["compile"] and count > 1:
         yield f"`{name}.compile` (=true) works with one process; pass {name}.compile=false, or parallel=none."

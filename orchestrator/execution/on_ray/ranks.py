@@ -37,6 +37,8 @@ class Team:
     """Ray's placement group."""
     followers: Sequence[ObjectRef[Any]] = ()
     log: str = ""
+    _ended_since: float | None = None
+    """When a rank was first seen to have failed while rank 0 went on."""
 
     def option(self, rank: int) -> dict[str, Any]:
         """Return the option that places the task of a rank."""
@@ -49,6 +51,17 @@ class Team:
         from ray.util import remove_placement_group
 
         remove_placement_group(self.group)
+
+    def lost(self) -> Failure | None:
+        """Return the failure of a rank if rank 0 has not noticed it for a few seconds, as in a meeting; else None."""
+        import ray
+
+        ended, _ = ray.wait([*self.followers], num_returns=len(self.followers), timeout=0)
+        if not any(_outcome(follower) is not None for follower in ended):
+            return None
+        self._ended_since = self._ended_since or time.monotonic()
+        late = time.monotonic() - self._ended_since > WAIT_FOR_RANKS
+        return self.blamed(Failure("the trial lost a rank", transient=True)) if late else None
 
     def blamed(self, failure: Failure) -> Failure:
         """Return the failure that caused that of rank 0: the first of another rank that did not only lose a rank."""
@@ -81,8 +94,12 @@ def team(bundle: dict[str, float], size: int, *, one_node: bool) -> Team:
 
 
 def seat_of(size: int, sync_batch_norm: bool, timeout: float | None) -> Seat:
-    """Return the place of rank 0 of a new trial."""
-    return Seat(0, size, meeting=uuid.uuid4().hex, sync_batch_norm=sync_batch_norm, timeout=timeout)
+    """Return the place of rank 0 of a new trial, whose stages may take `timeout` seconds.
+
+    A step that takes half of that time hangs: the ranks then say which of them does not answer.
+    """
+    seat = Seat(0, size, meeting=uuid.uuid4().hex, sync_batch_norm=sync_batch_norm, timeout=timeout)
+    return seat if timeout is None else replace(seat, step_timeout=min(seat.step_timeout, timeout / 2))
 
 
 def log_of(log: str, rank: int) -> str:

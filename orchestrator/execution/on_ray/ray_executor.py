@@ -31,7 +31,7 @@ from orchestrator.execution.on_ray.embedded_ray import Address, ClusterError, ad
 from orchestrator.execution.on_ray.ranks import seat_of
 from orchestrator.execution.on_ray.ray_tasks import Outdated, Tasks
 from orchestrator.execution.perform import DEFAULT_WORK, PREFLIGHT, failure_of
-from orchestrator.execution.placement import Node, Watch, refusal, request, slots
+from orchestrator.execution.placement import Node, Watch, refusal, request, share_of, slots
 
 
 def make_executor(
@@ -42,11 +42,12 @@ def make_executor(
     logs: str | Path = "logs",
     claims: Claims | None = None,
     watch: Report = unheard,
+    processes: int = 1,
 ) -> RayExecutor | InlineExecutor:
     """Return the executor that `cluster.kind` names: a context manager, which starts and ends it."""
     if cluster.kind == "inline":
         return InlineExecutor(cluster, store, work=work, logs=logs, claims=claims, watch=watch)
-    return RayExecutor(cluster, store, work=work, logs=logs, claims=claims, watch=watch)
+    return RayExecutor(cluster, store, work=work, logs=logs, claims=claims, watch=watch, processes=processes)
 
 
 class RayExecutor:
@@ -59,6 +60,7 @@ class RayExecutor:
         logs: folder on each worker for the output of the work, one file for each attempt
         claims: claims of the drivers that share the store; None if this is the only driver
         watch: called with the metrics of stages that run longer than a second
+        processes: largest number of processes of a trial
     """
 
     def __init__(
@@ -70,8 +72,10 @@ class RayExecutor:
         logs: str | Path = "logs",
         claims: Claims | None = None,
         watch: Report = unheard,
+        processes: int = 1,
     ) -> None:
         self._cluster, self._store, self._work, self._claims = cluster, store, work, claims
+        self._processes, self._apart = processes, processes if cluster.placement == "spread" else 1
         self._logs, self._grace = Path(logs).absolute(), submission.grace(cluster.grace)
         self._address, self._wanted = address_of(cluster), request(cluster)
         self._cancelled = threading.Event()
@@ -97,7 +101,7 @@ class RayExecutor:
         self.prestart()
         assert self._connected is not None
         self._connected.result()
-        reason = refusal(self._wanted, [node.resources for node in _nodes() if node.alive])
+        reason = refusal(self._wanted, [node.resources for node in _nodes() if node.alive], self._apart)
         if reason is not None and not self._cluster.autoscaling:
             raise ClusterError(reason)
 
@@ -159,7 +163,7 @@ class RayExecutor:
         A stage whose node dies has no outcome.
         """
         self.start()
-        tasks: Tasks[Passed] = self._tasks()
+        tasks: Tasks[Passed] = self._tasks(share_of(self._wanted, self._processes))
         watch = self._watching()
         try:
             for index, (*lineage, spec) in enumerate(stages):
@@ -198,7 +202,8 @@ class RayExecutor:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        nodes = [node for node in _nodes() if node.alive and slots(self._wanted, [node.resources])]
+        share = share_of(self._wanted, self._apart)
+        nodes = [node for node in _nodes() if node.alive and slots(share, [node.resources])]
         answers = []
         for node in nodes:
             here = NodeAffinitySchedulingStrategy(node.id, soft=False)
@@ -265,10 +270,10 @@ class RayExecutor:
 
     def _watching(self) -> Watch:
         died = embedded_ray.death if self._address.own else lambda: None
-        return Watch(self._cluster, self._wanted, _nodes, died=died)
+        return Watch(self._cluster, self._wanted, _nodes, died=died, processes=self._apart)
 
-    def _tasks(self) -> Tasks[Any]:
-        return Tasks(self._cluster, self._wanted, _runtime_env(self._address, self._cluster))
+    def _tasks(self, wanted: dict[str, float] | None = None) -> Tasks[Any]:
+        return Tasks(self._cluster, wanted or self._wanted, _runtime_env(self._address, self._cluster))
 
     def _leave_dead_nodes(
         self, dispatcher: Dispatcher, tasks: Tasks[StageRecord], watch: Watch

@@ -28,7 +28,7 @@ from orchestrator.execution.on_ray import ranks
 from orchestrator.execution.output_capture import captured_output, interrupt_flag
 from orchestrator.execution.own_modules import ProcessOutdated, hold_planned, modules_of
 from orchestrator.execution.perform import perform
-from orchestrator.execution.placement import cuda_device
+from orchestrator.execution.placement import cuda_device, share_of
 
 if TYPE_CHECKING:
     from ray import ObjectRefGenerator
@@ -107,7 +107,7 @@ class Tasks(Generic[Item]):
         self, order: WorkOrder, seat: Seat, work: Callable[[WorkOrder], Iterator[Item]] | str, options: dict[str, Any]
     ) -> ObjectRefGenerator:
         """Submit the processes of a trial; return the stream of rank 0."""
-        share = {name: amount / seat.size for name, amount in self._wanted.items()}
+        share = share_of(self._wanted, seat.size)
         team = ranks.team(share, seat.size, one_node=self._one_node)
         own = {"num_cpus": share["CPU"], "num_gpus": share.get("GPU", 0), **options}
         own["resources"] = {name: each for name, each in share.items() if name not in ("CPU", "GPU", "memory")}
@@ -146,8 +146,12 @@ class Tasks(Generic[Item]):
                 self._dismiss(ends[end])
                 yield self._running.pop(ends[end]), None
             return
+        for generator in [generator for generator in self._teams if generator in self._running]:
+            if (failure := self._teams[generator].lost()) is not None:
+                self._dismiss(generator)
+                yield self._running.pop(generator), failure
         waiting = list(self._running)
-        ready, _ = ray.wait(waiting, timeout=timeout)
+        ready, _ = ray.wait(waiting, timeout=timeout) if waiting else ([], [])
         if ready and len(waiting) > 1:
             ready, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0)
         for generator in ready:

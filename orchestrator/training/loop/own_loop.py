@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import torch
 from hydra.utils import get_object
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from orchestrator.config.parts.training import Train
@@ -22,9 +22,9 @@ from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.work_order import never
 from orchestrator.training.dynamics.sparse_training import SparseTraining
 from orchestrator.training.dynamics.training_cost import TrainingCost
+from orchestrator.training.loop.own_network import check_network, shapes_and_dtypes
 from orchestrator.training.loop.steps import TrainingError
 from orchestrator.training.loop.training_loop import Cancelled, Diverged, FitResult
-from orchestrator.training.pruning_rounds import LawBroken
 from orchestrator.training.state.resuming import Keep, Unfit
 from orchestrator.training.state.train_state import (
     TrainState,
@@ -33,6 +33,7 @@ from orchestrator.training.state.train_state import (
     restore_generators,
     restore_module,
 )
+from orchestrator.training.team.ranks import Ranks
 from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.inspection import require_finite
 from orchestrator.workloads.splits import Split
@@ -88,6 +89,7 @@ class Context:
         cost: counts the multiply-accumulates of each step, with the examples of `length`; None: nothing is counted.
         length: the length of a training that follows its settings.
         sparse: masks that change within the training; None if they stay.
+        ranks: processes of the trial, each of which calls the function; None for one process.
     """
 
     def __init__(
@@ -106,7 +108,9 @@ class Context:
         cost: TrainingCost | None = None,
         length: Length = Length(0, 0, 0),
         sparse: SparseTraining | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
+        self._ranks = ranks
         self.device, self._masks = device, masks
         self.cost, self._length, self.sparse = cost, length, sparse
         self._model = model
@@ -165,9 +169,34 @@ class Context:
         optimizer.register_step_pre_hook(lambda *_: self._end_if_asked())
         optimizer.register_step_post_hook(lambda *_: self._count())
 
+    @property
+    def rank(self) -> int:
+        """Number of this process among those of the trial, from 0."""
+        return 0 if self._ranks is None else self._ranks.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes of the trial."""
+        return 1 if self._ranks is None else self._ranks.size
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Return a network whose backward pass averages gradients over all processes; with one process the network."""
+        return model if self._ranks is None else self._ranks.wrapped(model)
+
+    def gather(self, value: float) -> list[float]:
+        """Return the numbers that all processes pass, by rank; every process must call it."""
+        if self._ranks is None:
+            return [value]
+        return self._ranks.sums([value if rank == self.rank else 0.0 for rank in range(self.world_size)])
+
     def evaluate(self) -> dict[str, float]:
-        """Return `loss` and the task's metrics of the current network on the validation split."""
-        return dict(self._measured().figures)
+        """Return `loss` and the task's metrics of the current network on the validation split.
+
+        Rank 0 measures them for all processes, each of which must call this.
+        """
+        if self._ranks is None:
+            return dict(self._measured().figures)
+        return self._ranks.told(dict(self._measured().figures) if self._ranks.leads else None)
 
     def report(self, step: int, metrics: Mapping[str, float], epoch: float | None = None) -> None:
         """Add a point to the curve of the stage.
@@ -217,7 +246,7 @@ class Context:
                 "in context.checkpoint(lambda: {'optimizer': optimizer.state_dict()})."
             )
         self._has_checkpoints = True
-        ending = self._cancelled()
+        ending = self._is_ending()
         self._keep(lambda: self._saved(parts()), ending)
         if ending:
             raise Cancelled
@@ -306,8 +335,13 @@ class Context:
         self._stepped |= trained
 
     def _end_if_asked(self) -> None:
-        if not self._has_checkpoints and self._cancelled():
+        if not self._has_checkpoints and self._is_ending():
             raise Cancelled
+
+    def _is_ending(self) -> bool:
+        """Whether the training ends here: on all processes, if one is asked to."""
+        ending = self._cancelled()
+        return ending if self._ranks is None else self._ranks.sums([float(ending)])[0] > 0
 
     def _count(self) -> None:
         self.steps += 1
@@ -338,7 +372,7 @@ def run_own_loop(
 def _run(
     where: str, config: Mapping[str, Any], model: nn.Module, task: Task, data: Data, context: Context
 ) -> FitResult:
-    function, before = _function(where, config), _shapes_and_dtypes(model)
+    function, before = _function(where, config), shapes_and_dtypes(model)
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     seen = TrainingData(data.train, data.val, data.input_shape, data.classes)
     model.to(context.device)
@@ -363,7 +397,7 @@ def _run(
     for name, parameter in model.named_parameters():
         parameter.grad = None
         parameter.requires_grad_(name in trainable)  # the function may have frozen some
-    _check_network(where, config, model, before, context.masks, changing=context.sparse is not None)
+    check_network(where, config, model, before, context.masks, changing=context.sparse is not None)
     steps = max([context.steps, *(point.step for point in context.curve[-1:])])
     if not steps and (config.get("epochs") or config.get("steps")):
         raise TrainingError(
@@ -387,37 +421,3 @@ def _function(where: str, config: Mapping[str, Any]) -> Callable[..., object]:
         )
     found: Callable[..., object] = function
     return found
-
-
-def _shapes_and_dtypes(model: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    state: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}
-
-
-def _check_network(
-    where: str,
-    config: Mapping[str, Any],
-    model: nn.Module,
-    before: Mapping[str, Any],
-    masks: MaskSet,
-    *,
-    changing: bool,
-) -> None:
-    after = _shapes_and_dtypes(model)
-    if changed := [name for name in {**before, **after} if before.get(name) != after.get(name)]:
-        raise TrainingError(
-            f"{given(where, config)} must leave the names, shapes and dtypes of parameters and buffers unchanged, "
-            f"but changed {changed[0]}; undo any wrapping or conversion before it returns."
-        )
-    parameters = dict(model.named_parameters())
-    for name, parameter in parameters.items():
-        if not bool(parameter.isfinite().all()):
-            raise Diverged(f"{name} is infinite or NaN after {given(where, config)}: training diverged.")
-    for name, mask in masks.items():
-        if name in parameters and bool((parameters[name].detach()[~mask.to(parameters[name].device)] != 0).any()):
-            remedy = "call `context.attach(optimizer)` before the first step."
-            if changing:
-                remedy = "for weights of an earlier step, call `context.restore_masks` with the masks of that step."
-            raise LawBroken(
-                f"{given(where, config)} must keep pruned weights at 0, but those of {name} are not; {remedy}"
-            )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from orchestrator.core.seeding import seeded
 from orchestrator.core.stage_kinds import KINDS
+from orchestrator.planning.number_formats import first_few
 from orchestrator.training.preflight.misfits import Misfit
 from orchestrator.training.training_stages import Stage
 from orchestrator.workloads.splits import Batch
@@ -55,6 +57,25 @@ def require_loss(stage: Stage, batch: Batch, model: str) -> None:
                 f"{model} must give finite outputs, but gives {odd[0]} on a first batch, before any training; fix its "
                 "`forward` or its initial weights."
             )
+
+
+def require_all_reached(stage: Stage, batch: Batch, model: str) -> None:
+    """Raise `Misfit` if the loss reaches a trained parameter in no step, as several processes exchange all gradients.
+
+    Args:
+        stage: the dense stage of a trial of several processes, before its training.
+        batch: a few training examples.
+        model: name of the network in messages.
+    """
+    named = {name: each for name, each in stage.model.named_parameters() if each.requires_grad}
+    with seeded(0, stage.device), in_mode(stage.model, training=True):
+        found = torch.autograd.grad(stage.task.loss(stage.model, batch), [*named.values()], allow_unused=True)
+    unreached = [name for name, gradient in zip(named, found, strict=True) if gradient is None]
+    if unreached:
+        raise Misfit(
+            f"{model} has parameters that its loss does not depend on ({first_few(unreached, 3)}), and the processes "
+            "of a trial exchange the gradients of all; set their `requires_grad` to False, or pass parallel=none."
+        )
 
 
 def _first_loss(stage: Stage, batch: Batch) -> tuple[object, list[Tensor]]:

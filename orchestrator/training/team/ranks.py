@@ -17,8 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors.torch import load
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, Store
+from torch.nn.parallel import DistributedDataParallel
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.work_order import Seat
@@ -27,6 +28,8 @@ from orchestrator.workloads.weight_files import write_state
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 FOREVER = timedelta(days=365)
+SILENCE = 5.0
+"""Seconds in which a rank says that it has lost another one."""
 FAILED = "failed"
 """Key of the store under which the first rank that fails writes its number."""
 
@@ -97,6 +100,16 @@ class Ranks:
             return state
         return TrainState(load(tensors), json.loads(values))
 
+    def weights_of_leader(self, model: nn.Module) -> None:
+        """Give a network the parameters and buffers of rank 0."""
+        with torch.no_grad():
+            for each in (*model.parameters(), *model.buffers()):
+                dist.broadcast(each, 0)
+
+    def wrapped(self, model: nn.Module) -> nn.Module:
+        """Return a network whose backward pass averages gradients over all ranks."""
+        return DistributedDataParallel(model, device_ids=[self.device] if self.device.type == "cuda" else None)
+
     def sums(self, values: Sequence[float]) -> list[float]:
         """Return sums over all ranks, in float64; equal bits on every rank."""
         found = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -116,6 +129,16 @@ class Ranks:
         """Say that this rank fails, unless another one has failed before."""
         with suppress(RuntimeError):  # the store of rank 0 is gone
             self._store.compare_set(FAILED, "", str(self.rank))
+
+    def silent(self) -> list[int]:
+        """Say that this rank has lost another one; return the ranks that don't say the same within a few seconds."""
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        with suppress(RuntimeError):
+            self._store.set(f"lost/{self.rank}", "")
+            self._store.wait([f"lost/{rank}" for rank in others], timedelta(seconds=SILENCE))
+        with suppress(RuntimeError):
+            return [rank for rank in others if not self._store.check([f"lost/{rank}"])]
+        return []
 
     def failed(self) -> int | None:
         """Return the rank that failed first; None if none has."""
@@ -139,7 +162,7 @@ def joined(seat: Seat, store: Store, device: torch.device) -> Iterator[Ranks]:
     usual = {"MASTER_ADDR": seat.host, **{name: str(value) for name, value in numbers.items()}}
     before = {name: os.environ.get(name) for name in usual}
     os.environ.update(usual)
-    patience = timedelta(seconds=seat.collective_timeout)
+    patience = timedelta(seconds=seat.step_timeout)
     try:
         dist.init_process_group(
             BACKENDS[device.type],
@@ -170,6 +193,8 @@ def _blame(ranks: Ranks, error: BaseException) -> None:
         ranks.fail()
         return
     first = ranks.failed()
-    if first is None or first != ranks.rank:
-        who = "another rank" if first is None else f"rank {first}"
-        raise RankLost(f"rank {ranks.rank} lost {who} of the trial: {str(error).splitlines()[0]}") from error
+    lost = ranks.silent() if first is None else [first]
+    who = ", ".join(f"rank {rank}" for rank in lost) or "another rank"
+    logs = f"; its output is in a file `*.rank{lost[0]}.log` beside the log of the trial" if lost and lost[0] else ""
+    said = str(error).splitlines()[0]
+    raise RankLost(f"rank {ranks.rank} lost {who} of the trial{logs} ({said})") from ConnectionError(said)

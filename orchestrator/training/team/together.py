@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from orchestrator.core.seeding import derive, reseed
 from orchestrator.training.loop.steps import TrainingError
@@ -59,8 +58,7 @@ class Together:
         norms: Sequence[Any],
     ) -> None:
         self.ranks, self._task, self._seed, self._norms = ranks, task, seed, norms
-        devices = [ranks.device] if ranks.device.type == "cuda" else None
-        self._model = DistributedDataParallel(_Losses(model, loss_of), device_ids=devices)
+        self._model: Any = ranks.wrapped(_Losses(model, loss_of))
         self._tensors = [*model.parameters()]
         self._sizes: list[int] = []
         self._total = 0.0

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rank_cases import CASES, outcome, together
+from small_trials import planned, small
 from torch import Tensor
 
+from orchestrator.core.work_order import WorkOrder
+from orchestrator.store.store import Store
+from orchestrator.training.preflight.misfits import Misfit
+from orchestrator.training.preflight.rehearsal import run_preflight
 from orchestrator.workloads.shares import Share
 
 SIZES = [pytest.param(2, id="2 processes"), pytest.param(4, id="4 processes", marks=pytest.mark.slow)]
@@ -60,3 +66,13 @@ def test_shares_are_the_whole_batch_in_order(size: int, length: int) -> None:
     assert [each for share in shares if share.counts(length) for each in share.of(items)] == items
     assert all(len(share.of(items)) for share in shares), "one example stands in for an empty share"
     assert shares[0].counts(length), "rank 0 always has one"
+
+
+def test_a_parameter_that_the_loss_does_not_reach_is_refused_before_the_training(tmp_path: Path) -> None:
+    config = small("parallel=ddp", "parallel.processes=2") | {
+        "model": {"_target_": "small_workloads.unreached", "name": "m"}
+    }
+    plan = planned(config)
+    dense = plan.stages[plan.trials[0].dense]
+    with pytest.raises(Misfit, match=r"does not depend on \(idle.weight; idle.bias\)"):
+        list(run_preflight(WorkOrder((dense,), Store(str(tmp_path)))))

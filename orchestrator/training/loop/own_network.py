@@ -1,0 +1,65 @@
+"""Checks of the network that a training function of the user's own leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from orchestrator.training.loop.steps import TrainingError
+from orchestrator.training.loop.training_loop import Diverged
+from orchestrator.training.pruning_rounds import LawBroken
+from orchestrator.workloads.targets import given
+from pruning import MaskSet
+
+
+def shapes_and_dtypes(model: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Return the shape and dtype of each parameter and buffer."""
+    state: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}
+
+
+def check_network(
+    where: str,
+    config: Mapping[str, Any],
+    model: nn.Module,
+    before: Mapping[str, Any],
+    masks: MaskSet,
+    *,
+    changing: bool,
+) -> None:
+    """Raise an error for a network that a training function must not leave.
+
+    Args:
+        where: the node's place in the configuration: `train` or `finetune`.
+        config: the node.
+        model: the network that the function left.
+        before: its `shapes_and_dtypes` before.
+        masks: masks whose pruned entries must be 0.
+        changing: whether masks changed within the training.
+
+    Raises:
+        TrainingError: a parameter or buffer was added, removed or changed.
+        Diverged: a value is infinite or NaN.
+        LawBroken: a pruned weight is not 0.
+    """
+    after = shapes_and_dtypes(model)
+    if changed := [name for name in {**before, **after} if before.get(name) != after.get(name)]:
+        raise TrainingError(
+            f"{given(where, config)} must leave the names, shapes and dtypes of parameters and buffers unchanged, "
+            f"but changed {changed[0]}; undo any wrapping or conversion before it returns."
+        )
+    parameters = dict(model.named_parameters())
+    for name, parameter in parameters.items():
+        if not bool(parameter.isfinite().all()):
+            raise Diverged(f"{name} is infinite or NaN after {given(where, config)}: training diverged.")
+    for name, mask in masks.items():
+        if name in parameters and bool((parameters[name].detach()[~mask.to(parameters[name].device)] != 0).any()):
+            remedy = "call `context.attach(optimizer)` before the first step."
+            if changing:
+                remedy = "for weights of an earlier step, call `context.restore_masks` with the masks of that step."
+            raise LawBroken(
+                f"{given(where, config)} must keep pruned weights at 0, but those of {name} are not; {remedy}"
+            )
