@@ -13,8 +13,12 @@ import torch
 from torch import nn
 
 import pruning
+from orchestrator.core.records import StageRecord
+from orchestrator.store.store import Store
 from orchestrator.workloads import data_loading, model_building
-from scripts.benchmarks import bench_dynamics
+from scripts.benchmarks import bench_dynamics, bench_scale
+from scripts.benchmarks.simulated import SimulatedExecutor, SimulatedTasks
+from scripts.benchmarks.sleeping import plan_jobs
 from scripts.peers import digits, race
 from scripts.peers.peer_trial import Lengths, run_trial
 
@@ -36,6 +40,35 @@ def test_a_sweep_of_sleeps_is_planned_run_shown_and_logged(tmp_path: Path) -> No
     assert found["time"] > found["ideal"]
     assert found["efficiency"] == pytest.approx(found["ideal"] / found["time"])
     assert found["logging_ms_per_trial"] > 0
+
+
+def test_simulated_nodes_run_each_stage_once_on_their_slots(tmp_path: Path) -> None:
+    plan = plan_jobs([f"seed={index % 4}", f"schedule.sparsity={0.5 + index / 100}"] for index in range(24))
+    store, tasks = Store(str(tmp_path / "store")), SimulatedTasks(nodes=3, slots=2, seconds=10.0)
+    running, most, records = set[str](), 0, dict[str, StageRecord]()
+    with store.leases() as leases:
+        for event in SimulatedExecutor(store, tasks, 3, 2, claims=leases).run(plan):
+            running.add(event.key)
+            most = max(most, len(running))
+            if event.record is not None:
+                running.remove(event.key)
+                records[event.key] = event.record
+
+    assert records.keys() == plan.stages.keys()
+    assert most == 6
+    assert tasks.busy_at is not None
+    work = sum(record.seconds for record in records.values())
+    assert work / 6 < tasks.now - tasks.began < work
+
+
+@pytest.mark.slow
+def test_a_simulated_sweep_is_shown_tracked_compared_and_saved(tmp_path: Path) -> None:
+    arguments = ["--trials", "40", "80", "--seeds", "2", "--nodes", "5", "--json", str(tmp_path / "found.json")]
+    bench_scale.main(arguments)
+
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [(each["trials"], each["stages"], each["points"]) for each in found] == [(40, 42, 20), (80, 82, 40)]
+    assert all(each["driver"] > 0 and each["view"] > 0 and each["saved_mb"] > 0 for each in found)
 
 
 def test_peers_train_the_network_on_the_split_that_we_do() -> None:

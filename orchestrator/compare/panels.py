@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from orchestrator.compare.trial_settings import as_typed, name_of, settings_of_each, varying
+from orchestrator.compare.trial_settings import SettingsOfEach, as_typed, name_of, varying
 from orchestrator.config.parts import densities_file
 from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.specs import Plan, TrialSpec
@@ -60,7 +60,7 @@ def positions(plan: Plan) -> tuple[Position, ...]:
     sparsity (or amount). Labels name the method, and the settings that distinguish the lines of a panel.
     """
     described = _described(plan)
-    each = zip(plan.trials, settings_of_each([trial.config for trial in plan.trials]), strict=True)
+    each = zip(plan.trials, SettingsOfEach(trial.config for trial in plan.trials), strict=True)
     trials = [_identified(plan, trial, settings, described) for trial, settings in each]
     line_labels: dict[tuple[tuple[str, str], str], str] = {}
     dense_labels: dict[tuple[tuple[str, str], str], str] = {}

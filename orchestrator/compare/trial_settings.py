@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from orchestrator.config.config_groups import GROUPS
@@ -28,23 +28,35 @@ CIRCUMSTANCES = frozenset(
 has run can be deployed later, and is still the same sweep."""
 
 
-def settings_of_each(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the flat settings that define each trial: its config without circumstances, secrets redacted.
+class SettingsOfEach:
+    """Flat settings that define each trial: its config without circumstances, secrets redacted.
 
-    A part that many configs share as one object, as in a loaded plan, is flattened once.
+    They are merged when they are asked for, as those of 100,000 trials would take gigabytes. A part that many configs
+    share as one object, as in a loaded plan, is flattened once.
+
+    Args:
+        configs: config of each trial
+        form: changes the flat settings of a part
     """
-    known: dict[tuple[str, int], dict[str, Any]] = {}
-    every = []
-    for config in configs:
-        found: dict[str, Any] = {}
-        for key, value in config.items():
-            if key in CIRCUMSTANCES:
-                continue
-            if (key, id(value)) not in known:
-                known[key, id(value)] = dict(_flat({key: value}))
-            found |= known[key, id(value)]
-        every.append(found)
-    return every
+
+    def __init__(
+        self, configs: Iterable[Mapping[str, Any]], form: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    ) -> None:
+        known: dict[tuple[str, int], dict[str, Any]] = {}
+        self._parts: list[list[dict[str, Any]]] = []
+        for config in [*configs]:  # all of them at once, as parts are known by their identity
+            parts = [(key, value) for key, value in config.items() if key not in CIRCUMSTANCES]
+            for key, value in parts:
+                if (key, id(value)) not in known:
+                    known[key, id(value)] = form(dict(_flat({key: value})))
+            self._parts.append([known[key, id(value)] for key, value in parts])
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return the settings of a trial, as a new dict."""
+        return {name: value for part in self._parts[index] for name, value in part.items()}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(self.__getitem__, range(len(self._parts)))
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

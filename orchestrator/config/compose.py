@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -31,6 +31,8 @@ class _Base:
 
     tree: DictConfig
     plain: Mapping[str, Any]
+    parts: dict[tuple[str, ...], Any] = field(default_factory=dict)
+    """Key of the tree, and the settings in it -> its plain value: jobs have few combinations of settings in a part."""
 
     @cached_property
     def interpolates(self) -> bool:
@@ -154,9 +156,16 @@ def _compose(loader: ConfigLoader, master: DictConfig, overrides: list[str]) -> 
 
 
 def _set(base: _Base, overrides: Sequence[Override]) -> Mapping[str, Any]:
-    ConfigLoaderImpl._apply_overrides_to_config(list(overrides), base.tree)
-    changed = {re.split(r"[.\[]", str(override.key_or_group))[0]: None for override in overrides}
-    return {**base.plain, **{key: _plain_node(base.tree, key) for key in changed}}
+    """Return the plain configuration with other values; parts with equal settings are set once, and shared."""
+    settings: dict[str, list[str]] = {}
+    for override in overrides:
+        key = re.split(r"[.\[]", str(override.key_or_group))[0]
+        settings.setdefault(key, [key]).append(str(override.input_line))
+    parts = {key: tuple(each) for key, each in settings.items()}
+    if missing := {key: part for key, part in parts.items() if part not in base.parts}:
+        ConfigLoaderImpl._apply_overrides_to_config(list(overrides), base.tree)
+        base.parts |= {part: _plain_node(base.tree, key) for key, part in missing.items()}
+    return {**base.plain, **{key: base.parts[part] for key, part in parts.items()}}
 
 
 def _plain_node(tree: DictConfig, key: str) -> Any:

@@ -11,6 +11,8 @@ from msgspec import Meta
 
 MOST_BYTES, MOST_CONTAINERS, DEEPEST = 2**27, 2**21, 64
 """Limits of a JSON text: its bytes, its number of objects and arrays, and their nesting depth."""
+OF_SWEEPS = 8
+"""Factor by which a saved sweep may be larger, for its plan of hundreds of thousands of trials."""
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
@@ -26,13 +28,17 @@ _T = TypeVar("_T")
 _DECODER = msgspec.json.Decoder()
 
 
-def parse_json(content: bytes) -> Any:
+def parse_json(content: bytes, times: int = 1) -> Any:
     """Parse a JSON text of bounded size and depth.
+
+    Args:
+        content: the text
+        times: factor on the limits of its size
 
     Raises:
         ValueError: the text is not valid JSON, or exceeds a limit
     """
-    refuse_large(content)
+    refuse_large(content, times)
     try:
         value = _DECODER.decode(content)
     except RecursionError:
@@ -42,10 +48,11 @@ def parse_json(content: bytes) -> Any:
     return value
 
 
-def refuse_large(content: bytes) -> None:
-    """Raise ValueError for a JSON text that would take too much memory to parse."""
-    if len(content) > MOST_BYTES or content.count(b"{") + content.count(b"[") > MOST_CONTAINERS:
-        raise ValueError(f"it is larger than {MOST_BYTES} bytes or {MOST_CONTAINERS} objects and arrays")
+def refuse_large(content: bytes, times: int = 1) -> None:
+    """Raise ValueError for a JSON text that would take too much memory to parse; `times` is a factor on the limits."""
+    most_bytes, most_containers = times * MOST_BYTES, times * MOST_CONTAINERS
+    if len(content) > most_bytes or content.count(b"{") + content.count(b"[") > most_containers:
+        raise ValueError(f"it is larger than {most_bytes} bytes or {most_containers} objects and arrays")
 
 
 def read_as(kind: type[_T], data: Any) -> _T:

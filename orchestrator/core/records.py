@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Self
 
 from msgspec import Meta
@@ -29,7 +29,7 @@ BLOCKS = "blocks"
 """Part of a checkpoint with the blocks pruned so far, and figure of a live point with the number of all blocks."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CurvePoint:
     """Point of a training curve: metrics after `step` optimizer steps of this stage, at `time` (Unix seconds)."""
 
@@ -313,6 +313,11 @@ class StageRecord:
             "training_macs": self.training_macs,
         }
         return {name: float(value) for name, value in found.items() if value is not None}
+
+    def sharing(self, spec: StageSpec) -> Self:
+        """Return the record with the fields of its planned spec in place of equal copies: half of its memory."""
+        planned = spec.to_json()
+        return replace(self, spec=planned) if self.spec == planned else self
 
     def result(self) -> dict[str, Any]:
         """Return the fields that must be bit-equal in every run of the stage: all except `CIRCUMSTANCES`.

@@ -6,7 +6,7 @@ A round trip through JSON changes nothing, so the worker, the store, the tracker
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Self
 
@@ -57,6 +57,12 @@ class StageSpec:
     location: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """Part of `fields` -> paths of files whose content is in the key, and settings that change no result. Not in the
     key."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields and the key: another thread may parse the fields while this one pickles."""
+        state = self.__dict__.copy()
+        state.pop("typed", None)
+        return state
 
     @cached_property
     def key(self) -> Key:
@@ -161,6 +167,10 @@ class Plan:
     trials: tuple[TrialSpec, ...]
     finished: Mapping[Key, StageSpec] = field(default_factory=dict)
     """Stages of the sweep that are not to be run, because the store holds them or a search has not asked for them."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields alone: another thread may compute the other properties while this one pickles."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @cached_property
     def children(self) -> Mapping[Key, tuple[Key, ...]]:

@@ -248,6 +248,7 @@ class Dispatcher:
         return key != attempt.specs[-1].key or any(child in self._open for child in self._children[attempt.segment])
 
     def _finish(self, attempt: Attempt, record: StageRecord) -> list[StageEvent]:
+        record = record.sharing(attempt.specs[attempt.done])
         finished = replace(_event("finished", record.key, attempt, time.time()), record=record)
         attempt.done, attempt.number, attempt.spared, attempt.reached = attempt.done + 1, 1, 0, -1
         self._release_claims([record.key])

@@ -22,6 +22,7 @@ from orchestrator.config.refusals.refused_choices import name_typed_choice
 from orchestrator.config.schema import ConfigError, violations
 from orchestrator.config.well_formed import with_written_infinities
 from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.plain_data import digest
 from orchestrator.core.redact import redact_argument
 from orchestrator.core.specs import (
     DENSE,
@@ -293,7 +294,7 @@ def _kind(job: Job) -> str | None:
 
 def _violations(config: Mapping[str, Any], seen: dict[str, list[str]]) -> list[str]:
     """Return the broken rules of a configuration; equal configurations are checked once."""
-    key = repr(config)  # not canonical JSON: a wrong value may not exist in JSON
+    key = digest(repr(config))  # not canonical JSON: a wrong value may not exist in JSON
     if key not in seen:
         seen[key] = list(violations(config)) or [*restarts.violations(config), *pinned_content.violations(config)]
     return seen[key]

@@ -10,7 +10,7 @@ from orchestrator.compare.deployment_points import by_network, deployed
 from orchestrator.compare.panels import Position, positions
 from orchestrator.compare.secondary.sensitivity import SENSITIVITY_COLUMNS, sensitivity_curves, sensitivity_rows
 from orchestrator.compare.trial_rows import last_rows, reasons, rows_of_each, statuses
-from orchestrator.compare.trial_settings import as_typed, settings_of_each, varying
+from orchestrator.compare.trial_settings import SettingsOfEach, as_typed, varying
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import shown
 from orchestrator.core.specs import Plan, TrialSpec
@@ -191,7 +191,7 @@ def of_rows(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> DataFram
 
 def parameters(plan: Plan) -> Columns:
     """Return setting -> value for each trial, for settings that vary; a list is written as in an override."""
-    settings = settings_of_each([trial.config for trial in plan.trials])
+    settings = SettingsOfEach(trial.config for trial in plan.trials)
     found = {name: [each.get(name) for each in settings] for name in varying(settings)}
     return {
         name: [as_typed(value) if isinstance(value, list | tuple | dict) else value for value in values]

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.compare.trial_rows import reason, status
-from orchestrator.compare.trial_settings import settings_of_each
+from orchestrator.compare.trial_settings import SettingsOfEach
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import shown, shown_tree
@@ -58,7 +58,7 @@ class TrialResults:
     @cached_property
     def settings(self) -> Mapping[str, Any]:
         """Dotted name -> value of every setting that defines the trial, for example `train.epochs`."""
-        (found,) = settings_of_each([self._spec.config])
+        (found,) = SettingsOfEach([self._spec.config])
         return shown_tree(found)  # type: ignore[no-any-return]
 
     @property

@@ -12,21 +12,25 @@ _OPENING = b'{"sha256":"'
 _BODY = len(_OPENING) + 64 + len(b'",')
 
 
-def seal(data: Mapping[str, Any]) -> bytes:
+def seal(data: Mapping[str, Any], times: int = 1) -> bytes:
     """Return `data` (plain data, not empty) as a JSON object whose first member `sha256` is the digest of the others.
 
     sha256 = SHA-256(JSON of data in its order, without spaces)
+
+    Args:
+        data: the data
+        times: factor on the limits of `parse_json`
 
     Raises:
         ValueError: `data` holds NaN or an infinity, which JSON cannot represent, or is too large to be read again
     """
     body = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
-    refuse_large(body)
+    refuse_large(body, times)
     return _OPENING + digest(body).encode() + b'",' + body[1:]
 
 
-def unseal(content: bytes) -> dict[str, Any]:
-    """Return the data that `seal` was given.
+def unseal(content: bytes, times: int = 1) -> dict[str, Any]:
+    """Return the data that `seal` was given; `times` is a factor on the limits of `parse_json`.
 
     Raises:
         ValueError: the content was changed (the message gives the expected and the found digest), or exceeds the limits
@@ -38,5 +42,5 @@ def unseal(content: bytes) -> dict[str, Any]:
     body = b"{" + content[_BODY:]
     if expected != (found := digest(body)) or content[_BODY - 2 : _BODY] != b'",':
         raise ValueError(f"expected SHA-256 {expected}, found {found}")
-    data: dict[str, Any] = parse_json(body)
+    data: dict[str, Any] = parse_json(body, times)
     return data

@@ -25,7 +25,7 @@ from typing import Any, Literal, Self, get_args
 
 from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import WEIGHTS, component, is_component
-from orchestrator.core.plain_data import canonical_json, parse_json, read_as
+from orchestrator.core.plain_data import MOST_BYTES, OF_SWEEPS, canonical_json, parse_json, read_as
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact
 from orchestrator.core.specs import NETWORK, Key, Plan
@@ -159,7 +159,7 @@ class Store:
         - Stages whose weights an unfinished stage needs but `retention.prune` has dropped, for example if a later
           sweep branches there. When the stage is repeated, its commit puts the weights back.
         """
-        done = self.finished(plan.stages)
+        done = {key: record.sharing(plan.stages[key]) for key, record in self.finished(plan.stages).items()}
         for key, spec in plan.stages.items():
             if any(needed not in done for needed in spec.inputs.values()):
                 done.pop(key, None)
@@ -220,9 +220,19 @@ class Store:
         return Leases(self.backend, owner, ttl, clock)
 
     def save_sweep(self, name: str, info: Mapping[str, Any]) -> None:
-        """Save a sweep (plain data: command, config, plan, ...), replacing an earlier one of the same name."""
+        """Save a sweep (plain data: command, config, plan, ...), replacing an earlier one of the same name.
+
+        Raises:
+            StoreError: the sweep is too large to be read again
+        """
         self.mark()
-        self.backend.write(_sweep_path(name), seal({"name": name, **info}))
+        try:
+            content = seal({"name": name, **info}, OF_SWEEPS)
+        except ValueError as error:
+            raise StoreError(
+                f"{self._name}: the sweep {name!r} cannot be saved: {error}; run its trials as several sweeps"
+            ) from None
+        self.backend.write(_sweep_path(name), content)
 
     def load_sweep(self, name: str) -> dict[str, Any]:
         """Return the data that `save_sweep` was given.
@@ -232,7 +242,7 @@ class Store:
         """
         try:
             with self.reading_sweep(name):
-                return unseal(self.backend.read(_sweep_path(name)))
+                return unseal(self.backend.read(_sweep_path(name), OF_SWEEPS * MOST_BYTES), OF_SWEEPS)
         except FileNotFoundError as error:
             known = self.sweeps()
             if name in known and error.strerror:

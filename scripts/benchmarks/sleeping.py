@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -107,16 +107,11 @@ def masks() -> bytes:
 
 
 def make_sleeping_plan(trials: int, shortest: float, longest: float) -> Plan:
-    """Compose and plan trials like the command line: each has its own dense training and one round.
+    """Plan trials that each have their own dense training and one round.
 
     Their lengths are drawn uniformly, and reach the workers in the stages' `location`, which is not in keys.
     """
-    hydra_options.register()
-    fixed = ["model=mlp", "schedule=one_shot", f"train.epochs={STEPS['dense']}", f"finetune.epochs={STEPS['round']}"]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        loader = GlobalHydra.instance().config_loader()
-        master = loader.load_configuration("config", [], RunMode.MULTIRUN)
-        plan = make_plan(list(compose_jobs(loader, master, [[*fixed, f"seed={seed}"] for seed in range(trials)])))
+    plan = plan_jobs([f"seed={seed}"] for seed in range(trials))
     draw = random.Random(0)
     lengths = {key: draw.uniform(shortest, longest) for trial in plan.trials for key in trial.stages[:1]}
     naps = {
@@ -126,15 +121,25 @@ def make_sleeping_plan(trials: int, shortest: float, longest: float) -> Plan:
     return Plan(stages, plan.trials)
 
 
+def plan_jobs(axes: Iterable[Sequence[str]]) -> Plan:
+    """Compose and plan one trial for each list of overrides, like the command line."""
+    hydra_options.register()
+    fixed = ["model=mlp", "schedule=one_shot", f"train.epochs={STEPS['dense']}", f"finetune.epochs={STEPS['round']}"]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        master = loader.load_configuration("config", [], RunMode.MULTIRUN)
+        return make_plan(list(compose_jobs(loader, master, [[*fixed, *overrides] for overrides in axes])))
+
+
 def sleep(order: WorkOrder) -> Iterator[StageRecord]:
     """Sleep for the length of each stage."""
     for spec in order.specs:
         seconds, started = spec.location["seconds"], time.time()
         time.sleep(seconds)
-        yield _record(spec, seconds, started)
+        yield make_record(spec, seconds, started)
 
 
-def _record(spec: StageSpec, seconds: float, started: float) -> StageRecord:
+def make_record(spec: StageSpec, seconds: float, started: float) -> StageRecord:
     """Return a record of realistic size."""
     steps, dense = STEPS[spec.kind], spec.kind == "dense"
     target = 0.0 if dense else spec.fields["target"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.panels import DENSE_SETTINGS, POINT_SETTINGS
-from orchestrator.compare.trial_settings import as_typed, settings_of_each
+from orchestrator.compare.trial_settings import SettingsOfEach, as_typed
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.store.saved_sweep import SavedSweep
 
@@ -41,7 +41,7 @@ class Side:
     def settings(self) -> Mapping[str, Settings]:
         """Trial name -> its settings, without the seed and the settings that move the trial along its line."""
         trials = self.sweep.plan.trials
-        each = settings_of_each([trial.config for trial in trials])
+        each = SettingsOfEach(trial.config for trial in trials)
         moving = ("seed", *POINT_SETTINGS)
         return {
             trial.name: {name: as_typed(value) for name, value in settings.items() if name not in moving}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from orchestrator.compare.against.pairing import Side
-from orchestrator.compare.trial_settings import as_typed, settings_of_each
+from orchestrator.compare.trial_settings import SettingsOfEach, as_typed
 
 MOVING = ("seed", "target", "amount", "round", "inner", "until", "restart")
 """Stage fields that distinguish the stages and trials of one line."""
@@ -53,7 +53,7 @@ def _in_keys(side: Side) -> dict[str, set[str]]:
 def _each_once(parts: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
     """Flatten fields into settings, equal objects once: stages of a loaded plan share parts of configurations."""
     distinct = {tuple((name, id(value)) for name, value in fields.items()): fields for fields in parts}
-    return settings_of_each(list(distinct.values()))
+    return SettingsOfEach(list(distinct.values()))
 
 
 def _places(side: Side, name: str) -> list[str]:

@@ -158,8 +158,8 @@ class Pace:
     def _steps(self, place: Place, spec: StageSpec) -> float | None:
         if not KINDS[spec.kind].trains:
             return 0.0
-        seen, planned = self._value("steps", place.alike), length(spec)
-        if seen is not None or planned is None:
+        seen = self._value("steps", place.alike)
+        if seen is not None or (planned := length(spec)) is None:
             return seen
         steps, epochs = planned
         an_epoch = self._value("epoch", place.batches) if epochs else 0.0

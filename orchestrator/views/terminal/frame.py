@@ -14,22 +14,28 @@ Running = tuple[str, str, str]
 
 
 def frame(
-    head: Sequence[str], axes: Mapping[str, Sequence[str]], running: Sequence[Running], width: int, height: int
+    head: Sequence[str],
+    axes: Mapping[str, Sequence[str]],
+    running: Sequence[Running],
+    width: int,
+    height: int,
+    more: int = 0,
 ) -> list[str]:
     """Return the lines of a display: at most `height` lines of at most `width` cells.
 
     Args:
         head: first lines; the last of them are dropped if there is no room
         axes: name of an axis -> progress of each value; one line each, several if there is room
-        running: running stages; those without room are counted in a last line
+        running: running stages, MOST_RUNNING of them if there are more; those without room are counted in a last line
         width: cells of a line
         height: number of lines
+        more: number of other running stages, which are only counted
     """
     least = min(len(running), LEAST_RUNNING)
     lines = [fitted(text, width) for text in head[: max(1, height - least)]][: max(0, height)]
     shown = list(axes.items())[: max(0, height - len(lines) - least)]
     room = height - len(lines) - len(shown)
-    stages = columns(running, width, min(MOST_RUNNING, room))
+    stages = columns(running, width, min(MOST_RUNNING, room), more)
     each = 1 + (room - len(stages)) // len(shown) if shown else 1
     label = max((cell_len(name) for name, _ in shown), default=0)
     for name, texts in shown:
@@ -74,12 +80,12 @@ def row(label: str, texts: Sequence[str], width: int, lines: int) -> list[str]:
     return found
 
 
-def columns(running: Sequence[Running], width: int, lines: int) -> list[str]:
+def columns(running: Sequence[Running], width: int, lines: int, more: int = 0) -> list[str]:
     """Return running stages in columns, on at most `lines` lines; the state is cut first, the time never."""
-    if lines < len(running):
-        count = len(running) - max(0, lines - 1)
-        more = f"and {count} more run" if lines > 1 else f"{count} stages run"
-        return [*columns(running[: lines - 1], width, lines), fitted(more, width)] if lines > 0 else []
+    if lines < len(running) + more:
+        count = len(running) + more - max(0, lines - 1)
+        others = f"and {count} more run" if lines > 1 else f"{count} stages run"
+        return [*columns(running[: lines - 1], width, lines), fitted(others, width)] if lines > 0 else []
     time_room = max((cell_len(time) for _, _, time in running), default=0)
     room = max(0, width - time_room - 4)
     longest, most = (max((cell_len(each[part]) for each in running), default=0) for part in (0, 1))

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -19,7 +20,7 @@ from orchestrator.core.stage_kinds import KINDS, PART
 from orchestrator.planning.estimates.pace import Pace
 from orchestrator.planning.number_formats import counted, duration, known_duration, percent
 from orchestrator.views.terminal.by_axis import ByAxis
-from orchestrator.views.terminal.frame import frame
+from orchestrator.views.terminal.frame import MOST_RUNNING, frame
 from orchestrator.views.terminal.stage_lines import figures, named, reached, validated
 from orchestrator.views.terminal.tally import Tally
 from orchestrator.views.terminal.time_left import TimeLeft
@@ -297,7 +298,9 @@ class Progress:
             left, trials, best, axes = self._seen()
             head = [f"{settled}/{all_stages} stages{left}", f"trials: {trials}; in use: {self._in_use()}"]
             head += [best] if best else []
-            counts, *lines = frame(head, axes, list(self._running()), width, height - 1) or [""]
+            running = list(islice(self._running(), MOST_RUNNING))
+            more = len(tally.running) - len(running)
+            counts, *lines = frame(head, axes, running, width, height - 1, more) or [""]
         bar, room = Table.grid(padding=(0, 1)), min(BAR, width - len(counts) - 1)
         cells = [ProgressBar(total=max(1, all_stages), completed=settled, width=room)] if room >= LEAST_BAR else []
         bar.add_row(*cells, Text(counts, no_wrap=True))
@@ -319,11 +322,8 @@ class Progress:
             yield shown(named(self._plan, key)), shown(figure.strip()), duration(now - begun)
 
     def _in_use(self) -> str:
-        """Return the CPUs and GPUs that running stages have reserved."""
-        cpus = gpus = 0.0
-        for key in self._tally.running:
-            indices = self._plan.trials_of[key]
-            cluster = self._plan.trials[indices[0]].config.get("cluster", {}) if indices else {}
-            cpus += cluster.get("cpus_per_trial", 1) or 0
-            gpus += cluster.get("gpus_per_trial", 0) or 0
+        """Return the CPUs and GPUs that running stages have reserved; all trials of a sweep take equally many."""
+        cluster, running = self._plan.trials[0].config.get("cluster", {}), len(self._tally.running)
+        cpus = running * (cluster.get("cpus_per_trial", 1) or 0)
+        gpus = running * (cluster.get("gpus_per_trial", 0) or 0)
         return f"{cpus:g} CPU" + (f", {gpus:g} GPU" if gpus else "")

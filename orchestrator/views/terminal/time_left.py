@@ -54,8 +54,12 @@ class TimeLeft:
     def seconds(self, now: float) -> Amount:
         """Return the estimate at time `now`, with the number of stages whose time is unknown and left out."""
         expected: dict[str, float] = {}
+        known: dict[int, float | None] = {}  # thousands of stages have few distinct places
         for key in self._left:
-            whole = self._pace.expect(self._places[key], self._plan.stages[key]).seconds
+            place = self._places[key]
+            if id(place) not in known:
+                known[id(place)] = self._pace.expect(place, self._plan.stages[key]).seconds
+            whole = known[id(place)]
             if whole is not None:
                 begun = self._started.get(key)
                 expected[key] = whole if begun is None else max(whole - (now - begun), 0.05 * whole)

@@ -9,12 +9,12 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import takewhile
 from typing import Any
 
 from orchestrator.compare.deployment_points import headline
-from orchestrator.compare.trial_settings import as_typed, name_of, settings_of_each, varying
+from orchestrator.compare.trial_settings import SettingsOfEach, as_typed, name_of, varying
 from orchestrator.core.events import Decision, Failure, StageEvent, SweepInfo
 from orchestrator.core.file_names import METRICS_FILE, NOTE_FILE
 from orchestrator.core.plain_data import canonical_json, digest
@@ -100,8 +100,7 @@ class SweepView:
         """Key of an unfinished stage -> its curve in the last checkpoint."""
         self._report: Mapping[str, bytes] = {}
         self._decision: Decision | None = None
-        settings = settings_of_each([trial.config for trial in plan.trials])
-        self._settings = [{key_of(name): as_typed(value) for name, value in each.items()} for each in settings]
+        self._settings = SettingsOfEach((trial.config for trial in plan.trials), _as_text)
         """Settings of each trial as flat text: `schedule.sparsity` -> `0.9`."""
 
     def take(self, event: StageEvent) -> Sequence[int]:
@@ -112,7 +111,8 @@ class SweepView:
         if event.kind != "retried":
             self.running.discard(event.key)
         if event.record is not None:
-            self._records[event.key] = event.record
+            spec = self.plan.stages.get(event.key)
+            self._records[event.key] = event.record if spec is None else event.record.sharing(spec)
         if event.kind in ("finished", "retried"):
             self._failures.pop(event.key, None)
         else:
@@ -153,13 +153,14 @@ class SweepView:
         if not self._records:
             return {}
         metric = next(iter(self._records.values())).primary
-        everywhere = set.intersection(*map(set, self._settings)) if self._settings else set()
+        first = set(next(iter(self._settings), {}))
+        everywhere = reduce(lambda names, each: names & each.keys(), self._settings, first)
         return saved_views(self.sweep.name, sweep_tag(self.sweep.name), parent, self.axes, everywhere, metric)
 
     def opening(self) -> Content:
         """Return the parent run's content at the start."""
         differ = varying(self._settings)
-        first = self._settings[0] if self._settings else {}
+        first = next(iter(self._settings), {})
         content = self._described(
             {name: value for name, value in first.items() if name not in differ}, self.sweep.config
         )
@@ -292,6 +293,10 @@ def _standing(
         return stands, logged if stands else logged_tag(chain, curve)
     following = chain[held].curve if held < len(chain) else curve
     return logged == logged_tag(chain[:held], following[:points]), logged_tag(chain, curve)
+
+
+def _as_text(settings: dict[str, Any]) -> dict[str, str]:
+    return {key_of(name): as_typed(value) for name, value in settings.items()}
 
 
 def _number(text: str) -> int:

@@ -34,6 +34,7 @@ ReadFile = Callable[[str, str], bytes]  # (stage key, file name) -> content, fro
 PARENT_TAG, USER_TAG = "mlflow.parentRunId", "mlflow.user"
 SAVED_VIEW_TAG = "mlflow.sharedViewState."  # prefix of saved views among an experiment's tags
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # the interface then opens on runs, not traces
+PAGE = 1000  # runs in an answer of a search
 MOST_POINTS, MOST_PARAMS = 800, 100  # limits of one request to MLflow, which also has the tags
 
 
@@ -46,6 +47,7 @@ class MlflowRuns:
         read: reads a file of a stage from the store
         say: prints messages to the user
         claim: acquires the right to create runs; returns whether this driver has it
+        alive: called after each page of found or checked runs, as a sign of life
     """
 
     def __init__(
@@ -55,13 +57,14 @@ class MlflowRuns:
         read: ReadFile,
         say: Callable[[str], None],
         claim: Callable[[], bool] = lambda: True,
+        alive: Callable[[], object] = lambda: None,
     ) -> None:
         database = sqlite_path(uri)
         if database is not None:
             view_database.ensure(database)
         self._folder = None if database is None else database.parent.resolve() / "mlruns"
         self._client = view_database.client_of(uri)
-        self._read, self._say, self._claim = read, say, claim
+        self._read, self._say, self._claim, self._alive = read, say, claim, alive
         self._experiment = self._open_experiment(uri, experiment)
         self._parent: Run | None = None
         self._children: dict[str, Run] = {}
@@ -122,6 +125,8 @@ class MlflowRuns:
         self.open(view)
         for index in range(len(view.ids)):
             self.write(view, index)
+            if index % PAGE == PAGE - 1:
+                self._alive()
         content, held = view.closing(), parent.data.metrics
         content.points = [
             point._replace(time=time.time()) if point.key in held else point  # MLflow shows the latest of two points
@@ -160,7 +165,7 @@ class MlflowRuns:
     def _find(self, view: SweepView) -> Run:
         """Search for the sweep's runs; return the parent run, created if there is none."""
         self._parent, self._children, self._created = None, {}, False
-        for run in search(self._client, self._experiment, of_sweep(view.sweep.name)):
+        for run in search(self._client, self._experiment, of_sweep(view.sweep.name), self._alive):
             identity = run.data.tags.get(runs_hold.TRIAL_TAG)
             self._statuses[run.info.run_id] = run.info.status
             if identity is None and self._parent is None:
@@ -281,14 +286,24 @@ def of_sweep(name: str) -> str:
     return f"tags.`{runs_hold.SWEEP_TAG}` = '{runs_hold.sweep_tag(name)}'"
 
 
-def search(client: MlflowClient, experiment: str, condition: str) -> list[Run]:
-    """Return the runs that match `condition`, oldest first, in an order that is equal for all drivers."""
+def search(
+    client: MlflowClient, experiment: str, condition: str, alive: Callable[[], object] = lambda: None
+) -> list[Run]:
+    """Return the runs that match `condition`, oldest first, in an order that is equal for all drivers.
+
+    Args:
+        client: connection to MLflow
+        experiment: id of the experiment
+        condition: search condition
+        alive: called after each full page
+    """
 
     def pages() -> Iterator[Run]:
         token = None
         while token != "":
-            page = client.search_runs([experiment], condition, max_results=1000, page_token=token)
+            page = client.search_runs([experiment], condition, max_results=PAGE, page_token=token)
             yield from page
-            token = page.token or ""
+            if token := page.token or "":
+                alive()
 
     return sorted(pages(), key=lambda run: (run.info.start_time, run.info.run_id))

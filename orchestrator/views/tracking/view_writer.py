@@ -53,7 +53,7 @@ class ViewWriter:
     Args:
         requests: queue of requests
         say: prints messages to the user
-        wrote: called with the number of remaining runs after each written run
+        wrote: called with the number of remaining runs after each written run, and each page of runs that were read
         read: reads a stage's masks from the store
         uri: MLflow's address
         experiment: name of the experiment
@@ -75,7 +75,7 @@ class ViewWriter:
     ) -> None:
         self._curve, self._due = curve, 0.0
         self._requests, self._say, self._wrote = requests, say, wrote
-        self._connect = partial(MlflowRuns, uri, experiment, read, say, self._claim)
+        self._connect = partial(MlflowRuns, uri, experiment, read, say, self._claim, self._alive)
         self._creating, self._creating_for = Creating(None), partial(Creating, leases, uri, experiment)
         self._database, self._name = sqlite_path(uri), f"MLflow at {redact(uri)}"
         self._runs: MlflowRuns | None = None
@@ -118,6 +118,10 @@ class ViewWriter:
     def _claim(self) -> bool:
         """Acquire the right to create runs; at the end of the sweep the wait for another driver is limited."""
         return self._creating.take() or (self._closed and time.monotonic() > self._progress + PATIENCE)
+
+    def _alive(self) -> None:
+        """Show the driver that a long search goes on."""
+        self._wrote(len(self._todo))
 
     def _wait(self) -> None:
         """Wait for the next requests; every LOOK_EVERY seconds update the curves of running stages from checkpoints."""

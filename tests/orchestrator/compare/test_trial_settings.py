@@ -5,11 +5,11 @@ from typing import Any
 
 from factories import config
 
-from orchestrator.compare.trial_settings import as_typed, settings_of_each, varying
+from orchestrator.compare.trial_settings import SettingsOfEach, as_typed, varying
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    (found,) = settings_of_each([config])
+    (found,) = SettingsOfEach([config])
     return found
 
 
@@ -60,3 +60,17 @@ def test_axes_are_what_differs_or_is_missing_somewhere() -> None:
     )
     assert varying([]) == ()
     assert varying([{"a": 1}]) == ()
+
+
+def test_a_part_that_trials_share_is_flattened_once() -> None:
+    data, formed = {"kind": "digits"}, list[dict[str, Any]]()
+
+    def form(part: dict[str, Any]) -> dict[str, Any]:
+        formed.append(part)
+        return {name: f"<{value}>" for name, value in part.items()}
+
+    settings = SettingsOfEach(({"data": data, "seed": seed} for seed in range(3)), form)
+
+    assert formed == [{"data.kind": "digits"}, {"seed": 0}, {"seed": 1}, {"seed": 2}]
+    assert [*settings] == [{"data.kind": "<digits>", "seed": f"<{seed}>"} for seed in range(3)]
+    assert settings[2] == {"data.kind": "<digits>", "seed": "<2>"}

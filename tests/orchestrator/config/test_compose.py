@@ -204,3 +204,11 @@ def test_a_thousand_trials_a_second_from_overrides_to_plan(hydra: Hydra) -> None
 
     assert len(plan.trials) == 2000
     assert min(ratios) < 20, "2,000 copies take a sixth of a second on the machine that this was set on"
+
+
+def test_jobs_with_equal_settings_in_a_part_share_it(hydra: Hydra) -> None:
+    settings = [[f"finetune.optimizer.lr={lr}", f"seed={seed}"] for seed, lr in enumerate((0.9, 0.5, 0.1, 0.5))]
+    configs = [job.config or {} for job in composed(hydra, settings)]
+
+    assert configs == [whole(hydra, job) for job in settings]
+    assert configs[3]["finetune"] is configs[1]["finetune"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -349,3 +350,23 @@ def test_what_needs_two_stages_that_both_failed_is_told_once() -> None:
     assert summary(dispatcher.take(first, BROKEN), plan) == ["failed a-0 1", "failed measured 1"]
     assert summary(dispatcher.take(second, BROKEN), plan) == ["failed b-0 1"]
     assert dispatcher.done
+
+
+def test_a_record_shares_the_fields_of_its_planned_stage() -> None:
+    (spec,) = chain("a", {})
+    plan = plan_of([spec])
+    dispatcher = Dispatcher(plan, Cluster(), nothing)
+    arrived = pickle.loads(pickle.dumps(record(spec)))
+
+    (event,) = dispatcher.take(take(dispatcher), arrived)
+
+    assert event.record == arrived
+    assert event.record is not None
+    assert event.record.spec["fields"]["script"] is spec.fields["script"]
+
+
+def test_a_record_of_another_spec_keeps_its_own() -> None:
+    (spec,) = chain("a", {})
+    other = replace(record(spec), spec={**spec.to_json(), "starts_from": ["0" * 64]})
+
+    assert other.sharing(spec) is other

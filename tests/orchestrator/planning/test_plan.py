@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -432,3 +433,17 @@ def test_a_tuned_teacher_is_the_dense_network_trained_as_long_and_shared_by_all_
     assert len(plan.stages) == 1 + 4 * 2
     with pytest.raises(ConfigError, match=r"`train\.teacher` \(=tuned\) must be null.* pass finetune\.teacher=tuned"):
         planned(small("train.teacher=tuned"))
+
+
+def test_a_plan_is_pickled_without_properties_that_another_thread_may_be_computing(
+    config: Callable[..., Any],
+) -> None:
+    plan = make_plan(jobs(config(), config(seed=1)))
+    assert plan.trials_of
+    assert all(spec.typed for spec in plan.stages.values())
+
+    again = pickle.loads(pickle.dumps(plan))
+
+    assert again == plan
+    assert vars(again).keys() == {"stages", "trials", "finished"}
+    assert all("typed" not in vars(spec) and spec.key == key for key, spec in again.stages.items())

@@ -10,6 +10,7 @@ import pytest
 from fakes import trial_of
 from store_cases import FILES, Content, altered, chain, fresh, key_of, record_for, record_of
 
+from orchestrator.core import plain_data
 from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.specs import Plan
@@ -324,3 +325,14 @@ def test_dropped_weights_are_put_back_where_a_record_says_0_for_0_0(store: Store
 
     assert store.commit(whole, FILES) == store.finished([KEY])[KEY]
     assert store.backend.names("quarantine") == []
+
+
+def test_a_saved_sweep_may_be_larger_than_other_texts_but_not_too_large(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain_data, "MOST_BYTES", 1000)
+    store.save_sweep("large", {"command": "x" * 5000})
+
+    assert fresh(store).load_sweep("large")["command"] == "x" * 5000
+    with pytest.raises(StoreError, match=r"'huge' cannot be saved: it is larger than 8000 bytes .* several sweeps"):
+        store.save_sweep("huge", {"command": "x" * 9000})

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from orchestrator.views.terminal.frame import abridged, columns, fitted, frame, row
+from orchestrator.views.terminal.frame import MOST_RUNNING, abridged, columns, fitted, frame, row
 
 WORDS = st.text(st.sampled_from("ab 9é网絡🙂\n"), max_size=40)
 
@@ -59,3 +59,12 @@ def test_a_low_terminal_shows_what_runs_before_all_else() -> None:
     lines = frame(["counts", "trials", "best"], {"method": ["x 1/2"], "seed": ["0 1/2"]}, running, 40, 5)
 
     assert lines == ["counts", "trials", "a  b  0:01", "a  b  0:01", "and 18 more run"]
+
+
+def test_stages_that_are_not_listed_are_counted() -> None:
+    running = [(f"stage {n}", "", "0:01") for n in range(MOST_RUNNING)]
+
+    lines = frame(["head"], {}, running, 40, 40, more=8000)
+
+    assert len(lines) == 1 + MOST_RUNNING
+    assert lines[-1] == "and 8001 more run"

@@ -15,6 +15,7 @@ from rich.console import Console
 from orchestrator.core.events import Amount, Decision, Failure, Look, StageEvent
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.specs import Plan, StageSpec
+from orchestrator.planning.estimates.pace import Pace
 from orchestrator.planning.number_formats import duration
 from orchestrator.views.terminal.progress import Progress
 from orchestrator.views.terminal.stage_lines import measured, reached
@@ -414,3 +415,13 @@ def test_a_measurement_says_what_it_measured_and_what_ran_beside_it() -> None:
     assert measured({"speedup/1": 1.25, "speedup_pytorch/1": 3.5}, {"dense_runtime/1": "openvino 2026.4"}) == (
         "1.25× as fast as dense in openvino 2026.4 (3.50× as in PyTorch) at batch 1"
     )
+
+
+def test_an_estimate_is_made_once_for_stages_that_take_equally_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan(methods=("l1_unstructured",), seeds=tuple(range(50)))
+    left, asked = TimeLeft(plan, {}), list[str]()
+    expect = Pace.expect
+    monkeypatch.setattr(Pace, "expect", lambda self, place, spec: asked.append(spec.key) or expect(self, place, spec))
+
+    assert left.seconds(0.0) == Amount(0.0, len(plan.stages))
+    assert len(asked) < 5 < len(plan.stages)

@@ -122,6 +122,19 @@ def test_where_the_store_takes_no_lease_every_driver_may_create() -> None:
     assert all(Creating(leases, "address", "experiment", "sweep").take() for leases in (read_only, None))
 
 
+def test_a_driver_shows_that_it_is_alive_after_each_page_of_runs(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "PAGE", 1)
+    track(uri, PLAN, RECORDS)
+    view, shown = SweepView(sweep_info(), PLAN, RECORDS), list[int]()
+    driver = MlflowRuns(uri, "pruning", masks, print, alive=lambda: shown.append(0))
+    view.close("finished", {})
+
+    driver.close(view)
+
+    found = len(PLAN.trials) + 1
+    assert len(shown) >= found - 1 + len(PLAN.trials)
+
+
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["the first ends first", "the second ends first"])
 def test_drivers_that_both_write_settle_on_one_run_a_trial(uri: str, order: tuple[int, int]) -> None:
     views = [SweepView(sweep_info(), PLAN, RECORDS) for _ in range(2)]
