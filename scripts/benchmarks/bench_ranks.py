@@ -58,7 +58,7 @@ def by_hand(name: str, steps: int, data: TensorSplit, ranks: Ranks) -> float:
     order, step = torch.randperm(len(data), generator=torch.Generator().manual_seed(0)), 0
     begun = time.perf_counter()
     while step < steps:
-        for chosen in order.split(BATCH):
+        for chosen in torch.split(order, BATCH):
             inputs, labels = data.take(chosen.tensor_split(ranks.size)[ranks.rank])
             optimizer.zero_grad()
             torch.autograd.backward(nn.functional.cross_entropy(model(inputs), labels))

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from orchestrator.config.cluster import Cluster
 from orchestrator.execution.dispatch import Dispatcher
-from orchestrator.execution.ray_executor import RayExecutor
+from orchestrator.execution.on_ray.ray_executor import RayExecutor
 from scripts.benchmarks.sleeping import NoStore, make_sleeping_plan
 
 SLEEP = "scripts.benchmarks.sleeping:sleep"

@@ -19,15 +19,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ray import cloudpickle
-
 from orchestrator.config.cluster import Cluster
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.work_order import Attempt, AttemptStart, WorkOrder
+from orchestrator.execution.on_ray.ray_executor import RayExecutor
 from orchestrator.execution.placement import Node, Watch
-from orchestrator.execution.ray_executor import RayExecutor
 from orchestrator.store.store import Store
 from orchestrator.views.tracking.run_contents import SweepView
 from orchestrator.views.tracking.view_writer import Requests
@@ -37,7 +35,7 @@ Event = tuple[Attempt, AttemptStart | StageRecord | None]
 
 
 class SimulatedTasks:
-    """Attempts on simulated slots, in place of `orchestrator.execution.ray_tasks.Tasks`.
+    """Attempts on simulated slots, in place of `orchestrator.execution.on_ray.ray_tasks.Tasks`.
 
     Args:
         nodes: number of nodes
@@ -123,7 +121,7 @@ class SimulatedTasks:
 
 
 def _pickled(order: WorkOrder) -> bytes:
-    content: bytes = cloudpickle.dumps(order)  # type: ignore[no-untyped-call]
+    content = pickle.dumps(order)
     return content
 
 
@@ -154,7 +152,8 @@ class SimulatedExecutor(RayExecutor):
     def _watching(self) -> Watch:
         return Watch(self._cluster, self._wanted, lambda: self._there)
 
-    def _tasks(self) -> Any:
+    def _tasks(self, wanted: dict[str, float] | None = None) -> Any:
+        del wanted
         return self._simulated
 
 
