@@ -123,11 +123,12 @@ class Frontier:
     def _race(self, space: SearchSpace, label: str, group: Sequence[Candidate]) -> Strand:
         rungs, standing = self._rungs, list(group)
         box: tuple[Objectives, ...] = ()
-        amounts, quantities = rungs.amounts(space, group), self._quantities
+        amounts = rungs.amounts(space, group)
         for number, amount in enumerate(amounts, start=1):
             last, after = number == len(amounts), rungs.said(space, group, amount)
             if len(standing) == 1 and not last:
                 continue  # nothing is left to compare before the last rung
+            quantities = self._quantities if last or self.rungs == "seeds" else self.against
             what = f"rung {number} of {len(amounts)}{label}: {counted(len(standing), 'candidate')}, {after}"
             networks = [rungs.networks(space, candidate, amount) for candidate in standing]
             seen = yield Ask(what, tuple(chain.from_iterable(networks)))
