@@ -90,13 +90,15 @@ class Frontier:
         return [self._race(space, label, group) for label, group in self._groups(space).items()]
 
     def bounds(self, space: SearchSpace) -> tuple[Iterable[Cell], Iterable[Cell]]:
-        """Return the networks if the first rung leaves none, and if it leaves all."""
+        """Return the networks if the first rung leaves none, and if all rungs leave all."""
         least, most = list[Cell](), list[Cell]()
         for group in self._groups(space).values():
             amounts = self._rungs.amounts(space, group)
+            if len(group) == 1:  # nothing is left to compare before the last rung
+                amounts = amounts[-1:]
             least += self._rungs.cells(space, group, amounts[0])
-            most += self._rungs.cells(space, group, amounts[0])
-            most += self._rungs.cells(space, group, amounts[-1])
+            for amount in amounts:
+                most += self._rungs.cells(space, group, amount)
         return dict.fromkeys(least), dict.fromkeys(most)
 
     @property

@@ -82,13 +82,24 @@ def test_decisions_are_equal_in_any_order_and_after_any_kill() -> None:
             assert again.keys() == ran.keys()
 
 
-def test_the_bounds_hold() -> None:
-    plan = raced()
+@pytest.mark.parametrize("policy", [RACE, Halving("training", factor=5), Frontier(rungs="training", factor=2)])
+@pytest.mark.parametrize("methods", [METHODS, METHODS[:1]])
+def test_the_bounds_hold(policy: Halving | Frontier, methods: tuple[str, ...]) -> None:
+    plan = in_parts(grid(methods, (0.5,), 2), factor=policy.factor)
     space = SearchSpace(plan)
-    least, most = ({key for cell in cells for key in space.stages(cell)} for cells in RACE.bounds(space))
+    least, most = ({key for cell in cells for key in space.stages(cell)} for cells in policy.bounds(space))
     for loss in (by_index, lambda *_: 0.0, lambda *place: noisy(place)):
-        _, ran = run_search(RACE, plan, records_of(plan, loss))
+        _, ran = run_search(policy, plan, records_of(plan, loss))
         assert len(least) <= len(ran) <= len(most)
+
+
+def test_a_rung_that_one_candidate_is_left_for_is_in_no_bound() -> None:
+    plan = in_parts(grid(METHODS[:3], (0.5,), 2), factor=3)
+    space = SearchSpace(plan)
+    least = {key for cell in Halving("training").bounds(space)[0] for key in space.stages(cell)}
+    _, ran = run_search(Halving("training"), plan, records_of(plan, by_index))
+
+    assert least == ran.keys()
 
 
 def test_a_budget_counts_the_steps_of_a_training_once() -> None:
