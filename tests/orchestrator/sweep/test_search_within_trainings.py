@@ -15,10 +15,12 @@ from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.trial_rows import statuses
 from orchestrator.config.schema import ConfigError
 from orchestrator.core.events import PastSearch
+from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Job, Plan
 from orchestrator.core.stage_kinds import PART
 from orchestrator.planning.preview import preview
+from orchestrator.store import saved_sweep
 from orchestrator.store.retention import needed_weights
 from orchestrator.store.store import Store
 from orchestrator.sweep import conductor
@@ -173,6 +175,12 @@ def test_a_search_that_is_turned_off_goes_on_from_the_parts(
         part = searched.records[trial.parts[0]]
         assert store.finished([trial.stages[-1]])[trial.stages[-1]].seconds > part.seconds
     assert "up to epoch 1" in capsys.readouterr().out
+    begun = store.finished(part for trial in searched.plan.trials for part in trial.parts)
+    assert begun
+    assert not any(WEIGHTS in part.files for part in begun.values())
+    (name,) = store.sweeps()
+    saved_sweep.delete(store, name)
+    assert not store.stages.known(), "parts of the earlier search belong to the sweep"
 
 
 @pytest.mark.parametrize(
