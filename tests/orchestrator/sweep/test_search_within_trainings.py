@@ -211,3 +211,16 @@ def test_trainings_of_different_lengths_are_refused() -> None:
 
     assert len(told) == 1
     assert "the last training of some is longer than that of others; pass one finetune.epochs" in told[0]
+
+
+@pytest.mark.parametrize("wrong", ["search.first=some", "search.first=0", "search.factor=1", "search.factor=true"])
+def test_rungs_of_a_search_of_ones_own_are_refused_before_they_are_planned(wrong: str) -> None:
+    """No row of the catalogue has the rules of such a search, and a factor of 1 never reaches the end."""
+    key, _, value = wrong.partition("=")
+    job = small(
+        "search.kind=null", "+search._target_=test_search_replay.Shortest", "+search.rungs=training", f"+{wrong}"
+    )
+    with pytest.raises(ConfigError, match="must be a whole number") as refused:
+        planned(job)
+
+    assert f"`{key}` (={value.title() if value == 'true' else value}) must be a whole number" in str(refused.value)
