@@ -140,7 +140,7 @@ class Frontier:
             front = self._front(allowed, last=last)
             box = box or _box([each.objectives for each in found])
             volume = _volume([each.objectives for each in front], box)
-            going = "are on the frontier" if last else "go on"
+            going = f"{'is' if len(front) == 1 else 'are'} on the frontier" if last else "go on"
             yield Conclude(f"{len(front)} of {counted(len(standing), 'candidate')} {going}; hypervolume {volume:.3f}")
             sets = (standing, *([each.candidate for each in part] for part in (found, allowed, front)))
             reasons = ("failed or not measured", "outside of the constraints", "dominated")
