@@ -187,6 +187,7 @@ def test_a_search_that_is_turned_off_goes_on_from_the_parts(
     ("overrides", "text"),
     [
         (("search.first=4",), "search.first (=4) is not before the end of the last training of"),
+        (("finetune.epochs=0",), "which has 0 epochs; pass a longer finetune.epochs."),
         (("search.first=9", "finetune.epochs=null", "finetune.steps=9"), "which has 9 steps; pass search.first=1, or"),
         (
             ("finetune._target_=small_workloads.linear",),
