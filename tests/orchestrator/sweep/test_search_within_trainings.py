@@ -11,6 +11,7 @@ import pytest
 from searched_plans import grid, in_parts, noisy, records_of, run_search, titles
 from small_trials import planned, small, train
 
+from orchestrator.compare.audit import audit
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.trial_rows import statuses
 from orchestrator.config.schema import ConfigError
@@ -124,6 +125,16 @@ def test_a_part_that_fails_is_a_failure_of_its_trial() -> None:
     assert decisions[-1].ended
     assert decisions[-1].answers[0].startswith("best: method_1")
     assert statuses(plan, ran, {part: "diverged"})[plan.trials[0].name] == "failed"
+
+
+def test_the_audit_says_that_a_search_has_stopped_the_random_control() -> None:
+    plan = in_parts(grid(("l1_unstructured", "random_unstructured"), (0.5,), 2), factor=2)
+    lost = {"l1_unstructured": 0.0, "random_unstructured": 0.1}
+    decisions, ran = run_search(RACE, plan, records_of(plan, lambda method, *_: lost[method]))
+    found = audit(plan, ran, compare_trials(plan, ran, {}, search=decisions[-1]))
+
+    (reason,) = (each.reason for each in found if each.rule == "a random control")
+    assert reason == "none among l1_unstructured: the search has stopped it"
 
 
 def test_what_is_paused_keeps_the_state_that_it_continues_from() -> None:
