@@ -51,9 +51,9 @@ def _list(store: Store, _: argparse.Namespace) -> int:
 
 def _show(store: Store, options: argparse.Namespace) -> int:
     sweep = saved_sweep.load(store, options.sweep)
-    plan, records, held = sweep.plan, sweep.records, _held(store, sweep.plan.stages)
+    plan, records, held = sweep.plan, sweep.records, _held(store, sweep.plan.belonging)
     finished = [keys for keys in plan.work if all(key in records for key in keys)]
-    alone = set(saved_sweep.only_of(store, options.sweep))
+    alone = plan.stages.keys() & saved_sweep.only_of(store, options.sweep)
     say(options.sweep)
     say(f"  command  {sweep.info.command}")
     say(f"  trials   {len(finished)} of {len(plan.trials)} finished")

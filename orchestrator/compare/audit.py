@@ -119,11 +119,12 @@ def _magnitude_baseline(plan: Plan, comparison: Comparison) -> Answer:
 
 def _control(plan: Plan, comparison: Comparison, methods: Sequence[str], score: str) -> Answer:
     """Look for a line by the method or score that ranks, not by its name; shuffled or inverted masks do not count."""
-    choosing = _choosing(plan, methods, score)
+    choosing, search = _choosing(plan, methods, score), comparison.search
     pruned = [row for row in comparison.rows if row.round]
     found = "; ".join(dict.fromkeys(row.line for row in pruned if row.trial in choosing))
     among = "; ".join(dict.fromkeys(row.line for row in pruned))
-    return _held(pruned, [] if found else [f"none among {among}"], found)
+    why = ": the search has stopped it" if search and not choosing.isdisjoint(search.stopped) else ""
+    return _held(pruned, [] if found else [f"none among {among}{why}"], found)
 
 
 def _choosing(plan: Plan, methods: Sequence[str], score: str) -> set[str]:

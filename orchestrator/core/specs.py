@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from itertools import chain
 from typing import Any, Self
 
 from orchestrator.core.plain_data import Sha256, canonical_json, digest, quoted, read_as
@@ -180,6 +181,11 @@ class Plan:
             for needed in self.needs(key):
                 found.setdefault(needed, []).append(key)
         return {needed: tuple(keys) for needed, keys in found.items()}
+
+    @property
+    def belonging(self) -> dict[Key, None]:
+        """Stages of this plan, and stages that they may continue from, such as the parts of an earlier search."""
+        return dict.fromkeys((*self.stages, *chain.from_iterable(spec.starts_from for spec in self.stages.values())))
 
     def needs(self, key: Key) -> tuple[Key, ...]:
         """Return the stages of this plan that are inputs of `key`, or that it starts from."""

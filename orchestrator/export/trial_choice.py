@@ -21,6 +21,8 @@ RELATIONS: Mapping[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     "<": operator.lt,
 }
+WITH_NONE = "with search=none if a search has stopped it"
+"""End of the remedy for a trial that has not run."""
 _NUMBER = r"\d+(?:\.\d*)?|\.\d+"
 CONDITION = re.compile(
     rf"\s*(?P<split>\w+)/(?P<metric>\w+)\s*(?P<relation>>=|<=|>|<)\s*"
@@ -98,7 +100,8 @@ def points_meeting(text: str, comparison: Comparison, plan: Plan, records: Mappi
     asked, points = conditions(text), [point for point in comparison.points if point.final and not point.stopped]
     if not points:
         raise ExportError(
-            f"`--best` (={text!r}) has nothing to choose from: no pruned trial is finished; run the sweep again."
+            f"`--best` (={text!r}) has nothing to choose from: no pruned trial is finished with all its seeds; run "
+            f"the sweep again, {WITH_NONE}."
         )
     dense_of = {key: trial.dense for trial in plan.trials for key in trial.stages}
     closest: tuple[float, str] | None = None
@@ -171,7 +174,7 @@ def trial_named(text: str | None, plan: Plan, records: Mapping[str, StageRecord]
         raise ExportError(f"{what}: the sweep has {_listing([trial.name for trial in trials])}.")
     stage = trials[0].stages[-1]
     if stage not in records:
-        raise ExportError(f"`--trial` (={trials[0].name!r}) is not finished; run the sweep again.")
+        raise ExportError(f"`--trial` (={trials[0].name!r}) is not finished; run the sweep again, {WITH_NONE}.")
     return Choice(stage, trials[0])
 
 

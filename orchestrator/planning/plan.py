@@ -43,7 +43,7 @@ from orchestrator.planning import pinned_content
 from orchestrator.planning.network_files import without_tied_head
 from orchestrator.planning.stages import restarts
 from orchestrator.planning.stages.deployments import deployments
-from orchestrator.planning.stages.parts import parts_of
+from orchestrator.planning.stages.parts import parts_of, rung_violations
 from orchestrator.planning.versions import versions_of
 from pruning import schedule as schedules
 from pruning.catalogue.dynamics import DYNAMICS
@@ -296,7 +296,8 @@ def _violations(config: Mapping[str, Any], seen: dict[str, list[str]]) -> list[s
     """Return the broken rules of a configuration; equal configurations are checked once."""
     key = digest(repr(config))  # not canonical JSON: a wrong value may not exist in JSON
     if key not in seen:
-        seen[key] = list(violations(config)) or [*restarts.violations(config), *pinned_content.violations(config)]
+        own = (restarts.violations, pinned_content.violations, rung_violations)
+        seen[key] = list(violations(config)) or [text for rule in own for text in rule(config)]
     return seen[key]
 
 

@@ -178,7 +178,7 @@ def limit(store: Store, plan: Plan) -> None:
 
 
 def prune_sweep(store: Store, plan: Plan, records: Mapping[str, StageRecord]) -> set[str]:
-    """Remove the weights of one sweep that `store.keep` does not ask for; return the stages that lost them.
+    """Remove the weights of one sweep that `store.keep` does not ask for; return those of `records` that lost them.
 
     `prune` does this for a whole store; this function only looks at the stages in `records`.
 
@@ -197,10 +197,11 @@ def prune_sweep(store: Store, plan: Plan, records: Mapping[str, StageRecord]) ->
     saved, damages = saved_plans(store)
     if damages:
         raise StoreError("\n".join(damages))
-    needed = needed_weights(records, [plan, *saved])
-    idle = {key for key, record in records.items() if WEIGHTS in record.files and key not in needed}
+    known = {**store.finished(plan.belonging.keys() - plan.stages.keys()), **records}
+    needed = needed_weights(known, [plan, *saved])
+    idle = {key for key, record in known.items() if WEIGHTS in record.files and key not in needed}
     store.drop_weights(idle)
-    return idle
+    return idle & records.keys()
 
 
 def _remove(store: Store, path: str) -> None:

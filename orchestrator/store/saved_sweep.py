@@ -178,7 +178,7 @@ def summaries(store: Store) -> list[Summary]:
         except OrchestratorError:
             found.append(Summary(name, saved.get(name), "damaged" if name in saved else "a link"))
             continue
-        stages, finished = sweep.plan.stages, [done.issuperset(keys) for keys in sweep.plan.work]
+        finished = [done.issuperset(keys) for keys in sweep.plan.work]
         found.append(
             Summary(
                 name,
@@ -186,7 +186,7 @@ def summaries(store: Store) -> list[Summary]:
                 status_of(store, sweep, sweep.settled(done)),
                 len(finished),
                 sum(finished),
-                sum(sizes.get(key, 0) for key in stages),
+                sum(sizes.get(key, 0) for key in sweep.plan.belonging),
                 sweep.info.command,
             )
         )
@@ -248,9 +248,9 @@ def only_of(store: Store, name: str) -> list[str]:
     Raises:
         StoreError: another sweep cannot be read, so any stage might belong to it
     """
-    others = {key for other in store.sweeps() if other != name for key in plan_of(store, other).stages}
+    others = {key for other in store.sweeps() if other != name for key in plan_of(store, other).belonging}
     try:
-        return [key for key in reversed(list(plan_of(store, name).stages)) if key not in others]
+        return [key for key in reversed(plan_of(store, name).belonging) if key not in others]
     except StoreError:  # the sweep's own file is damaged, so its stages are unknown
         return []
 

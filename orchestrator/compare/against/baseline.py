@@ -114,9 +114,11 @@ def make_baseline(
         OrchestratorError: a trial has not finished, or a figure is not finite
     """
     if missing := [trial for trial, status in comparison.trials.items() if status != "finished"]:
+        stopped = "stopped" in comparison.trials.values()
+        again = "with search=none, as its search stopped trials" if stopped else "which runs the missing stages"
         raise OrchestratorError(
             f"{len(missing)} of {len(comparison.trials)} trials of {info.name} have not finished, for example "
-            f"{missing[0]!r}; a baseline needs all trials: run the sweep again, which runs the missing stages."
+            f"{missing[0]!r}; a baseline needs all trials: run the sweep again, {again}."
         )
     points = {name_of(point): point for point in (*comparison.dense, *comparison.operating_points)}
     kept = {} if before is None else before.named_as(points)

@@ -39,13 +39,18 @@ def places(plan: Plan) -> dict[str, Place]:
     """Return the place of each stage of a plan, finished or not."""
     roots: dict[str, tuple[StageSpec, str]] = {}
     known: dict[tuple[str, str], Place] = {}
-    found = {}
-    for key, spec in {**plan.finished, **plan.stages}.items():
-        text = repr([spec.kind, *(item for item in spec.fields.items() if item[0] not in VARYING)])
-        roots[key] = root, top = roots.get(spec.parent or "", (spec, text))
-        if (top, text) not in known:  # thousands of stages have few distinct places
-            known[top, text] = _place(spec, root)
-        found[key] = known[top, text]
+    found, specs = dict[str, Place](), {**plan.finished, **plan.stages}
+    for last in specs:
+        line = [last]
+        while (parent := specs[line[-1]].parent) in specs and parent not in roots:
+            line.append(parent)
+        for key in reversed(line):  # of stages that a search leaves out, the inputs may come later
+            spec = specs[key]
+            text = repr([spec.kind, *(item for item in spec.fields.items() if item[0] not in VARYING)])
+            roots[key] = root, top = roots.get(spec.parent or "", (spec, text))
+            if (top, text) not in known:  # thousands of stages have few distinct places
+                known[top, text] = _place(spec, root)
+            found[key] = known[top, text]
     return found
 
 

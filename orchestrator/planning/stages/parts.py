@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,20 @@ def ladder(first: float, factor: float, last: float) -> list[float]:
     while found[-1] < last:
         found.append(min(last, found[-1] * factor))
     return found
+
+
+def rung_violations(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the broken rules of the rungs of a search of one's own; the rows of other searches have them."""
+    search = config.get("search") or {}
+    if search.get("rungs") != TRAINING:
+        return
+    for name, least, example in (("first", 1, 1), ("factor", 2, 3)):
+        value = search.get(name)
+        if value is not None and (type(value) is not int or value < least):
+            yield (
+                f"`search.{name}` (={value}) must be a whole number of at least {least} with search.rungs=training; "
+                f"pass search.{name}={example}."
+            )
 
 
 def parts_of(last: StageSpec, search: Mapping[str, Any]) -> list[StageSpec]:

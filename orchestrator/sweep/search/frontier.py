@@ -90,13 +90,15 @@ class Frontier:
         return [self._race(space, label, group) for label, group in self._groups(space).items()]
 
     def bounds(self, space: SearchSpace) -> tuple[Iterable[Cell], Iterable[Cell]]:
-        """Return the networks if the first rung leaves none, and if it leaves all."""
+        """Return the networks if the first rung leaves none, and if all rungs leave all."""
         least, most = list[Cell](), list[Cell]()
         for group in self._groups(space).values():
             amounts = self._rungs.amounts(space, group)
+            if len(group) == 1:  # nothing is left to compare before the last rung
+                amounts = amounts[-1:]
             least += self._rungs.cells(space, group, amounts[0])
-            most += self._rungs.cells(space, group, amounts[0])
-            most += self._rungs.cells(space, group, amounts[-1])
+            for amount in amounts:
+                most += self._rungs.cells(space, group, amount)
         return dict.fromkeys(least), dict.fromkeys(most)
 
     @property
@@ -123,11 +125,12 @@ class Frontier:
     def _race(self, space: SearchSpace, label: str, group: Sequence[Candidate]) -> Strand:
         rungs, standing = self._rungs, list(group)
         box: tuple[Objectives, ...] = ()
-        amounts, quantities = rungs.amounts(space, group), self._quantities
+        amounts = rungs.amounts(space, group)
         for number, amount in enumerate(amounts, start=1):
             last, after = number == len(amounts), rungs.said(space, group, amount)
             if len(standing) == 1 and not last:
                 continue  # nothing is left to compare before the last rung
+            quantities = self._quantities if last or self.rungs == "seeds" else self.against
             what = f"rung {number} of {len(amounts)}{label}: {counted(len(standing), 'candidate')}, {after}"
             networks = [rungs.networks(space, candidate, amount) for candidate in standing]
             seen = yield Ask(what, tuple(chain.from_iterable(networks)))
@@ -137,7 +140,7 @@ class Frontier:
             front = self._front(allowed, last=last)
             box = box or _box([each.objectives for each in found])
             volume = _volume([each.objectives for each in front], box)
-            going = "are on the frontier" if last else "go on"
+            going = f"{'is' if len(front) == 1 else 'are'} on the frontier" if last else "go on"
             yield Conclude(f"{len(front)} of {counted(len(standing), 'candidate')} {going}; hypervolume {volume:.3f}")
             sets = (standing, *([each.candidate for each in part] for part in (found, allowed, front)))
             reasons = ("failed or not measured", "outside of the constraints", "dominated")

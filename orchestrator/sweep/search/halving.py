@@ -70,11 +70,12 @@ class Halving:
         """Return the networks without any tie, and with all candidates tied."""
         least, most = list[Cell](), list[Cell]()
         for group in _groups(space).values():
-            left = len(group)
-            for number, amount in enumerate(self._rungs.amounts(space, group)):
-                if number == 0 or left > 1 or not self._ends_alone:
+            left, amounts = len(group), self._rungs.amounts(space, group)
+            alone = amounts[0] if self._ends_alone else amounts[-1]  # the only rung that a single candidate needs
+            for amount in amounts:
+                if left > 1 or amount == alone:
                     least += self._rungs.cells(space, group[:left], amount)
-                if number == 0 or len(group) > 1 or not self._ends_alone:
+                if len(group) > 1 or amount == alone:
                     most += self._rungs.cells(space, group, amount)
                 left = self._rungs.kept(left) if self.confidence is None else 1
         return dict.fromkeys(least), dict.fromkeys(most)

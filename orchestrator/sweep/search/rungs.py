@@ -72,9 +72,10 @@ class Rungs:
                 "where rounds restart), or search.rungs=seeds."
             )
         elif self.first >= first.length:
+            less = "search.first=1, or " if min(self.first, first.length) > 1 else ""
             yield (
                 f"search.first (={self.first}) is not before the end of the last training of {group[0].name}, which "
-                f"has {_said(first.length, first.unit)}; pass search.first=1, or a longer {first.where}.{first.unit}s."
+                f"has {_said(first.length, first.unit)}; pass {less}a longer {first.where}.{first.unit}s."
             )
 
     def _without_spread(self, seeds: Sequence[int]) -> Iterator[str]:

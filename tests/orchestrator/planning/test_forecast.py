@@ -52,6 +52,14 @@ def test_other_seeds_and_sparsities_take_what_stages_alike_took() -> None:
     assert found.wall == Amount((6.0 + 16.0) / 2)
 
 
+def test_a_stage_that_a_search_leaves_out_is_as_long_as_in_the_whole_plan() -> None:
+    """Its dense network, which tells the data, is to be run and so comes after it."""
+    plan = make_plan(seeds=[0], rounds=2)
+    left_out = [key for key, spec in plan.stages.items() if spec.kind == "round"]
+
+    assert places(plan.without(left_out)) == places(plan)
+
+
 def test_equal_work_is_counted_once_and_what_that_saves_is_told() -> None:
     plan = make_plan(methods=("l1_unstructured",), sparsities=(0.5, 0.9), seeds=(0,), rounds=1)
     found = made(plan, paced(plan, make_records(plan)))

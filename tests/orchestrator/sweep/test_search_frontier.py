@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from searched_plans import grid, noisy, records_of, run_search, titles
+from searched_plans import grid, in_parts, noisy, records_of, run_search, titles
 
 from orchestrator.core.events import Decision
 from orchestrator.core.records import StageRecord
@@ -189,6 +189,22 @@ def test_deployments_that_differ_are_refused() -> None:
 
     assert "`deploy` differs between trials; pass one first value of deploy.formats" in told
     assert early == "`search.against` names bytes, which is measured at the ends of trials; pass search.rungs=seeds."
+
+
+def test_a_limit_of_what_is_measured_at_the_ends_rules_out_nothing_before() -> None:
+    """Deployed networks exist only at the ends of trials, so a limit of their bytes is missing before."""
+    plan = in_parts(PLAN, factor=2)
+    trials = tuple(
+        replace(each, measured=old.measured) for each, old in zip(plan.trials, deployed().trials, strict=True)
+    )
+    records = records_of(plan, by_index) | measured(deployed())
+    policy = Frontier(["parameters"], limits={"latency": 4.5}, rungs="training", factor=2)
+    plan = replace(plan, stages={**plan.stages, **deployed().stages, **plan.stages}, trials=trials)
+    last = run_search(policy, plan, records)[0][-1]
+
+    assert len(titles(last)) > 1
+    assert "failed or not measured" not in " ".join(last.stopped.values())
+    assert last.networks
 
 
 @pytest.mark.parametrize(

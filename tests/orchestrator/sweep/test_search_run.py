@@ -19,7 +19,10 @@ from searched_plans import crossing
 from small_trials import composed
 
 from orchestrator.commands import compare_command
+from orchestrator.compare.against.baseline import make_baseline
+from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.config.schema import ConfigError
+from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Decision
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import StageRecord
@@ -103,6 +106,9 @@ def test_a_search_runs_what_it_asks_for_and_says_what_it_has_not_run(capsys: pyt
     assert f", {len(sweep.search.stopped)} stopped by the search" in told
     assert sweep.records.keys() == outcome.records.keys() < outcome.plan.stages.keys()
     assert sweep.settled(sweep.records)
+    comparison = compare_trials(outcome.plan, outcome.records, {}, search=outcome.decision)
+    with pytest.raises(OrchestratorError, match="run the sweep again, with search=none, as its search stopped trials"):
+        make_baseline(sweep.info, comparison, outcome.plan, outcome.records)
 
 
 def test_a_job_that_was_not_run_returns_the_reason() -> None:

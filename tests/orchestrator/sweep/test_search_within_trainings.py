@@ -11,14 +11,17 @@ import pytest
 from searched_plans import grid, in_parts, noisy, records_of, run_search, titles
 from small_trials import planned, small, train
 
+from orchestrator.compare.audit import audit
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.trial_rows import statuses
 from orchestrator.config.schema import ConfigError
 from orchestrator.core.events import PastSearch
+from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Job, Plan
 from orchestrator.core.stage_kinds import PART
 from orchestrator.planning.preview import preview
+from orchestrator.store import saved_sweep
 from orchestrator.store.retention import needed_weights
 from orchestrator.store.store import Store
 from orchestrator.sweep import conductor
@@ -82,13 +85,24 @@ def test_decisions_are_equal_in_any_order_and_after_any_kill() -> None:
             assert again.keys() == ran.keys()
 
 
-def test_the_bounds_hold() -> None:
-    plan = raced()
+@pytest.mark.parametrize("policy", [RACE, Halving("training", factor=5), Frontier(rungs="training", factor=2)])
+@pytest.mark.parametrize("methods", [METHODS, METHODS[:1]])
+def test_the_bounds_hold(policy: Halving | Frontier, methods: tuple[str, ...]) -> None:
+    plan = in_parts(grid(methods, (0.5,), 2), factor=policy.factor)
     space = SearchSpace(plan)
-    least, most = ({key for cell in cells for key in space.stages(cell)} for cells in RACE.bounds(space))
+    least, most = ({key for cell in cells for key in space.stages(cell)} for cells in policy.bounds(space))
     for loss in (by_index, lambda *_: 0.0, lambda *place: noisy(place)):
-        _, ran = run_search(RACE, plan, records_of(plan, loss))
+        _, ran = run_search(policy, plan, records_of(plan, loss))
         assert len(least) <= len(ran) <= len(most)
+
+
+def test_a_rung_that_one_candidate_is_left_for_is_in_no_bound() -> None:
+    plan = in_parts(grid(METHODS[:3], (0.5,), 2), factor=3)
+    space = SearchSpace(plan)
+    least = {key for cell in Halving("training").bounds(space)[0] for key in space.stages(cell)}
+    _, ran = run_search(Halving("training"), plan, records_of(plan, by_index))
+
+    assert least == ran.keys()
 
 
 def test_a_budget_counts_the_steps_of_a_training_once() -> None:
@@ -111,6 +125,16 @@ def test_a_part_that_fails_is_a_failure_of_its_trial() -> None:
     assert decisions[-1].ended
     assert decisions[-1].answers[0].startswith("best: method_1")
     assert statuses(plan, ran, {part: "diverged"})[plan.trials[0].name] == "failed"
+
+
+def test_the_audit_says_that_a_search_has_stopped_the_random_control() -> None:
+    plan = in_parts(grid(("l1_unstructured", "random_unstructured"), (0.5,), 2), factor=2)
+    lost = {"l1_unstructured": 0.0, "random_unstructured": 0.1}
+    decisions, ran = run_search(RACE, plan, records_of(plan, lambda method, *_: lost[method]))
+    found = audit(plan, ran, compare_trials(plan, ran, {}, search=decisions[-1]))
+
+    (reason,) = (each.reason for each in found if each.rule == "a random control")
+    assert reason == "none among l1_unstructured: the search has stopped it"
 
 
 def test_what_is_paused_keeps_the_state_that_it_continues_from() -> None:
@@ -162,12 +186,19 @@ def test_a_search_that_is_turned_off_goes_on_from_the_parts(
         part = searched.records[trial.parts[0]]
         assert store.finished([trial.stages[-1]])[trial.stages[-1]].seconds > part.seconds
     assert "up to epoch 1" in capsys.readouterr().out
+    begun = store.finished(part for trial in searched.plan.trials for part in trial.parts)
+    assert begun
+    assert not any(WEIGHTS in part.files for part in begun.values())
+    (name,) = store.sweeps()
+    saved_sweep.delete(store, name)
+    assert not store.stages.known(), "parts of the earlier search belong to the sweep"
 
 
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
         (("search.first=4",), "search.first (=4) is not before the end of the last training of"),
+        (("finetune.epochs=0",), "which has 0 epochs; pass a longer finetune.epochs."),
         (("search.first=9", "finetune.epochs=null", "finetune.steps=9"), "which has 9 steps; pass search.first=1, or"),
         (
             ("finetune._target_=small_workloads.linear",),
@@ -192,3 +223,16 @@ def test_trainings_of_different_lengths_are_refused() -> None:
 
     assert len(told) == 1
     assert "the last training of some is longer than that of others; pass one finetune.epochs" in told[0]
+
+
+@pytest.mark.parametrize("wrong", ["search.first=some", "search.first=0", "search.factor=1", "search.factor=true"])
+def test_rungs_of_a_search_of_ones_own_are_refused_before_they_are_planned(wrong: str) -> None:
+    """No row of the catalogue has the rules of such a search, and a factor of 1 never reaches the end."""
+    key, _, value = wrong.partition("=")
+    job = small(
+        "search.kind=null", "+search._target_=test_search_replay.Shortest", "+search.rungs=training", f"+{wrong}"
+    )
+    with pytest.raises(ConfigError, match="must be a whole number") as refused:
+        planned(job)
+
+    assert f"`{key}` (={value.title() if value == 'true' else value}) must be a whole number" in str(refused.value)
