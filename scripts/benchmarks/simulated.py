@@ -121,8 +121,7 @@ class SimulatedTasks:
 
 
 def _pickled(order: WorkOrder) -> bytes:
-    content = pickle.dumps(order)
-    return content
+    return pickle.dumps(order)
 
 
 def _begin(attempt: Attempt, start: AttemptStart) -> Event:
