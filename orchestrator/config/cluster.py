@@ -102,8 +102,12 @@ class Cluster:
 
     @property
     def thread_count(self) -> int:
-        """Intra-op threads of a trial."""
-        return self.threads or max(1, int(self.cpus_per_trial))
+        """Intra-op threads of a trial of one process."""
+        return self.threads_of(1)
+
+    def threads_of(self, processes: int) -> int:
+        """Return the intra-op threads of each of a trial's processes."""
+        return self.threads or max(1, int(self.cpus_per_trial / processes))
 
     @property
     def memory_bytes(self) -> int | None:

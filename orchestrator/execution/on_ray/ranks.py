@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -64,22 +65,17 @@ class Team:
         return self.blamed(Failure("the trial lost a rank", transient=True)) if late else None
 
     def blamed(self, failure: Failure) -> Failure:
-        """Return the failure that caused that of rank 0: the first of another rank that did not only lose a rank."""
+        """Return the failure of another rank, which caused that of rank 0; the given one if none has failed."""
         import ray
 
         ended, _ = ray.wait([*self.followers], num_returns=len(self.followers), timeout=WAIT_FOR_RANKS)
         for rank, follower in enumerate(self.followers, start=1):
-            found = _outcome(follower) if follower in ended else None
-            if found is not None and not found.message.startswith(LOST):
+            if follower in ended and (found := _outcome(follower)) is not None:
                 return replace(found, message=f"rank {rank}: {found.message}", log=found.log or log_of(self.log, rank))
         return failure
 
 
-LOST = "rank "
-"""Beginning of the message of a rank that lost another one."""
-
-
-def team(bundle: dict[str, float], size: int, *, one_node: bool) -> Team:
+def placed(bundle: dict[str, float], size: int, *, one_node: bool) -> Team:
     """Ask Ray for the places of a trial's processes, all or none.
 
     Args:
@@ -126,16 +122,19 @@ def in_ranks(work: Callable[[WorkOrder], Iterator[Item]] | str, order: WorkOrder
 
 
 def following(order: WorkOrder) -> Iterator[Any]:
-    """Do the work of a rank that follows; yields nothing."""
+    """Do the work of a rank that follows; yields nothing. Only the rank that failed first reports a failure."""
     import torch
 
-    from orchestrator.training.team.ranks import joined
+    from orchestrator.training.team.ranks import RankLost, joined
 
     assert order.seat is not None
     follow: Callable[[WorkOrder], None] = resolve(FOLLOW)
     seat, store = _met(order.seat)
-    with joined(seat, store, torch.device(order.device)) as ranks:
-        follow(replace(order, ranks=ranks))
+    try:
+        with joined(seat, store, torch.device(order.device)) as ranks:
+            follow(replace(order, ranks=ranks))
+    except RankLost as error:
+        print(error, file=sys.stderr)  # to the log of this rank
     yield from ()
 
 
@@ -152,7 +151,7 @@ def _opened(seat: Seat) -> tuple[Seat, Any]:
     store = TCPStore(host, seat.port, None, True, wait_for_workers=False, master_listen_fd=listening.detach())
     _internal_kv_put(seat.meeting, f"{seat.host} {seat.port}".encode(), namespace=MEETINGS)
     _prefer_loopback(host)
-    return seat, store
+    return seated(seat, store, _node()), store
 
 
 def _met(seat: Seat) -> tuple[Seat, Any]:
@@ -162,12 +161,27 @@ def _met(seat: Seat) -> tuple[Seat, Any]:
     deadline, found = time.monotonic() + PATIENCE, _place_of(seat)
     while not found:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{LOST}{seat.rank} waited {PATIENCE:g} s for rank 0, which did not begin")
+            raise TimeoutError(f"rank 0 did not begin within {PATIENCE:g} s")
         time.sleep(LOOK)
         found = _place_of(seat)
     host, port = found.split()
     _prefer_loopback(host)
-    return replace(seat, host=host, port=int(port)), TCPStore(host, int(port), None, False, wait_for_workers=False)
+    store = TCPStore(host, int(port), None, False, wait_for_workers=False)
+    return seated(replace(seat, host=host, port=int(port)), store, _node()), store
+
+
+def seated(seat: Seat, store: Any, node: str) -> Seat:
+    """Return the seat with its number among the ranks of the trial on its node."""
+    store.set(f"node/{seat.rank}", node)
+    before = [store.get(f"node/{rank}").decode() for rank in range(seat.rank)]  # waits for each
+    return replace(seat, local_rank=before.count(node))
+
+
+def _node() -> str:
+    import ray
+
+    found: str = ray.get_runtime_context().get_node_id()
+    return found
 
 
 def _place_of(seat: Seat) -> str:

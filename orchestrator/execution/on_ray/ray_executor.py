@@ -247,7 +247,7 @@ class RayExecutor:
             specs=attempt.specs,
             lineage=attempt.lineage,
             store=self._store,
-            threads=self._threads(attempt),
+            threads=self._cluster.threads_of(_parallel(attempt).processes),
             seat=None if what else self._seat(attempt),
             attempt=attempt.number,
             grace=self._grace,
@@ -255,11 +255,6 @@ class RayExecutor:
             log=str(self._logs / f"{what}{attempt.specs[0].key[:12]}.{attempt.number}.log"),
             check=self._check,
         )
-
-    def _threads(self, attempt: Attempt) -> int:
-        """Return the threads of each process of an attempt."""
-        processes = _parallel(attempt).processes
-        return self._cluster.threads or max(1, int(self._cluster.cpus_per_trial / processes))
 
     def _seat(self, attempt: Attempt) -> Seat | None:
         """Return the seat of rank 0, if several processes train the stages of an attempt."""

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -53,19 +53,14 @@ class Tasks(Generic[Item]):
     def __init__(self, cluster: Cluster, wanted: dict[str, float], runtime_env: dict[str, Any]) -> None:
         import ray
 
-        special = {name: amount for name, amount in wanted.items() if name not in ("CPU", "GPU", "memory")}
         options: dict[str, Any] = {
-            "num_cpus": wanted["CPU"],
-            "num_gpus": wanted.get("GPU", 0),
-            "resources": special,
+            **_amounts(wanted),
             "scheduling_strategy": "SPREAD" if cluster.placement == "spread" else "DEFAULT",
             "num_returns": "streaming",
             "max_retries": 0,
             "max_calls": 0,  # workers are reused on GPUs too: a new process each costs seconds
             **runtime_env,
         }
-        if "memory" in wanted:
-            options["memory"] = int(wanted["memory"])
         body: Any = _run  # generic, which ray's types are not
         self._function: Any = ray.remote(**options)(body)
         self._follower: Any = ray.remote(**{**options, "num_returns": 1})(_follow)
@@ -77,7 +72,7 @@ class Tasks(Generic[Item]):
         self._cancelled: dict[bool, float] = {}
         self._since: dict[ObjectRefGenerator, float] = {}
         """When the stage began that each task runs now."""
-        self._looked = -math.inf
+        self._looked = self._looked_at_ranks = -math.inf
         self._late: set[ObjectRefGenerator] = set()
         """Tasks that were ended by force, for their stage took too long."""
 
@@ -108,16 +103,12 @@ class Tasks(Generic[Item]):
     ) -> ObjectRefGenerator:
         """Submit the processes of a trial; return the stream of rank 0."""
         share = share_of(self._wanted, seat.size)
-        team = ranks.team(share, seat.size, one_node=self._one_node)
-        own = {"num_cpus": share["CPU"], "num_gpus": share.get("GPU", 0), **options}
-        own["resources"] = {name: each for name, each in share.items() if name not in ("CPU", "GPU", "memory")}
-        if "memory" in share:
-            own["memory"] = int(share["memory"])
+        team, own = ranks.placed(share, seat.size, one_node=self._one_node), {**_amounts(share), **options}
         generator: ObjectRefGenerator = self._function.options(**own, **team.option(0)).remote(order, work)
         team.log = order.log
         team.followers = [
             self._follower.options(**own | {"name": f"rank {rank} of {own['name']}"}, **team.option(rank)).remote(
-                replace(order, seat=replace(seat, rank=rank, local_rank=rank), log=ranks.log_of(order.log, rank))
+                replace(order, seat=replace(seat, rank=rank), log=ranks.log_of(order.log, rank))
             )
             for rank in range(1, seat.size)
         ]
@@ -146,10 +137,7 @@ class Tasks(Generic[Item]):
                 self._dismiss(ends[end])
                 yield self._running.pop(ends[end]), None
             return
-        for generator in [generator for generator in self._teams if generator in self._running]:
-            if (failure := self._teams[generator].lost()) is not None:
-                self._dismiss(generator)
-                yield self._running.pop(generator), failure
+        yield from self._lost()
         waiting = list(self._running)
         ready, _ = ray.wait(waiting, timeout=timeout) if waiting else ([], [])
         if ready and len(waiting) > 1:
@@ -162,10 +150,26 @@ class Tasks(Generic[Item]):
             elif isinstance(item, Failure) and generator in self._teams:
                 item = self._teams[generator].blamed(item)
             if item is None or isinstance(item, Failure | Outdated):
-                self._dismiss(generator)
-                del self._running[generator], self._since[generator]
-                self._late.discard(generator)
+                self._leave(generator)
             yield attempt, item
+
+    def _lost(self) -> Iterator[tuple[Attempt, Failure]]:
+        """Yield the attempts that lost a rank while rank 0 has not noticed it; looks at most once a second."""
+        if time.monotonic() - self._looked_at_ranks < POINTS_EVERY:
+            return
+        self._looked_at_ranks = time.monotonic()
+        for generator in [generator for generator in self._teams if generator in self._running]:
+            if (failure := self._teams[generator].lost()) is not None:
+                attempt = self._running[generator]
+                self._leave(generator)
+                yield attempt, failure
+
+    def _leave(self, generator: ObjectRefGenerator) -> None:
+        """Forget a task that has ended, and end the other processes of its trial."""
+        self._dismiss(generator)
+        del self._running[generator]
+        self._since.pop(generator, None)
+        self._late.discard(generator)
 
     def points(self) -> Iterator[tuple[str, CurvePoint, Metric]]:
         """Yield the new points of running stages as (key, point, metric); at most once a second."""
@@ -227,9 +231,15 @@ class Tasks(Generic[Item]):
             if nodes is None or (attempt.start is not None and attempt.start.node in nodes)
         }
         for generator in chosen:
-            self._dismiss(generator)
-            del self._running[generator]
+            self._leave(generator)
         return list(chosen.values())
+
+
+def _amounts(wanted: Mapping[str, float]) -> dict[str, Any]:
+    """Return the options of a task that takes some resources."""
+    special = {name: amount for name, amount in wanted.items() if name not in ("CPU", "GPU", "memory")}
+    found = {"num_cpus": wanted["CPU"], "num_gpus": wanted.get("GPU", 0), "resources": special}
+    return found | ({"memory": int(wanted["memory"])} if "memory" in wanted else {})
 
 
 def _run(

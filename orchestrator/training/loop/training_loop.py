@@ -182,9 +182,8 @@ class _Run(Resumable):
             seed=derive(seed, "order"),
             drop_last=config.drop_last,
         )
-        shared = None if ranks is None else read(share=Share(ranks.rank, ranks.size))
-        whole = read()
-        self.steps = Steps(shared or whole, config.accumulate, whole)
+        batches = read() if ranks is None else read(share=Share(ranks.rank, ranks.size))
+        self.steps = Steps(batches, config.accumulate, None if ranks is None else read())
         self.epoch_length = len(self.steps)
         self.length = config.steps if config.steps is not None else (config.epochs or 0) * self.epoch_length
         if not self.epoch_length and (config.steps or config.epochs):
@@ -320,9 +319,9 @@ class _Run(Resumable):
         """Add the gradients of the step, of all ranks; return this rank's part of its loss."""
         together.reseed(self.step)
         losses, self._is_settled = [], False
-        for loss_of in together.losses(parts):
+        for place in range(len(parts)):
             with autocast(self.device, self.config.precision):
-                loss = loss_of()
+                loss = together.loss(parts, place)
             torch.autograd.backward(self.scaler.scale(loss))
             losses.append(loss.detach())
         return sum(losses[1:], losses[0])

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from orchestrator.core.seeding import derive, reseed
@@ -87,23 +86,14 @@ class Together:
         """Seed this rank's generators for a step."""
         reseed(derive(self._seed, f"{step}/{self.ranks.rank}"), self.ranks.device)
 
-    def losses(self, parts: Sequence[Part]) -> Iterator[Callable[[], Tensor]]:
-        """Yield for each batch of a step a function that returns its weighted loss; call it and go backward at once."""
-        for place, (part, size) in enumerate(zip(parts, self._sizes, strict=True)):
-            with self._reduced(last=place == len(parts) - 1):
-                for norm in self._norms:
-                    norm.counts = part.counts
-                weight = size * self.ranks.size / max(self._total, 1.0)
-                yield lambda part=part, weight=weight: self._loss(part) * weight  # type: ignore[misc]
-
-    def _loss(self, part: Part) -> Tensor:
-        loss: Tensor = self._model(part.batch)
-        return loss
-
-    @contextmanager
-    def _reduced(self, *, last: bool) -> Iterator[None]:
-        with nullcontext() if last else self._model.no_sync():
-            yield
+    def loss(self, parts: Sequence[Part], place: int) -> Tensor:
+        """Return the weighted loss of one of the batches of a step; gradients are exchanged after the last one."""
+        for norm in self._norms:
+            norm.counts = parts[place].counts
+        weight = self._sizes[place] * self.ranks.size / max(self._total, 1.0)
+        with nullcontext() if place == len(parts) - 1 else self._model.no_sync():  # the forward pass decides
+            loss: Tensor = self._model(parts[place].batch)
+        return loss * weight
 
     def require_equal(self, where: str) -> None:
         """Raise `TrainingError` unless all ranks hold the same weights."""
@@ -112,4 +102,3 @@ class Together:
                 f"`{where}` left other weights on other processes of the trial, so that its result is worthless: an "
                 "optimizer, or masks that change, must follow from weights and gradients alone; pass parallel=none."
             )
-        torch.distributed.barrier()

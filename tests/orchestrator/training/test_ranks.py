@@ -10,8 +10,10 @@ import torch
 from rank_cases import CASES, outcome, together
 from small_trials import planned, small
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 
-from orchestrator.core.work_order import WorkOrder
+from orchestrator.core.work_order import Seat, WorkOrder
+from orchestrator.execution.on_ray.ranks import seated
 from orchestrator.store.store import Store
 from orchestrator.training.preflight.misfits import Misfit
 from orchestrator.training.preflight.rehearsal import run_preflight
@@ -66,6 +68,12 @@ def test_shares_are_the_whole_batch_in_order(size: int, length: int) -> None:
     assert [each for share in shares if share.counts(length) for each in share.of(items)] == items
     assert all(len(share.of(items)) for share in shares), "one example stands in for an empty share"
     assert shares[0].counts(length), "rank 0 always has one"
+
+
+def test_ranks_are_numbered_on_each_node() -> None:
+    store, nodes = HashStore(), ["a", "a", "b", "a", "b"]
+
+    assert [seated(Seat(rank, 5), store, node).local_rank for rank, node in enumerate(nodes)] == [0, 1, 0, 2, 1]
 
 
 def test_a_parameter_that_the_loss_does_not_reach_is_refused_before_the_training(tmp_path: Path) -> None:
