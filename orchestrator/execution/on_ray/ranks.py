@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.events import Failure
+from orchestrator.core.redact import logger
 from orchestrator.core.work_order import Item, Seat, WorkOrder
 from orchestrator.execution.perform import resolve
 
@@ -28,6 +28,7 @@ LOOPBACK = "127.0.0.1"
 FOLLOW = "orchestrator.training.team.following:follow"
 WAIT_FOR_RANKS = 3.0
 """Seconds that the driver waits for the other ranks to say why a trial failed."""
+_log = logger(__name__)
 
 
 @dataclass
@@ -134,7 +135,7 @@ def following(order: WorkOrder) -> Iterator[Any]:
         with joined(seat, store, torch.device(order.device)) as ranks:
             follow(replace(order, ranks=ranks))
     except RankLost as error:
-        print(error, file=sys.stderr)  # to the log of this rank
+        _log.warning("%s", error)  # goes to the log of this rank
     yield from ()
 
 
