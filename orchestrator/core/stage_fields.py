@@ -132,6 +132,7 @@ class ParallelFields:
 
     processes: Count = 1
     sync_batch_norm: bool = False
+    version: Count = 1
 
 
 @dataclass(frozen=True)

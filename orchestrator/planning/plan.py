@@ -44,7 +44,7 @@ from orchestrator.planning.network_files import without_tied_head
 from orchestrator.planning.stages import restarts
 from orchestrator.planning.stages.deployments import deployments
 from orchestrator.planning.stages.parts import parts_of, rung_violations
-from orchestrator.planning.versions import versions_of
+from orchestrator.planning.versions import version_of, versions_of
 from pruning import schedule as schedules
 from pruning.catalogue.dynamics import DYNAMICS
 
@@ -178,7 +178,8 @@ def _stages(
     }
     fields["sources"] = _sources(config, DENSE_PARTS)
     if (count := processes(config)) > 1:
-        fields["parallel"] = {"processes": count, "sync_batch_norm": config["parallel"]["sync_batch_norm"]}
+        own = {"processes": count, "sync_batch_norm": config["parallel"]["sync_batch_norm"]}
+        fields["parallel"] = own | {"version": version_of("ranks")}
     dense = StageSpec("dense", fields, location=location)
     starts: dict[restarts.Place, StageSpec] = {}
 

@@ -14,10 +14,18 @@ from orchestrator.config.config_groups import OF_STAGES
 from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.catalogue.rows import Row
 
-SHARED: Mapping[str, int] = {"training": 6, "round": 4, "own_class": 1, "deploy": 2, "layerwise": 2, "lora": 1}
+SHARED: Mapping[str, int] = {
+    "training": 6,
+    "round": 4,
+    "own_class": 1,
+    "deploy": 2,
+    "layerwise": 2,
+    "lora": 1,
+    "ranks": 2,
+}
 """Versions of shared code. `training`: building, splitting, training and evaluating, in every stage; `round`: pruning;
 `own_class`: the call of a user's own method class; `deploy`: shrinking and measuring;
-`layerwise`: pruning in the sequential order; `lora`: training of low-rank updates."""
+`layerwise`: pruning in the sequential order; `lora`: training of low-rank updates; `ranks`: several processes."""
 FAMILIES: Mapping[str, Mapping[str, Row]] = {
     **{name: group.rows for name, group in OF_STAGES.items()},
     "allocation": ALLOCATIONS,

@@ -179,10 +179,11 @@ class LoaderSplit:
         """
         if seed is not None or not self.num_workers:
             return _LoaderBatches(self, batch_size, device, _Orders(len(self), seed), drop_last, share)
-        asked = batch_size, device, drop_last
+        asked = batch_size, device, drop_last, share
         if asked not in self._eval_loader:
             self._eval_loader.clear()
-            self._eval_loader[asked] = _LoaderBatches(self, batch_size, device, _Orders(len(self), None), drop_last)
+            stored = _Orders(len(self), None)
+            self._eval_loader[asked] = _LoaderBatches(self, batch_size, device, stored, drop_last, share)
         return self._eval_loader[asked]
 
 

@@ -93,10 +93,10 @@ class StreamSplit:
         del drop_last
         if self.steps is not None:
             return _StreamBatches(self, batch_size, device, seed or 0, share)
-        asked = batch_size, device, seed
+        asked = batch_size, device, seed, share
         if asked not in self._eval_loader:
             self._eval_loader.clear()
-            self._eval_loader[asked] = _StreamBatches(self, batch_size, device, seed or 0)
+            self._eval_loader[asked] = _StreamBatches(self, batch_size, device, seed or 0, share)
         return self._eval_loader[asked]
 
 
@@ -136,8 +136,7 @@ class _StreamBatches:
                     del batch  # breaks a reference cycle that would keep the loader's processes alive
             if batch is None:
                 return
-            held = moved(batch, self.device)
-            yield held if self.share is None else Part(held, self.share.counts(self.size))
+            yield Part(moved(batch.batch, self.device), batch.counts) if self.share else moved(batch, self.device)
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ class _BatchSampler(Sampler[_BatchRead]):
 class _WorkersPart(Dataset[Any]):
     """Part of a stream that a loader's worker reads: every `shares`th batch, with generators seeded for each batch.
 
-    With `share`, it transforms and collates that share of each batch.
+    With `share`, it transforms and collates that share of each batch, as a `Part`.
     """
 
     def __init__(self, split: StreamSplit, size: int, seed: int, shares: int, share: Share | None) -> None:
@@ -194,10 +193,13 @@ class _WorkersPart(Dataset[Any]):
         with seeded(derive(self.seed, f"{read.epoch}/{read.number}")):
             examples = self._read(read.epoch)
             if examples and self.share is not None:
-                examples = self.share.of(examples)
+                return Part(self._collated(self.share.of(examples)), self.share.counts(len(examples)))
             if examples:
-                return self.collate([transformed(example, self.transform) for example in examples])
+                return self._collated(examples)
         return self._no_examples(read.number % self.shares) if self.repeats else None
+
+    def _collated(self, examples: list[Any]) -> Any:
+        return self.collate([transformed(example, self.transform) for example in examples])
 
     def _read(self, epoch: int) -> list[Any]:
         """Return the next examples: a whole batch, or the last examples of a stream that is read to its end."""

@@ -28,9 +28,12 @@ SHARED = {
     "deploy": [f"orchestrator.deploy.deployment_stages.{name}" for name in ("deploy", "measure")],
     "layerwise": [f"{TRAINING}.scoring.layer_by_layer.prune_layers", "pruning.reconstruction.ranked_masks.wanda"],
     "lora": ["pruning.holding.low_rank.LowRankUpdates"],
+    "ranks": [
+        f"{TRAINING}.team.{name}" for name in ("together.Together", "ranks.Ranks", "synchronised_norm.synchronised")
+    ],
     "round": [f"{TRAINING}.pruning_rounds.{name}" for name in ("prune_round", "hold_laws", "hold_finite")],
 }
-ALONE = ("own_class", "deploy", "layerwise", "lora")
+ALONE = ("own_class", "deploy", "layerwise", "lora", "ranks")
 """Shared code that not every training or round uses."""
 HARMLESS = (
     *("orchestrator.config", "orchestrator.core", "orchestrator.store", "orchestrator.__version__"),
@@ -181,10 +184,10 @@ def rows() -> Iterator[tuple[str, str]]:
 def closures() -> tuple[dict[str, ast.stmt], dict[str, ast.stmt]]:
     """Return the code of training and of rounds; code that both use counts as training, which all stages have.
 
-    Code that only the sequential order or low-rank updates use is in neither.
+    Code that only the sequential order, low-rank updates or several processes use is in neither.
     """
     read = closure([root for root in SHARED["training"] if root.startswith(WORKLOADS)])
-    apart = dict(filter(None, map(definition_at, [*SHARED["layerwise"], *SHARED["lora"]])))
+    apart = dict(filter(None, map(definition_at, [*SHARED["layerwise"], *SHARED["lora"], *SHARED["ranks"]])))
     rounds = closure(SHARED["round"], left_out=read | apart)
     return closure(SHARED["training"], left_out=rounds | apart), rounds
 

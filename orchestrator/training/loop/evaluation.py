@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from torch import nn
 
+from orchestrator.config.parts.training import Train
 from orchestrator.core.metrics import Metric
 from orchestrator.core.seeding import seeded
+from orchestrator.training.team.ranks import Ranks
+from orchestrator.workloads.shares import Share
 from orchestrator.workloads.splits import Split
+from orchestrator.workloads.tasks.distilled import Distilled
+from orchestrator.workloads.tasks.supervised import Supervised
 from orchestrator.workloads.tasks.task import Measured, MeasuresTests, Task, TestInputs
 from orchestrator.workloads.tasks.task_building import TaskError, measured
 from pruning.measure.macs import in_mode
@@ -46,6 +53,33 @@ def evaluate(
         if inputs is not None and isinstance(task, MeasuresTests):
             return measured(task, task.measure_test(model, batches, inputs))
         return measured(task, task.measure(model, batches))
+
+
+def evaluate_together(
+    model: nn.Module,
+    split: Split,
+    task: Task,
+    device: torch.device,
+    config: Train,
+    ranks: Ranks | None,
+) -> Mapping[str, float]:
+    """Return the figures that `evaluate` returns; with several ranks, each must call this and measures a share.
+
+    Each rank sums over its share of every batch, and the exact sums of all ranks are added. Buffers become those of
+    rank 0. Rank 0 alone measures a task with a `measure` of its own, which need not be a sum.
+    """
+    size, precision = config.eval_batch_size, config.precision
+    alone = partial(evaluate, model, split, task, device=device, batch_size=size, precision=precision)
+    if ranks is None:
+        return alone().figures
+    task = task.task if isinstance(task, Distilled) else task
+    if not isinstance(task, Supervised) or type(task).measure is not Supervised.measure:
+        return ranks.told(alone().figures if ranks.leads else None)
+    ranks.buffers_of_leader(model)
+    with seeded(0, device), in_mode(model, training=False), torch.no_grad(), autocast(device, precision):
+        parts = split.batches(size, device=device, share=Share(ranks.rank, ranks.size))
+        own = task.totals(model, (part.batch for part in parts if part.counts))
+    return measured(task, task.figures(ranks.whole_of(own))).figures
 
 
 def generated(model: nn.Module, task: Task, inputs: TestInputs, precision: str) -> list[dict[str, str]]:

@@ -24,7 +24,7 @@ from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.work_order import never
 from orchestrator.training.dynamics.sparse_training import SparseTraining
 from orchestrator.training.dynamics.training_cost import TrainingCost
-from orchestrator.training.loop.evaluation import autocast, evaluate, monitored
+from orchestrator.training.loop.evaluation import autocast, evaluate_together, monitored
 from orchestrator.training.loop.steps import (
     Averages,
     Gradients,
@@ -379,14 +379,9 @@ class _Run(Resumable):
         return point
 
     def _evaluated(self) -> Mapping[str, float]:
-        """Return the metrics on validation; rank 0 measures them for all ranks."""
+        """Return the metrics on validation, which all ranks measure together."""
         ranks = None if self.together is None else self.together.ranks
-        if ranks is not None and not ranks.leads:
-            return ranks.told(None)
-        size, precision = self.config.eval_batch_size, self.config.precision
-        measured = partial(evaluate, self.model, self.data.val, self.task, device=self.device)
-        found = measured(batch_size=size, precision=precision).figures
-        return found if ranks is None else ranks.told(found)
+        return evaluate_together(self.model, self.data.val, self.task, self.device, self.config, ranks)
 
     def _mean_loss(self) -> float:
         """Return the mean loss since the last point; raise `Diverged` at the first loss that is not finite."""

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.work_order import Seat
 from orchestrator.training.state.train_state import TrainState
+from orchestrator.workloads.tasks.totals import Totals
 from orchestrator.workloads.weight_files import write_state
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
@@ -105,6 +106,17 @@ class Ranks:
         with torch.no_grad():
             for each in (*model.parameters(), *model.buffers()):
                 dist.broadcast(each, 0)
+
+    def buffers_of_leader(self, model: nn.Module) -> None:
+        """Give a network the buffers of rank 0, such as the running statistics of BatchNorm."""
+        for each in model.buffers():
+            dist.broadcast(each, 0)
+
+    def whole_of(self, totals: Totals) -> Totals:
+        """Return the totals of all ranks, added exactly; the same on every rank."""
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, Totals() + totals)  # the sum holds few numbers, on the CPU
+        return sum(found, Totals())
 
     def wrapped(self, model: nn.Module) -> nn.Module:
         """Return a network whose backward pass averages gradients over all ranks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,15 @@ SIZES = [pytest.param(2, id="2 processes"), pytest.param(4, id="4 processes", ma
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """Outcomes of every rank."""
     return together(request.param, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Compute with one thread, as the ranks do: sums of floats depend on the number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
@@ -10,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+from orchestrator.workloads.shares import Share
 from orchestrator.workloads.splits import LoaderSplit, Split, TensorSplit
+from orchestrator.workloads.streamed_splits import StreamSplit
 
 CPU = torch.device("cpu")
 N = 11
@@ -27,6 +30,13 @@ class Augmented(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return torch.rand(1) + random.random() + np.random.rand(), index  # noqa: NPY002
+
+
+class Ordered(IterableDataset[tuple[Tensor, int]]):
+    """Stream of all examples."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        yield from zip(X, Y.tolist(), strict=True)
 
 
 PIXELS = Y.to(torch.uint8).view(N, 1, 1, 1)
@@ -46,6 +56,18 @@ def epochs(split: Split, count: int = 2, seed: int | None = 3, **options: Any) -
         assert all(torch.equal(x.flatten().long(), y) for x, y in epoch)
         found.append([y.tolist() for _, y in epoch])
     return found
+
+
+def shared(split: Split, ranks: int) -> list[int]:
+    """Return the examples of an evaluation by several processes, batch by batch."""
+    parts = [split.batches(4, device=CPU, share=Share(rank, ranks)).epoch(0) for rank in range(ranks)]
+    return [
+        example
+        for batch in zip(*map(list, parts), strict=True)
+        for part in batch
+        if part.counts
+        for example in part.batch[1].tolist()
+    ]
 
 
 @pytest.mark.parametrize("split", splits(), ids=KINDS)
@@ -68,6 +90,21 @@ def test_without_a_seed_the_order_is_the_stored_one(split: Split) -> None:
 @pytest.mark.parametrize("split", splits(), ids=KINDS)
 def test_the_last_small_batch_may_be_dropped(split: Split) -> None:
     assert [len(batch) for batch in epochs(split, count=1, drop_last=True)[0]] == [4, 4]
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+@pytest.mark.parametrize("split", splits(), ids=KINDS)
+def test_the_shares_of_several_processes_are_the_split(split: Split, ranks: int) -> None:
+    assert shared(split, ranks) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10], "the last batch has 3 examples"
+
+
+@pytest.mark.parametrize(
+    "split", [LoaderSplit(TensorDataset(X, Y), 1), StreamSplit(Ordered())], ids=["loader", "stream"]
+)
+def test_evaluations_that_reuse_a_loader_divide_too(split: Split) -> None:
+    whole = [y.tolist() for _, y in split.batches(4, device=CPU)]
+
+    assert shared(split, 5) == [*chain.from_iterable(whole)] == [*range(N)]
 
 
 def test_every_kind_has_the_same_order() -> None:
