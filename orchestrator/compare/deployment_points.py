@@ -48,6 +48,10 @@ class Deployed:
     """Fastest runtime of the dense network, for each seed that has another one; empty if the format is the same."""
     dense_test: float | None = None
     """Mean primary metric of the deployed dense networks on test; None if the format does not change outputs."""
+    token_ms: float | None = None
+    """Latency of one more token of a network that generates; None for other networks and formats."""
+    dense_token_ms: float | None = None
+    token_speedup: Estimate | None = None
 
 
 def by_network(plan: Plan, records: Mapping[str, StageRecord]) -> dict[str, list[StageRecord]]:
@@ -107,7 +111,7 @@ def _ungated_figures(record: StageRecord) -> dict[str, float]:
     place, found = f"deploy/{_format(record)}", record.measurements
     sized = {
         f"{size}/{name}": found[f"{name}/{size}"]
-        for name in ("memory", "speedup_pytorch")
+        for name in ("memory", "speedup_pytorch", "token_ms", "token_speedup")
         for size in _sizes(record)
         if f"{name}/{size}" in found
     }
@@ -158,8 +162,8 @@ def _summary(name: str, size: int, hardware: str, records: Sequence[StageRecord]
         format=name,
         batch_size=size,
         hardware=hardware,
-        latency_ms=math.exp(fmean(math.log(each[f"latency_ms/{size}"]) for each in found)),
-        dense_ms=math.exp(fmean(math.log(each[f"dense_ms/{size}"]) for each in found)),
+        latency_ms=_time([each[f"latency_ms/{size}"] for each in found]),
+        dense_ms=_time([each[f"dense_ms/{size}"] for each in found]),
         speedup=speedup,
         bytes=fmean(each["bytes"] for each in found),
         dense_bytes=fmean(each["dense_bytes"] for each in found),
@@ -168,7 +172,22 @@ def _summary(name: str, size: int, hardware: str, records: Sequence[StageRecord]
         speedup_pytorch=_speedup(found, "speedup_pytorch", size),
         dense_runtimes=tuple(dict.fromkeys(filter(None, runtimes))),
         **_achieved(records),
+        **_tokens(found, size),
     )
+
+
+def _time(milliseconds: Sequence[float]) -> float:
+    """Return the geometric mean."""
+    return math.exp(fmean(map(math.log, milliseconds)))
+
+
+def _tokens(found: Sequence[Mapping[str, float]], size: int) -> dict[str, Any]:
+    """Return the figures of one more token; empty if a measurement lacks them."""
+    speedup = _speedup(found, "token_speedup", size)
+    if speedup is None:
+        return {}
+    times = {name: _time([each[f"{name}/{size}"] for each in found]) for name in ("token_ms", "dense_token_ms")}
+    return {**times, "token_speedup": speedup}
 
 
 def _achieved(records: Sequence[StageRecord]) -> dict[str, Any]:

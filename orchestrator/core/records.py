@@ -195,8 +195,10 @@ class StageRecord:
     All stages: `seconds`, with `scoring` and `selection` as parts of them. A deployment: `bytes`, the `parameters`
     that remain, and the `difference` of outputs. A measurement, for each batch size N: `latency_ms/N`, `dense_ms/N`,
     `speedup/N` with `speedup_low/N` and `speedup_high/N`, and `memory/N` and `dense_memory/N` if the system reports
-    memory; `others`, the number of other processes that ran meanwhile. If the dense network ran in the fastest runtime,
-    which `environment` names as `dense_runtime/N`, also `pytorch_ms/N`, and `speedup_pytorch/N` with its ends.
+    memory; `others`, the number of other processes that ran meanwhile. If the network generates tokens, also
+    `token_ms/N`, `dense_token_ms/N` and `token_speedup/N` with its ends, for one token after those of a prompt. If the
+    dense network ran in the fastest runtime, which `environment` names as `dense_runtime/N`, also `pytorch_ms/N`, and
+    `speedup_pytorch/N` with its ends.
     """
     warnings: tuple[str, ...] = ()
     device: str = "cpu"

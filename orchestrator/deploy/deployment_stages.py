@@ -32,7 +32,7 @@ from orchestrator.core.specs import DENSE, NETWORK, StageSpec
 from orchestrator.core.work_order import FileWriter, Result, WorkOrder
 from orchestrator.deploy.dense_runtimes import DenseRuntimes
 from orchestrator.deploy.deployed_metrics import calibration_inputs, metrics_of
-from orchestrator.deploy.formats.format import ExportError, Run, call, called_with, resized
+from orchestrator.deploy.formats.format import ExportError, Run, Stepper, call, called_with, resized
 from orchestrator.deploy.formats.format_table import FORMATS, TOLERANCES
 from orchestrator.deploy.latency_measuring import Measuring
 from orchestrator.deploy.shrunk_network import check_outputs, shrunk
@@ -133,7 +133,15 @@ def _comparison(
         runtimes = DenseRuntimes(whole, _example(network, 2), place, threads)
         return lambda example, size: measuring.figures_against_fastest(runtimes, make(folder, example), example, size)
     other = _folder(dense, spec, place, order)
-    return lambda example, size: measuring.figures(make(other, example), make(folder, example), size)
+
+    def compared(example: Example, size: int) -> dict[str, float]:
+        found, step = measuring.figures(make(other, example), make(folder, example), size), FORMATS[name].stepper
+        if step is None or step(folder, threads, example) is None:
+            return found
+        dense_step, own_step = (partial(_stepping, step, each, threads, example) for each in (other, folder))
+        return found | measuring.token(dense_step, own_step, size)
+
+    return compared
 
 
 def _processor(network: Network, name: str) -> dict[str, str]:
@@ -241,6 +249,13 @@ def _folder(record: StageRecord, spec: StageSpec, place: Path, order: WorkOrder)
     with fitting(record.key, chosen.files[0], (Exception,)):  # each runtime raises its own types
         chosen.load(folder, spec.typed.measure.threads)
     return folder
+
+
+def _stepping(step: Stepper, folder: Path, threads: int, example: Example) -> Call:
+    """Load the deployment again, and return its call for one more token."""
+    found = step(folder, threads, copy.deepcopy(example))
+    assert found is not None
+    return found
 
 
 def _loading(name: str, threads: int, folder: Path, example: Example) -> Make:

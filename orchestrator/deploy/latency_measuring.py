@@ -77,6 +77,15 @@ class Measuring:
             f"speedup_high/{size}": speedup.high,
         }
 
+    def token(self, dense: Make, pruned: Make, size: int) -> dict[str, float]:
+        """Return the milliseconds of one more token at a batch size, and the speed-up with its 95% interval."""
+        names = {"latency_ms": "token_ms", "dense_ms": "dense_token_ms"}
+        found = self.latency(dense, pruned, size)
+        return {
+            f"{names.get(name, f'token_{name}')}/{size}": value
+            for name, value in ((each.partition("/")[0], value) for each, value in found.items())
+        }
+
     def memory(self, dense: Make, pruned: Make, size: int) -> dict[str, float]:
         """Return the peak memory of each network at a batch size, if the system reports it."""
         makes = {"dense_memory": dense, "memory": pruned}

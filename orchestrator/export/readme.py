@@ -82,10 +82,20 @@ def _latency(sweep: SavedSweep, choice: Choice) -> Iterator[str]:
             if {f"memory/{batch}", f"dense_memory/{batch}"} <= found.keys():
                 memory, beside = (byte_size(found[f"{name}/{batch}"]) for name in ("memory", "dense_memory"))
                 yield f"| peak memory at batch {batch} as {form} | {memory} | {beside} |"
-            speedup = ratio_interval(*(found[f"{name}/{batch}"] for name in ("speedup", "speedup_low", "speedup_high")))
+            speedup = _speedup(found, "speedup", batch)
             runtime = record.environment.get(f"dense_runtime/{batch}")
             over = f" over dense in {markdown(runtime)}" if runtime else ""
             yield f"| speed-up at batch {batch} as {form}{over} | {speedup} | {ratio(1.0)} |"
+            if f"token_speedup/{batch}" in found:
+                times = " | ".join(milliseconds(found[f"{name}/{batch}"]) for name in ("token_ms", "dense_token_ms"))
+                yield f"| milliseconds of one more token at batch {batch} as {form} | {times} |"
+                said = _speedup(found, "token_speedup", batch)
+                yield f"| speed-up of a token at batch {batch} as {form} | {said} | {ratio(1.0)} |"
+
+
+def _speedup(found: Mapping[str, float], name: str, batch: int) -> str:
+    """Return a measured speed-up with its interval."""
+    return ratio_interval(*(found[f"{name}{end}/{batch}"] for end in ("", "_low", "_high")))
 
 
 def _place(record: StageRecord) -> str:

@@ -19,10 +19,13 @@ from orchestrator.catalogue import formats
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.workloads.tasks.batch import LABELS, arguments, outputs_of
 from pruning.graph.tracing import Example, plain_copy, quiet
+from pruning.measure.latency import Call
 from pruning.measure.macs import in_mode
 
 Run: TypeAlias = Callable[[Example], Tensor]
 """Takes the network's inputs, as `called_with` returns them, and returns its outputs."""
+Stepper: TypeAlias = Callable[[Path, int, Example], Call | None]
+"""See `Codec.stepper`."""
 
 
 class ExportError(OrchestratorError):
@@ -49,6 +52,8 @@ class Codec:
         takes_batch_sizes: whether `writer` takes `batch_sizes`, for which it makes the network fast.
         against_fastest: whether networks are measured against the dense network in the fastest runtime that is
             installed, instead of the dense network in the same format.
+        stepper: (folder, threads, example) -> a call that computes one token after the example's tokens, from the keys
+            and values of those before; it returns None if the network generates nothing. None: no such networks.
         needs_engine: whether `snippet` needs the package `pruning` of this project.
     """
 
@@ -61,6 +66,7 @@ class Codec:
     runs_code: bool = False
     takes_batch_sizes: bool = False
     against_fastest: bool = False
+    stepper: Stepper | None = None
     needs_engine: bool = False
 
 

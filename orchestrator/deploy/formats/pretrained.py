@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from copy import deepcopy
+from copy import copy, deepcopy
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orchestrator.deploy.formats.format import Codec, ExportError, Run, call
+from orchestrator.deploy.formats.format import Codec, ExportError, Run, call, call_values, input_names
 from orchestrator.workloads.tasks.batch import outputs_of
 from pruning.graph.tracing import Example, quiet
+from pruning.measure.latency import Call
 
 NAME = "huggingface"
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -83,14 +84,36 @@ def write(network: nn.Module, example: Example, folder: Path) -> None:
 
 def load(folder: Path, threads: int) -> Run:
     """Return a function that runs the network."""
+    return partial(_run, _loaded(folder, threads))
+
+
+def next_token(folder: Path, threads: int, example: Example) -> Call | None:
+    """Return a call that computes the last token of an example, from the keys and values of the tokens before it."""
+    network = _loaded(folder, threads)
+    tokens = dict(zip(input_names(network, example), call_values(example), strict=True)).get("input_ids")
+    if tokens is None or tokens.shape[1] < 2 or not network.can_generate() or network.config.is_encoder_decoder:
+        return None
+    with torch.no_grad():
+        cache = network(input_ids=tokens[:, :-1], use_cache=True).past_key_values
+
+    def step() -> Tensor:
+        again = copy(cache)  # a step puts new tensors into the layers of a cache, and leaves the old ones
+        again.layers = [*map(copy, cache.layers)]
+        with torch.no_grad():
+            logits: Tensor = network(input_ids=tokens[:, -1:], past_key_values=again, use_cache=True).logits
+        return logits
+
+    return step
+
+
+def _loaded(folder: Path, threads: int) -> Any:
     import transformers
 
     torch.set_num_threads(threads)
     with quiet():
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         kind = getattr(transformers, config.architectures[0])
-        network = kind.from_pretrained(folder, local_files_only=True).eval()
-    return partial(_run, network)
+        return kind.from_pretrained(folder, local_files_only=True).eval()
 
 
 def _run(network: nn.Module, example: Example) -> Tensor:
@@ -122,4 +145,4 @@ def _shapes(kind: Any, config: Any) -> dict[str, torch.Size] | None:
         return None
 
 
-CODEC = Codec(write, load, (CONFIG, WEIGHTS), "torch", SNIPPET)
+CODEC = Codec(write, load, (CONFIG, WEIGHTS), "torch", SNIPPET, stepper=next_token)

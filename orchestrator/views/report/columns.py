@@ -184,6 +184,9 @@ def measured_columns(points: Sequence[Point]) -> Iterator[Column]:
             against = f"the fastest runtime here ({', '.join(rivals)})" if rivals else "the same format"
             hint = f"measured speed-up over dense in {against}, 95% interval; {key[2]}"
             yield Column(f"at batch {key[1]}{number}", _times(key, lambda d: d.speedup), 21, hint)
+            if any(d.token_speedup for d in each):
+                hint = f"measured speed-up over dense of one token after a prompt, 95% interval; {key[2]}"
+                yield Column(f"of a token{number}", _times(key, lambda d: d.token_speedup), 21, hint)
             if any(d.speedup_pytorch for d in each):
                 hint = f"measured speed-up over dense in PyTorch, 95% interval; {key[2]}"
                 yield Column(f"of PyTorch{number}", _times(key, lambda d: d.speedup_pytorch), 21, hint)

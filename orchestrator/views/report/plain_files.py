@@ -122,6 +122,11 @@ def measured(each: Deployed) -> dict[str, Any]:
     sizes = {f"{each.format}_bytes": each.bytes, f"{each.format}_dense_bytes": each.dense_bytes}
     memory = {f"{where}_memory": each.memory, f"{where}_dense_memory": each.dense_memory}
     found = sizes | _achieved(each) | times | memory | estimate | {f"{where}_hardware": each.hardware}
+    if each.token_speedup is not None:
+        found |= {f"{where}_token_ms": each.token_ms, f"{where}_dense_token_ms": each.dense_token_ms}
+        found |= {
+            f"{where}_token_speedup_{part}": getattr(each.token_speedup, part) for part in ("mean", "low", "high")
+        }
     if each.speedup_pytorch is not None:
         for part in ("mean", "low", "high"):
             found[f"{where}_speedup_pytorch_{part}"] = getattr(each.speedup_pytorch, part)

@@ -48,10 +48,17 @@ def measured(figures: Mapping[str, float], environment: Mapping[str, str]) -> st
     if not ratios:
         return f"{whole_number(figures.get('parameters', 0))} parameters, {byte_size(figures.get('bytes', 0))}"
     text = ", ".join(
-        f"{ratio(value)} as fast{_rivals(figures, environment, size)} at batch {size}" for size, value in ratios.items()
+        f"{ratio(value)} as fast{_rivals(figures, environment, size)}{_token(figures, size)} at batch {size}"
+        for size, value in ratios.items()
     )
     others = figures.get("others", 0.0)
     return text if others < BUSY else f"{text}, while {others:.1f} other processes ran"
+
+
+def _token(figures: Mapping[str, float], size: str) -> str:
+    """Return the speed-up of one more token; empty if it was not measured."""
+    found = figures.get(f"token_speedup/{size}")
+    return "" if found is None else f" ({ratio(found)} for a token)"
 
 
 def _rivals(figures: Mapping[str, float], environment: Mapping[str, str], size: str) -> str:

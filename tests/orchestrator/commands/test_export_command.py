@@ -69,6 +69,10 @@ def test_a_format_that_is_named_twice_is_written_once() -> None:
 def test_the_readme_lists_latencies_from_the_smallest_batch_on() -> None:
     names = ("latency_ms", "dense_ms", "speedup", "speedup_low", "speedup_high")
     figures = {f"{name}/{size}": 1.0 for name in names for size in (8, 64, 1)}
+    figures |= {f"token_speedup{end}/8": 1.5 for end in ("", "_low", "_high")} | {
+        "token_ms/8": 2.0,
+        "dense_token_ms/8": 3.0,
+    }
     record = SimpleNamespace(kind="measure", measurements=figures, environment={"processor": "a CPU"}, host="")
     typed = SimpleNamespace(format="onnx", measure=SimpleNamespace(batch_sizes=(8, 64, 1)))
     lineage = [SimpleNamespace(key="round")]
@@ -76,9 +80,12 @@ def test_the_readme_lists_latencies_from_the_smallest_batch_on() -> None:
     sweep: Any = SimpleNamespace(records={"measure": record}, plan=plan)
     choice: Any = SimpleNamespace(stage="round")
 
-    rows = [row for row in _latency(sweep, choice) if "milliseconds" in row]
+    said = list(_latency(sweep, choice))
+    rows = [row for row in said if "milliseconds at" in row]
 
     assert [re.findall(r"batch (\d+) as onnx, on a CPU", row) for row in rows] == [["1"], ["8"], ["64"]]
+    place = said.index("| milliseconds of one more token at batch 8 as onnx | 2.00 | 3.00 |")
+    assert said[place + 1].startswith("| speed-up of a token at batch 8 as onnx | 1.50× [1.50, 1.50] |")
 
 
 def test_the_readme_s_code_runs_without_this_project(here: Path, tmp_path: Path) -> None:

@@ -111,6 +111,25 @@ def test_one_seed_has_the_interval_of_its_measurement() -> None:
     assert (speedup.mean, speedup.low, speedup.high) == pytest.approx((2.0, 1.8, 2.2))
 
 
+def test_the_latency_of_a_token_stands_beside_that_of_a_prompt() -> None:
+    plan = deploying((1,))
+    records, (trial,) = measured(plan), plan.trials
+    (key,) = trial.measured
+    token = {"token_ms/8": 2.0, "dense_token_ms/8": 3.0, "token_speedup/8": 1.5}
+    ends = {"token_speedup_low/8": 1.4, "token_speedup_high/8": 1.6}
+    records[key] = replace(records[key], measurements={**records[key].measurements, **token, **ends})
+    (point,) = compare_trials(plan, records).operating_points[-1:]
+    one, eight = point.deployed
+
+    assert one.token_speedup is None
+    assert (eight.token_ms, eight.dense_token_ms) == pytest.approx((2.0, 3.0))
+    assert "1.50× [1.40, 1.60]" in "\n".join(text_table(compare_trials(plan, records)))
+    row = summary(plan, records)[-1]
+    assert (float(row["onnx_8_token_ms"]), row["onnx_8_token_speedup_high"]) == (pytest.approx(2.0), "1.6")
+    told = {name: value for name, value, _ in headline(trial, records)}
+    assert (told["deploy/onnx/8/token_ms"], told["deploy/onnx/8/token_speedup"]) == (2.0, 1.5)
+
+
 def test_unlike_machines_are_never_averaged() -> None:
     plan = deploying()
     records = measured(plan, lambda seed: "Pen" if seed else "Abacus")

@@ -7,6 +7,7 @@ import math
 import shutil
 import time
 import zipfile
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -115,6 +116,16 @@ def test_each_figure_is_that_of_its_network(monkeypatch: pytest.MonkeyPatch) -> 
     assert (found["dense_memory/8"], found["memory/8"]) == (300, 100)
     assert found["dense_ms/8"] >= 2 > found["latency_ms/8"]
     assert found["speedup_low/8"] > 1
+
+
+def test_a_token_is_timed_as_a_prompt_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: Any = SimpleNamespace(cancelled=lambda: False)
+    measuring = Measuring(MeasuringFields(seconds=0.01, blocks=3), order, torch.device("cpu"))
+
+    found = measuring.token(lambda: partial(time.sleep, 2e-3), lambda: int, 8)
+
+    assert found["dense_token_ms/8"] >= 2 > found["token_ms/8"]
+    assert 1 < found["token_speedup_low/8"] <= found["token_speedup/8"] <= found["token_speedup_high/8"]
 
 
 def test_a_sparse_network_is_measured_against_the_fastest_dense_runtime_and_pytorch(

@@ -411,6 +411,7 @@ def test_a_measurement_says_what_it_measured_and_what_ran_beside_it() -> None:
 
     assert measured(quiet, {}) == "1.25× as fast at batch 1, 2.00× as fast at batch 64"
     assert measured(quiet | {"others": 2.0}, {}).endswith("at batch 64, while 2.0 other processes ran")
+    assert measured({"speedup/1": 1.25, "token_speedup/1": 1.5}, {}) == "1.25× as fast (1.50× for a token) at batch 1"
     assert measured({"parameters": 7035, "bytes": 28_600}, {}) == "7,035 parameters, 28.6 kB"
     assert measured({"speedup/1": 1.25, "speedup_pytorch/1": 3.5}, {"dense_runtime/1": "openvino 2026.4"}) == (
         "1.25× as fast as dense in openvino 2026.4 (3.50× as in PyTorch) at batch 1"
