@@ -208,6 +208,14 @@ SCORES: Mapping[str, Score] = named(
             in_sweeps={"examples": 128},
             version=2,
         ),
+        Score(
+            "activation",
+            "pruning.scores.input_norms:activation",
+            "the norm of an entry's input over the examples, for units of transformers",
+            paper="Muralidharan et al. 2024, arXiv 2407.14679",
+            needs=frozenset({"inputs", "trained"}),
+            in_sweeps={"examples": 128},
+        ),
     )
 )
 """Name -> score."""

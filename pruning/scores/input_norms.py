@@ -1,4 +1,4 @@
-"""Wanda: weight magnitudes times the norms of the layer's inputs."""
+"""Norms of a layer's inputs: alone, and times weight magnitudes (Wanda)."""
 
 from __future__ import annotations
 
@@ -36,22 +36,45 @@ def wanda(
             (the projections of `nn.MultiheadAttention`).
     """
     with given.network() as net, torch.no_grad():
-        _refuse_tied(net)
-        norms = given.remembered(["wanda", *net.parameters], partial(_input_norms, net, given))
+        norms = _remembered(net, given, "wanda")
         return {n: p.detach().to(torch.float64, copy=True).abs_().mul_(norms[n]) for n, p in net.parameters.items()}
 
 
-def _input_norms(net: Network, given: ScoringInput) -> dict[str, Tensor]:
+def activation(
+    given: ScoringInput,
+) -> dict[str, Tensor]:
+    """Score each entry by the norm of its input alone, as Minitron does (Muralidharan et al. 2024, arXiv 2407.14679).
+
+        score_ij = ||X_j||_2                0 where v_ij is 0
+
+    The sum over the entries of a hidden unit ranks units by the norms of their activations, and that of a head ranks
+    heads by the norms of what they pass on: the weights that write them add the same to each, as long as none of these
+    weights is 0. Inputs are those of `wanda`, in evaluation mode.
+
+    Raises:
+        ValueError: as `wanda`.
+    """
+    with given.network() as net, torch.no_grad():
+        norms = _remembered(net, given, "activation")
+        return {n: torch.where(p != 0, norms[n].expand_as(p), 0.0) for n, p in net.parameters.items()}
+
+
+def _remembered(net: Network, given: ScoringInput, name: str) -> Mapping[str, Tensor]:
+    _refuse_tied(net, name)
+    return given.remembered(["input norms", *net.parameters], partial(_input_norms, net, given, name))
+
+
+def _input_norms(net: Network, given: ScoringInput, score: str) -> dict[str, Tensor]:
     """Return name -> norms of a layer's inputs over all batches, float64 in a shape that broadcasts to the weight."""
     read: dict[str, _InputSquares] = {}
-    with _recorded_inputs(net, read) as seen:
-        for batch, _ in weighted_batches("wanda", given.batches, given.size):
+    with _recorded_inputs(net, read, score) as seen:
+        for batch, _ in weighted_batches(score, given.batches, given.size):
             seen.clear()
             _pass(net.model, given.loss, batch)
     if unseen := [name for name in net.parameters if name not in read]:
         raise ValueError(
             f"`parameters` (={unseen[0]!r}) must name weights of linear and convolutional layers that the network "
-            "calls: `wanda` reads the inputs of these calls; leave the others out."
+            f"calls: `{score}` reads the inputs of these calls; leave the others out."
         )
     return {name: own.squares().sqrt_() for name, own in read.items()}
 
@@ -65,13 +88,13 @@ def _pass(model: nn.Module, loss: Loss, batch: Any) -> None:
         model(next(tensors(batch)))
 
 
-def _refuse_tied(net: Network) -> None:
+def _refuse_tied(net: Network, score: str) -> None:
     names = {id(parameter): name for name, parameter in net.parameters.items()}
     owners = Counter(id(p) for module in net.model.modules() for p in module._parameters.values() if p is not None)
     for key, name in names.items():
         if owners[key] > 1:
             raise ValueError(
-                f"`model` (whose {name!r} is tied) must have each weight in only one layer for `wanda`, which reads "
+                f"`model` (whose {name!r} is tied) must have each weight in only one layer for `{score}`, which reads "
                 f"that layer's inputs; leave the weight out of `parameters`, in a sweep by prune.exclude=[{name}]."
             )
 
@@ -119,7 +142,7 @@ def _by_weight(module: nn.Module, sums: Tensor, output_size: torch.Size) -> Tens
 
 
 @contextmanager
-def _recorded_inputs(net: Network, found: dict[str, _InputSquares]) -> Iterator[set[str]]:
+def _recorded_inputs(net: Network, found: dict[str, _InputSquares], score: str) -> Iterator[set[str]]:
     """Add the inputs of each layer to `found`, under the name of its weight.
 
     Yields the names of the layers that have run in this pass; the caller clears them before the next pass.
@@ -131,8 +154,8 @@ def _recorded_inputs(net: Network, found: dict[str, _InputSquares]) -> Iterator[
         name = names[id(module._parameters["weight"])]
         if name in seen:
             raise ValueError(
-                f"`model` (whose {name!r} acts more than once in a pass) must call each layer once for `wanda`, which "
-                f"reads its inputs; leave the weight out of `parameters`, in a sweep by prune.exclude=[{name}]."
+                f"`model` (whose {name!r} acts more than once in a pass) must call each layer once for `{score}`, "
+                f"which reads its inputs; leave the weight out of `parameters`, in a sweep by prune.exclude=[{name}]."
             )
         seen.add(name)
         found.setdefault(name, _InputSquares(module)).add(given[0] if given else named["input"], output)

@@ -16,7 +16,10 @@ from scored_networks import (
 )
 from torch import Tensor, nn
 
-from pruning.scores import bn_scale, fpgm, wanda
+from pruning.choices.axes import Schedule, Score, Unit
+from pruning.choices.combining import Choices
+from pruning.engine.plans import plan
+from pruning.scores import activation, bn_scale, fpgm, wanda
 
 
 def test_bn_scale_is_the_magnitude_of_scales() -> None:
@@ -150,6 +153,39 @@ def test_wanda_sends_an_input_first_that_is_always_0() -> None:
 class Twice(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(super().forward(x))
+
+
+def test_activation_is_the_norm_of_the_input_alone() -> None:
+    model, batches = golden_network(), split(GOLDEN_BATCH, 4, 2)
+    with torch.no_grad():
+        model.fc2.weight[0, 1] = 0
+    scores = activation(model, batches, None)
+    expected = wanda(model, batches, None)["fc2.weight"] / model.fc2.weight.detach().abs()
+
+    assert scores["fc2.weight"][0, 1] == 0, "an entry that is 0 loses nothing"
+    kept = model.fc2.weight != 0
+    assert_close(scores["fc2.weight"][kept], expected[kept])
+    assert_close(scores["fc1.weight"], slow_wanda(ones_like(model.fc1), torch.cat([x for x, _ in batches])))
+
+
+def test_activation_ranks_hidden_units_by_the_norm_of_what_they_compute() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7, bias=False), nn.ReLU(), nn.Linear(7, 3))
+    inputs = torch.randn(20, 5)
+    choices = Choices(Score("activation"), Unit("group"), schedule=Schedule(3 / 7))
+    planned = plan(model, choices, batches=[inputs], example=inputs)
+    norms = model[1](model[0](inputs)).norm(dim=0)
+
+    kept = planned.masks["0.weight"].any(1)
+    assert kept.sum() == 4
+    assert norms[kept].min() > norms[~kept].max()
+
+
+def ones_like(layer: nn.Linear) -> nn.Linear:
+    """Return a layer of the same shape whose weights are 1."""
+    found = nn.Linear(layer.in_features, layer.out_features, dtype=layer.weight.dtype)
+    nn.init.ones_(found.weight)
+    return found
 
 
 def test_wanda_refuses_weights_without_inputs_of_their_own() -> None:
