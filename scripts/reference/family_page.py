@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pruning.dependencies.families.family import FAMILY_UNITS
+from pruning.choices.axes import FAMILY_UNITS
 from pruning.dependencies.families.family_table import FAMILIES
 
 HEAD = """\

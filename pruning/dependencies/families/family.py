@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
-FamilyUnit: TypeAlias = Literal["layer", "heads", "mlp", "residual"]
-FAMILY_UNITS: tuple[FamilyUnit, ...] = get_args(FamilyUnit)
-"""Units that a family defines: whole layers, groups of heads, hidden units of the MLPs, channels of the residual."""
+from pruning.choices.axes import FamilyUnit
+
 DERIVED_HEAD_SIZE = (
     "its configuration has no size of a head and divides the residual width by the number of heads; prune "
     "unit='layer' or unit='mlp' instead"

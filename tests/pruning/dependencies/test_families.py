@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from pruning.dependencies.families.family import FAMILY_UNITS, Family, FamilyUnit
+from pruning.choices.axes import FAMILY_UNITS, FamilyUnit
+from pruning.dependencies.families.family import Family
 from pruning.dependencies.families.family_table import FAMILIES, family_of
 
 pytest.importorskip("transformers", reason="transformers is not installed")
