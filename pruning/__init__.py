@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from pruning.compact.sparse_network import to_sparse as to_sparse
     from pruning.dependencies.dependency_groups import DependencyGroup as DependencyGroup
     from pruning.dependencies.dependency_groups import DependencyGroups as DependencyGroups
+    from pruning.dependencies.families.smaller_transformer import Resized as Resized
+    from pruning.dependencies.families.smaller_transformer import smaller_transformer as smaller_transformer
     from pruning.dependencies.group_finding import dependency_groups as dependency_groups
     from pruning.engine.committing import commit as commit
     from pruning.engine.committing import sparsity as sparsity
@@ -87,6 +89,7 @@ _HOMES = {
         "choices.published": "PUBLISHED",
         "compact.shrinking": "Shrunk shrink",
         "compact.sparse_network": "Sparse to_sparse",
+        "dependencies.families.smaller_transformer": "Resized smaller_transformer",
         "dependencies.group_finding": "dependency_groups",
         "dependencies.dependency_groups": "DependencyGroup DependencyGroups",
         "engine.committing": "commit sparsity",

@@ -17,7 +17,7 @@ from orchestrator.config import hydra_options
 from orchestrator.config.config_groups import GROUPS, schema_of
 from orchestrator.config.hydra_options import stored_options
 from orchestrator.config.schema import Config
-from scripts.reference import command_pages, configuration
+from scripts.reference import command_pages, configuration, family_page
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference"
@@ -30,6 +30,10 @@ def test_the_configuration_reference_is_current() -> None:
 
 def test_the_reference_of_the_commands_is_current() -> None:
     assert (REFERENCE / "commands.md").read_text() == command_pages.page(), REMEDY
+
+
+def test_the_table_of_transformers_is_current() -> None:
+    assert (REFERENCE / "transformers.md").read_text() == family_page.page(), REMEDY
 
 
 def keys(schema: type, where: str = "") -> Iterator[str]:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from orchestrator.compare.comparison import Comparison, LineKey, Point
 from orchestrator.compare.panels import positions
-from orchestrator.compare.round_columns import budget_of, reached_of
+from orchestrator.compare.round_columns import budget_of, dead_tensors, reached_of
 from orchestrator.compare.statistics import has_spread, least_gain
 from orchestrator.config.parts.method_choices import decides_itself, published_at_start
 from orchestrator.config.parts.sparse_training import row_of
@@ -349,8 +349,8 @@ def _achieved(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:
 
 
 def _dead(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:
-    pruned = {key: record.tensor_sparsity for key, record in known.items() if KINDS[record.kind].prunes}
-    dead = (f"{_name(plan, key)}: {name}" for key, each in pruned.items() for name in each if each[name] >= 1.0)
+    pruned = {key: dead_tensors(plan.stages[key].typed, each) for key, each in known.items() if KINDS[each.kind].prunes}
+    dead = (f"{_name(plan, key)}: {name}" for key, each in pruned.items() for name in each)
     return _held(pruned, dead, f"every tensor keeps entries in all {len(pruned)} rounds")
 
 

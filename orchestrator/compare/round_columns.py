@@ -9,6 +9,7 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.stage_fields import Restart, StageFields
 from pruning.catalogue.methods import METHODS
+from pruning.choices.axes import FAMILY_UNITS, SPANNING
 
 WEIGHTS, CHANNELS = "weights", "channels"
 """Budgets that a sparsity can be a fraction of, besides the parameters, MACs and bytes of a whole network."""
@@ -20,7 +21,7 @@ class Chosen(NamedTuple):
     score: str = ""
     """Name of the score, or the function that `score._target_` names."""
     unit: str = ""
-    """Kind of unit that is pruned: entry, channel or group."""
+    """Kind of unit that is pruned, as `unit.kind`."""
     scope: str = ""
     """Kind of scope and its allocation: `layer by erk`."""
     dynamics: str = ""
@@ -89,8 +90,16 @@ def budget_of(fields: StageFields) -> str:
     if row is not None and row.channels:
         return CHANNELS
     unit = "entry" if fields.target is None else fields.unit.kind
-    budget = fields.scope.budget if unit == "group" else CHANNELS
-    return {"channel": CHANNELS, "group": budget.replace("macs", "MACs")}.get(unit, WEIGHTS)
+    if unit in SPANNING:
+        return fields.scope.budget.replace("macs", "MACs")
+    return CHANNELS if unit == "channel" else WEIGHTS
+
+
+def dead_tensors(fields: StageFields, record: StageRecord) -> list[str]:
+    """Return the tensors without an entry left; none for units of a transformer, whose residual stream goes around."""
+    if fields.unit.kind in FAMILY_UNITS:
+        return []
+    return [name for name, sparsity in record.tensor_sparsity.items() if sparsity >= 1.0]
 
 
 def reached_of(budget: str, record: StageRecord) -> float | None:

@@ -62,11 +62,7 @@ UNPRUNED: Mapping[str, Any] = {
     "method": {"kind": "identity"},
     "score": {"kind": "magnitude", **dict.fromkeys(OF_SCORING_DATA)},
     "unit": vars(method_choices.Unit()),
-    "scope": {
-        k: v
-        for k, v in densities_file.without_file(vars(method_choices.Scope())).items()
-        if k not in method_choices.OF_GROUPS
-    },
+    "scope": method_choices.scope_in_key(densities_file.without_file(vars(method_choices.Scope())), "entry"),
     "dynamics": {"kind": "nested"},
     "repair": {"kind": "none"},
 }
@@ -166,9 +162,8 @@ def _stages(
     config = {**config, "task": pinned["task"]}
     if config["schedule"]["amount"] is None and not method_choices.decides_itself(config["method"]):
         config = {**config, "method": {}}  # the name adds nothing to the choices
-    if config["unit"]["kind"] != "group":
-        config = {**config, "scope": {k: v for k, v in config["scope"].items() if k not in method_choices.OF_GROUPS}}
-    config = {**config, "scope": densities_file.without_file(config["scope"])}
+    scope = densities_file.without_file(config["scope"])
+    config = {**config, "scope": method_choices.scope_in_key(scope, config["unit"]["kind"])}
     location |= {part: {key: config[part][key] for key in IN_NO_KEY} for part in ("train", "finetune")}
     compares = bool(config["task"].get("kind") and config["task"].get(AGAINST_DENSE))
     task = {**config["task"], AGAINST_DENSE: False} if compares else config["task"]  # dense is not compared with itself

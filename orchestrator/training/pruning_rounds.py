@@ -16,6 +16,7 @@ from orchestrator.training.scoring.layer_by_layer import Blocks, prune_layers
 from orchestrator.training.scoring.ranking import Read, Round, Scoring, rank
 from orchestrator.workloads.model_building import Prunable, prunable
 from pruning import MaskSet
+from pruning.choices.axes import FAMILY_UNITS
 from pruning.selection.selection_groups import Groups
 
 
@@ -87,7 +88,9 @@ def hold_laws(
     *,
     at_target: bool = True,
 ) -> tuple[str, ...]:
-    """Check a round; return the names of dead tensors, whose masks are all 0.
+    """Check a round; return the names of dead tensors, whose masks are all 0 so that nothing passes through.
+
+    The residual stream of a transformer goes around a removed layer, so units of a transformer leave no dead tensors.
 
     Args:
         chosen: the parameters that are pruned.
@@ -111,6 +114,8 @@ def hold_laws(
             raise LawBroken(f"pruned weights are not zero: {name} has other values where its mask is 0.")
     if at_target and asked.fields.target is not None and (said := _off_target(chosen, asked, masks, scoring)):
         raise LawBroken(said)
+    if asked.choices.unit.kind in FAMILY_UNITS:
+        return ()
     return tuple(name for name, mask in masks.items() if not bool(mask.any()))
 
 

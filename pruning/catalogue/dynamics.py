@@ -68,7 +68,7 @@ _FRACTION = (within(": the fraction of kept entries that is dropped"),)
 _DENSITY = Rule(lambda value: is_number(value) and 0 <= value < 1, "lie in [0, 1): the fraction that is pruned")
 _N = Option("n", int, 2, "Number of entries that a window keeps.", (whole(0),))
 _M = Option("m", int, 4, "Number of entries of a window; must divide the input dimension.", (whole(1),))
-_ANY_UNIT = ("entry", "block", "channel", "group")
+_ANY_UNIT = ("entry", "block", "channel", "group", "layer", "heads", "mlp", "residual")
 _OF_SCHEDULE = {"sparsity": "schedule.sparsity"}
 _OF_WINDOW = {"n": "scope.n", "m": "scope.m"}
 

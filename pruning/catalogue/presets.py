@@ -37,6 +37,24 @@ UNITS: Mapping[str, Preset] = MappingProxyType(
             "scope.round_to, scope.min_kept and scope.normalise=group",
             {"kind": "group"},
         ),
+        "layer": Preset(
+            "whole blocks of a transformer of a known family (docs/reference/transformers.md), so that stock "
+            "transformers loads the smaller network; as heads, mlp and residual, goes with the same scopes as group",
+            {"kind": "layer"},
+        ),
+        "heads": Preset(
+            "a key and value head with its query heads, in all layers equally many (with scope=layer, or "
+            "scope.uniform=true)",
+            {"kind": "heads"},
+        ),
+        "mlp": Preset(
+            "hidden units of the MLPs, with their gates, in all layers equally many (with scope=layer, or "
+            "scope.uniform=true)",
+            {"kind": "mlp"},
+        ),
+        "residual": Preset(
+            "channels of the residual stream, in everything that reads or writes them", {"kind": "residual"}
+        ),
     }
 )
 SCOPES: Mapping[str, Preset] = MappingProxyType(

@@ -16,7 +16,14 @@ from pruning.catalogue.dynamics import DYNAMICS, DynamicsRow, own_row
 from pruning.catalogue.repairs import REPAIRS
 from pruning.schedule import targets
 
-UnitKind: TypeAlias = Literal["entry", "block", "channel", "group"]
+UnitKind: TypeAlias = Literal["entry", "block", "channel", "group", "layer", "heads", "mlp", "residual"]
+FamilyUnit: TypeAlias = Literal["layer", "heads", "mlp", "residual"]
+FAMILY_UNITS: tuple[FamilyUnit, ...] = get_args(FamilyUnit)
+"""Units of stock transformers, which a family defines; see docs/reference/transformers.md."""
+SPANNING = ("group", *FAMILY_UNITS)
+"""Units that span several tensors: dependency groups."""
+EQUAL_WIDTHS: tuple[FamilyUnit, ...] = ("heads", "mlp")
+"""Units of which a stock transformer has equal numbers in all layers."""
 Reduction: TypeAlias = Literal["sum", "l1", "l2", "square_of_sum"]
 ScopeKind: TypeAlias = Literal["layer", "global", "row", "window"]
 Normalisation: TypeAlias = Literal["size", "group"]
@@ -45,7 +52,9 @@ class Unit:
 
     Args:
         kind: "entry"; "block": `size` consecutive entries of an output's weights; "channel": a slice along `dim`;
-            "group": a channel with everything that must be removed with it (`pruning.dependency_groups`).
+            "group": a channel with everything that must be removed with it (`pruning.dependency_groups`); of a stock
+            transformer, "layer": a whole block, "heads": a key and value head with its query heads, "mlp": a hidden
+            unit of an MLP, "residual": a channel of the residual stream.
         size: number of entries of a block; must divide the weights of one output.
         dim: dimension that counts channels: 0 for the outputs of a layer, 1 for its inputs.
         reduce: how scores of entries become a unit's score: "sum", "l1" (sum of magnitudes), "l2" or "square_of_sum".
@@ -57,6 +66,11 @@ class Unit:
     dim: int = 0
     reduce: Reduction = "sum"
     spare_last: bool = False
+
+    @property
+    def spans(self) -> bool:
+        """Whether units span several tensors."""
+        return self.kind in SPANNING
 
     def __post_init__(self) -> None:
         """Refuse invalid values."""
@@ -89,6 +103,8 @@ class Scope:
         budget: quantity of which the sparsity is a fraction, for dependency groups: their "channels", or "parameters",
             "bytes" or "macs" (multiply-accumulates) of the whole network.
         round_to: dependency groups that lose channels keep a multiple of this width.
+        uniform: all layers keep equal numbers of "heads" or "mlp" units, as the configuration of a transformer demands;
+            kind="layer" does so too, but "global" ranks over all layers.
     """
 
     kind: ScopeKind = "layer"
@@ -101,6 +117,7 @@ class Scope:
     m: int = 4
     budget: Budget = "channels"
     round_to: int = 1
+    uniform: bool = False
 
     def __post_init__(self) -> None:
         """Refuse invalid values and combinations."""

@@ -10,7 +10,7 @@ from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.catalogue.reconstructions import RECONSTRUCTIONS, SOLVERS
 from pruning.catalogue.repairs import REPAIRS
 from pruning.catalogue.scores import SCORES
-from pruning.choices.axes import Control, Dynamics, Repair, Schedule, Scope, Score, Unit
+from pruning.choices.axes import EQUAL_WIDTHS, Control, Dynamics, Repair, Schedule, Scope, Score, Unit
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,12 @@ def _check_dynamics(choices: Choices) -> None:
 def _check_groups(choices: Choices) -> None:
     """Raise ValueError for choices that need dependency groups, or that dependency groups do not support."""
     scope = choices.scope
-    if choices.unit.kind != "group":
+    if scope.uniform and choices.unit.kind not in EQUAL_WIDTHS:
+        raise ValueError(
+            f"`scope.uniform` (={scope.uniform!r}) gives all layers equal numbers of units of kind "
+            f"{_either(EQUAL_WIDTHS)}, not of {choices.unit.kind!r}; leave it at False."
+        )
+    if not choices.unit.spans:
         for name, plain in (("budget", "channels"), ("round_to", 1)):
             if getattr(scope, name) != plain:
                 raise ValueError(
@@ -141,7 +146,7 @@ def _check_groups(choices: Choices) -> None:
         if value not in allowed:
             raise ValueError(
                 f"`{name}` (={value!r}) cannot be combined with dependency groups, which span several tensors; with "
-                f"unit.kind='group' it must be {_either(allowed)}."
+                f"unit.kind={choices.unit.kind!r} it must be {_either(allowed)}."
             )
 
 

@@ -50,18 +50,20 @@ def kept_channels(
     order = _order(groups, scores, alive)
 
     def after(count: int) -> dict[str, Tensor]:
-        gone = torch.bincount(order[:count], minlength=len(groups.sizes)).tolist()
+        if groups.equal_widths:
+            gone = [count] * len(groups.sizes)
+        else:
+            gone = torch.bincount(order[:count], minlength=len(groups.sizes)).tolist()
         return {
             group.name: _kept(groups, group, own[group.name], alive[group.name], gone[number])
             for number, group in enumerate(groups)
         }
 
+    check_reachable(groups, sparsity, alive)
     budget = groups.scope.budget
     whole = groups.remaining({name: torch.ones(size, dtype=torch.bool) for name, size in groups.sizes.items()}, budget)
     most = whole - sparsity * whole + TINY * whole
-    fewest, enough = 0, len(order)
-    if groups.remaining(after(enough), budget) > most:
-        raise ValueError(_unreachable(budget, sparsity, groups.remaining(after(enough), budget), whole, groups))
+    fewest, enough = 0, max(groups.sizes.values()) if groups.equal_widths else len(order)
     while fewest < enough:
         middle = (fewest + enough) // 2
         if groups.remaining(after(middle), budget) <= most:
@@ -69,6 +71,24 @@ def kept_channels(
         else:
             fewest = middle + 1
     return after(enough)
+
+
+def check_reachable(groups: DependencyGroups, sparsity: float, alive: Mapping[str, Tensor] | None = None) -> None:
+    """Raise ValueError if the budget cannot be reached, whatever the scores.
+
+    Args:
+        groups, sparsity, alive: see `kept_channels`.
+    """
+    alive, budget = alive or groups.alive(), groups.scope.budget
+    whole = groups.remaining({name: torch.ones(size, dtype=torch.bool) for name, size in groups.sizes.items()}, budget)
+    fewest = {
+        group.name: _kept(
+            groups, group, _own_order(torch.zeros(group.units), alive[group.name]), alive[group.name], group.units
+        )
+        for group in groups
+    }
+    if (left := groups.remaining(fewest, budget)) > whole - sparsity * whole + TINY * whole:
+        raise ValueError(_unreachable(budget, sparsity, left, whole, groups))
 
 
 def gone(groups: DependencyGroups, kept: Mapping[str, Tensor]) -> float:
@@ -85,12 +105,18 @@ def largest_step(groups: DependencyGroups, kept: Mapping[str, Tensor]) -> float:
     """
     whole = {name: torch.ones(size, dtype=torch.bool) for name, size in groups.sizes.items()}
     budget, most = groups.scope.budget, 0
-    for group in groups:
-        lost = (~kept[group.name]).nonzero().flatten()[: _step(groups, group)]
-        back = {**kept, group.name: kept[group.name].index_fill(0, lost, True)}
-        touched = {member.tensor for member in group.members}
+    for together in [groups.groups] if groups.equal_widths else [(group,) for group in groups]:
+        back = {**kept, **{group.name: _before_last_step(groups, group, kept[group.name]) for group in together}}
+        touched = {member.tensor for group in together for member in group.members}
         most = max(most, groups.remaining(back, budget, touched) - groups.remaining(kept, budget, touched))
     return most / max(1, groups.remaining(whole, budget))
+
+
+def _before_last_step(groups: DependencyGroups, group: DependencyGroup, kept: Tensor) -> Tensor:
+    """Return the kept channels of a group with those that its last step removed."""
+    count = int(kept.sum())
+    back = _permitted(groups, group, min(count + 1, group.units)) - count
+    return kept.index_fill(0, (~kept).nonzero().flatten()[:back], True)
 
 
 def _unreachable(budget: Budget, sparsity: float, left: int, whole: int, groups: DependencyGroups) -> str:
@@ -119,14 +145,16 @@ def _order(groups: DependencyGroups, scores: Mapping[str, Tensor], alive: Mappin
 
 def _kept(groups: DependencyGroups, group: DependencyGroup, own: Tensor, alive: Tensor, gone: int) -> Tensor:
     """Return which channels of a group are kept after removing `gone` of them; the kept count is rounded up."""
-    step = _step(groups, group)
     count = max(group.units - gone, groups.scope.min_kept, 1)
-    count = min(-(-count // step) * step, group.units, int(alive.sum()))
+    count = min(_permitted(groups, group, count), int(alive.sum()))
     kept = torch.ones(group.units, dtype=torch.bool)
     kept[own[: group.units - count]] = False
     return kept
 
 
-def _step(groups: DependencyGroups, group: DependencyGroup) -> int:
-    """Return how many channels of a group are removed at once."""
-    return groups.scope.round_to // math.gcd(groups.scope.round_to, group.width)
+def _permitted(groups: DependencyGroups, group: DependencyGroup, count: int) -> int:
+    """Return the smallest number of channels, `count` or more, that a group can keep by `round_to` and its `counts`."""
+    step = groups.scope.round_to // math.gcd(groups.scope.round_to, group.width)
+    if not group.counts:
+        return min(-(-count // step) * step, group.units)
+    return next((each for each in group.counts if each >= count and each % step == 0), group.units)

@@ -16,7 +16,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pruning.choices.axes import Budget, Scope, Unit
+from pruning.choices.axes import EQUAL_WIDTHS, Budget, Scope, Unit
+
+NO_EXAMPLE = (
+    "`example` (=None) must be an input of the network if `unit.kind` is 'group': dependency groups are found by "
+    "tracing the network with it; pass a batch of two inputs or more."
+)
+"""Refusal to find dependency groups without tracing."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +33,13 @@ class Member:
         tensor: name of the parameter or buffer in a plain model.
         channels: int64, the channel number at each position, -1 for positions outside the group; it has the tensor's
             number of dimensions, with size 1 where the channel does not depend on the position.
+        masked: whether masks cover these positions. The norms of a removed layer of BERT stay in the masked network,
+            which computes nothing without them; the smaller network has none of them.
     """
 
     tensor: str
     channels: Tensor
+    masked: bool = True
 
     @property
     def dims(self) -> tuple[int, ...]:
@@ -52,12 +61,14 @@ class DependencyGroup:
         units: number of channels, or of heads or convolution groups that are removed as wholes.
         width: smallest number of positions per channel in a member, for example the size of a head.
         members: all tensors that hold these channels.
+        counts: numbers of channels that can be kept, ascending, the last is `units`; empty: any number.
     """
 
     name: str
     units: int
     width: int
     members: tuple[Member, ...]
+    counts: tuple[int, ...] = ()
 
     @property
     def pool(self) -> int:
@@ -114,10 +125,15 @@ class DependencyGroups:
         """Name of a group -> number of its channels."""
         return {group.name: group.units for group in self.groups}
 
+    @property
+    def equal_widths(self) -> bool:
+        """Whether all groups keep equal numbers of channels, as the layers of a stock transformer do."""
+        return self.scope.uniform or (self.unit.kind in EQUAL_WIDTHS and self.scope.kind == "layer")
+
     @cached_property
     def parameters(self) -> tuple[str, ...]:
         """Names of the parameters that are members of a group, in the order of the network."""
-        members = {member.tensor for group in self.groups for member in group.members}
+        members = {member.tensor for group in self.groups for member in group.members if member.masked}
         return tuple(name for name, held in self.tensors.items() if held.trained and name in members)
 
     def reduce(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -139,7 +155,7 @@ class DependencyGroups:
     def _reduced(self, group: DependencyGroup, scores: Mapping[str, Tensor]) -> Tensor:
         total, entries = torch.zeros(group.units, dtype=torch.float64), torch.zeros(group.units, dtype=torch.float64)
         for member in group.members:
-            given = self._given(member, scores)
+            given = self._given(member, scores) if member.masked else None
             if given is None:
                 continue
             values = {"l1": torch.abs, "l2": torch.square}.get(self.unit.reduce, torch.clone)(given)
@@ -173,7 +189,9 @@ class DependencyGroups:
                 f"`scores[{member.tensor!r}]` has shape {tuple(given.shape)}; it must have the parameter's shape "
                 f"{tuple(held.shape)}, or one score per output, shape ({held.shape[held.outputs]},)."
             )
-        return given.reshape(member.channels.shape) if member.dims == (held.outputs,) else None
+        if member.dims not in ((held.outputs,), ()):
+            return None
+        return given.reshape([-1 if dim == held.outputs else 1 for dim in range(len(held.shape))])
 
     def alive(self, masks: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Return name of a group -> bool for each channel: whether any of its entries is kept.
@@ -187,7 +205,7 @@ class DependencyGroups:
             for member in group.members:
                 mask = (masks or {}).get(member.tensor)
                 kept = True if mask is None else _any((mask != 0).cpu(), member.channels)
-                if self.tensors[member.tensor].trained:
+                if self.tensors[member.tensor].trained and member.masked:
                     alive[member.channels[(member.channels >= 0) & kept]] = True
             found[group.name] = alive
         return found
@@ -201,7 +219,7 @@ class DependencyGroups:
         masks = {name: torch.ones(self.tensors[name].shape, dtype=torch.bool) for name in self.parameters}
         for group in self.groups:
             for member in group.members:
-                if member.tensor in masks:
+                if member.tensor in masks and member.masked:
                     masks[member.tensor] &= _keeps(member, kept[group.name])
         return masks
 

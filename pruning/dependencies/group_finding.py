@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from pruning.choices.axes import Scope, Unit
+from pruning.choices.axes import FAMILY_UNITS, Scope, Unit
 from pruning.dependencies.costs import multiplied_activations, use_of
-from pruning.dependencies.dependency_groups import DependencyGroup, DependencyGroups, Held, Member
+from pruning.dependencies.dependency_groups import NO_EXAMPLE, DependencyGroup, DependencyGroups, Held, Member
+from pruning.dependencies.families.family_groups import family_groups
 from pruning.graph.label_flow import Flow
 from pruning.graph.labelling import flow_of
 from pruning.graph.labels import FIXED
@@ -24,7 +25,7 @@ from pruning.holding.parameter import plain_modules
 
 
 def dependency_groups(
-    model: nn.Module, example: Example, unit: Unit | None = None, scope: Scope | None = None
+    model: nn.Module, example: Example | None = None, unit: Unit | None = None, scope: Scope | None = None
 ) -> DependencyGroups:
     """Find the groups of channels, units and heads that can only be removed together, with all their members.
 
@@ -38,14 +39,20 @@ def dependency_groups(
 
     Args:
         model: pruned or not; it is not changed.
-        example: input of the network, as for `pruning.shrink`.
-        unit: how entries are combined to a channel's score (`reduce`); None: their sum.
+        example: input of the network, as for `pruning.shrink`; layers, heads, hidden units and the residual width of a
+            stock transformer need it only for the budget "macs".
+        unit: kind of the groups, and how entries are combined to a channel's score (`reduce`); None: traced groups, the
+            sum.
         scope: how many channels are kept, and how scores are normalised; None: each group separately.
 
     Raises:
         ValueError: `torch.export` cannot trace the model, or it has no channels that can be removed.
         TypeError: `example` is no tensor, tuple or mapping.
     """
+    if unit is not None and unit.kind in FAMILY_UNITS:
+        return family_groups(model, unit, scope, example)
+    if example is None:
+        raise ValueError(NO_EXAMPLE)
     trace = traced(model, example)
     flow = flow_of(trace)
     _unite(flow)

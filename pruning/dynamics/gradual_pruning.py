@@ -72,7 +72,7 @@ class Gradual(Dynamics):
     def begin(self) -> None:
         """Read the sparsity of the first masks; dependency groups mask biases and normalisations, too."""
         self._start = self.masks.sparsity()
-        if self.choices.unit.kind == "group":
+        if self.choices.unit.spans:
             for name in self._planned(replace(self.choices, schedule=Schedule(self._start))):
                 self.add(name)
         if self._start:
@@ -102,7 +102,7 @@ class Gradual(Dynamics):
 
     def _planned(self, choices: Choices) -> MaskSet:
         """Return the masks of a pruning on top of the masks so far."""
-        names = None if choices.unit.kind == "group" else list(self.kept)
+        names = None if choices.unit.spans else list(self.kept)
         data = {**self._data, "generator": self.generator}
         found = plan(self.model, choices, parameters=names, masks=self.masks, **data)
         self.details = {name: found.details[name] for name in DETAILS if name in found.details}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pruning.engine.plans import Plan
-from pruning.holding.parameter import plain_modules, pruned_names
-from pruning.holding.reparam import held, stored
+from pruning.holding.parameter import plain_modules, plain_tensors
+from pruning.holding.reparam import held
 from pruning.masks.mask_set import MaskSet
-from pruning.scores.readings.network import plain_parameters, weights_of
+from pruning.scores.readings.network import weights_of
 
 
 def commit(model: nn.Module, plan: Plan) -> None:
@@ -24,7 +24,7 @@ def commit(model: nn.Module, plan: Plan) -> None:
     Raises:
         ValueError: a parameter or buffer is missing or has another shape; the message names it, and nothing is changed.
     """
-    found = _tensors(model)
+    found = plain_tensors(plain_modules(model))
     for name, value in plan.values.items():
         if name not in found or found[name].shape != value.shape:
             actual = f"the tensor has shape {tuple(found[name].shape)}" if name in found else "the tensor is missing"
@@ -58,15 +58,3 @@ def sparsity(model: nn.Module) -> float:
     kept = {id(w.parameter): (w.stored != 0) if w.kept is None else w.kept for w in weights}
     total = sum(mask.numel() for mask in kept.values())
     return (total - sum(int(mask.sum()) for mask in kept.values())) / max(1, total)
-
-
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return name in a plain model -> parameter or buffer; masks are left out."""
-    found: dict[str, Tensor] = {}
-    for path, module in plain_modules(model):
-        masks = {id(stored(module, leaf)[1]) for leaf in pruned_names(module)}
-        own = {**dict(plain_parameters(module)), **module._buffers}
-        for leaf, tensor in own.items():
-            if tensor is not None and id(tensor) not in masks:
-                found[f"{path}.{leaf}" if path else leaf] = tensor
-    return found

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.catalogue.repairs import REPAIRS
 from pruning.catalogue.rows import load
-from pruning.choices.axes import Schedule, Score, Unit
+from pruning.choices.axes import FAMILY_UNITS, Schedule, Score, Unit
 from pruning.choices.combining import Choices
-from pruning.dependencies.budgets import gone, kept_channels, largest_step
+from pruning.dependencies.budgets import check_reachable, gone, kept_channels, largest_step
 from pruning.dependencies.dependency_groups import DependencyGroups
 from pruning.engine.classes import masks_of_class, with_unit_of_class
 from pruning.engine.controls import inverted, shuffle
@@ -112,6 +112,9 @@ def plan(
     cut, before = _cut(model, choices, masks, names_to_score(model, choices.score, parameters), example)
     if choices.dynamics.kind == "free":
         model = _with_full_masks(model)
+    if isinstance(cut, DependencyGroups) and choices.schedule.sparsity is not None:
+        nested = choices.dynamics.kind == "nested"
+        check_reachable(cut, choices.schedule.sparsity, cut.alive(before) if nested else None)
     drawn, listed = generator_of(choices.score, generator), _listed(batches)
     steps = list(_steps(choices.schedule, cut, before))
     remember = remember if len(steps) == 1 else None
@@ -131,7 +134,7 @@ def _cut(
 ) -> tuple[Cut, dict[str, Tensor]]:
     """Return the units, and name -> mask so far of each pruned tensor that has a mask; bool on the CPU."""
     cut: Cut
-    if choices.unit.kind == "group":
+    if choices.unit.spans:
         cut = groups_of_weights(model, choices, example, parameters)
         weights = weights_of(model, masks, cut.parameters)
     else:
@@ -313,7 +316,8 @@ def _with_full_masks(model: nn.Module) -> nn.Module:
 def _details(cut: Cut, kept: Mapping[str, Tensor], inner: int) -> dict[str, Any]:
     alive = cut.alive(kept)
     units = {name: int(each.sum()) for name, each in alive.items()}
-    dead = [name for name, count in units.items() if cut.sizes[name] and not count]
+    passes = cut.unit.kind in FAMILY_UNITS  # the residual stream goes around a removed layer and its heads
+    dead = [name for name, count in units.items() if cut.sizes[name] and not count and not passes]
     details = {"unit": cut.unit.kind, "units": dict(cut.sizes), "kept": units, "dead": dead, "inner": inner}
     if isinstance(cut, DependencyGroups):
         return details | {"removed": gone(cut, alive), "step": largest_step(cut, alive)}

@@ -9,9 +9,10 @@ from typing import Any, TypeAlias
 from torch import nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from pruning.choices.axes import Scope, Unit
+from pruning.choices.axes import FAMILY_UNITS, Scope, Unit
 from pruning.choices.combining import Choices
-from pruning.dependencies.dependency_groups import DependencyGroup, DependencyGroups
+from pruning.dependencies.dependency_groups import NO_EXAMPLE, DependencyGroup, DependencyGroups
+from pruning.dependencies.families.family_groups import family_groups
 from pruning.scores.readings.network import Weight, weights_of
 from pruning.selection.selection_groups import Groups, groups_of
 
@@ -60,6 +61,8 @@ def groups_of_weights(
 ) -> DependencyGroups:
     """Return the dependency groups of a network that remove only outputs of the named weights.
 
+    Units of stock transformers come from their family; others are found by tracing.
+
     Args:
         model: pruned or not.
         choices: unit and scope are read.
@@ -67,24 +70,26 @@ def groups_of_weights(
         parameters: names of weights; None: all.
 
     Raises:
-        ValueError: there is no example, the network cannot be traced, or no group is left.
+        ValueError: there is no example, the network cannot be traced or is of no family, or no group is left.
     """
+    spared = set() if parameters is None else set(weights_of(model)) - set(parameters)
+    if choices.unit.kind in FAMILY_UNITS:
+        return _with_outputs_of(family_groups(model, choices.unit, choices.scope, example, spared), spared)
     if example is None:
-        raise ValueError(
-            "`example` (=None) must be an input of the network if `unit.kind` is 'group': dependency groups are found "
-            "by tracing the network with it; pass a batch of two inputs or more."
-        )
+        raise ValueError(NO_EXAMPLE)
     from pruning.dependencies.group_finding import dependency_groups  # torch.export takes a second to import
 
     try:
         found = dependency_groups(model, example, choices.unit, choices.scope)
     except ValueError as error:
         raise ValueError(f"`unit.kind` (='group') needs to trace the network: {error}") from error
-    if parameters is None:
-        return found
-    spared = set(weights_of(model)) - set(parameters)
+    return _with_outputs_of(found, spared)
+
+
+def _with_outputs_of(found: DependencyGroups, spared: set[str]) -> DependencyGroups:
+    """Return the groups that remove no outputs of the weights `spared`."""
     left = tuple(group for group in found if not _outputs(found, group) & spared)
-    if not left:
+    if not any(group.units for group in left):
         raise ValueError(
             "`parameters` must name all weights of at least one of the network's "
             f"{len(found.groups)} dependency groups, whose outputs are removed together; name more weights."

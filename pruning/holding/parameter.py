@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeGuard, cast
@@ -146,6 +146,29 @@ def is_pruning_hook(hook: object) -> TypeGuard[torch_prune.BasePruningMethod]:
 def pruned_names(module: nn.Module) -> set[str]:
     """Return the names of `module`'s own parameters that are pruned by this package or by torch."""
     return {str(hook._tensor_name) for hook in module._forward_pre_hooks.values() if is_pruning_hook(hook)}
+
+
+def plain_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield a module's own parameters under their names in the plain module: "weight", not "weight_orig"."""
+    held = {orig_name(leaf): leaf for leaf in pruned_names(module)}
+    for leaf, parameter in module._parameters.items():
+        if parameter is not None:
+            yield held.get(leaf, leaf), parameter
+
+
+def plain_tensors(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, Tensor]:
+    """Return name in a plain model -> each parameter and buffer, under all names of a tied one; without masks.
+
+    Args:
+        modules: pairs of a name and a module, as `plain_modules` yields them.
+    """
+    found: dict[str, Tensor] = {}
+    for path, module in modules:
+        masks = {id(stored(module, leaf)[1]) for leaf in pruned_names(module)}
+        for leaf, tensor in [*plain_parameters(module), *module._buffers.items()]:
+            if tensor is not None and id(tensor) not in masks:
+                found[f"{path}.{leaf}" if path else leaf] = tensor
+    return found
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -139,10 +139,10 @@ def groups_of(
         ValueError: a tensor, named in the message, is not divisible into blocks or windows, or lacks `unit.dim`.
     """
     unit, scope = unit or Unit(), scope or Scope()
-    if unit.kind == "group":
+    if unit.spans:
         raise ValueError(
-            "`unit.kind` (='group') needs the data flow of a network, not shapes alone; call "
-            "pruning.dependency_groups(model, example)."
+            f"`unit.kind` (={unit.kind!r}) needs the network itself, not shapes alone; call "
+            "pruning.dependency_groups(model, example, unit)."
         )
     cut = {name: torch.Size(shape) for name, shape in shapes.items()}
     if unit.kind == "channel" and unit.spare_last:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from orchestrator.__main__ import CONF
-from scripts.reference import code_digests, command_pages, conf_files, configuration
+from scripts.reference import code_digests, command_pages, conf_files, configuration, family_page
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -18,4 +18,5 @@ REFERENCE = ROOT / "docs" / "reference"
 conf_files.write(Path(str(CONF)))
 (REFERENCE / "configuration.md").write_text(configuration.page(CONF), encoding="utf-8")
 (REFERENCE / "commands.md").write_text(command_pages.page(), encoding="utf-8")
+(REFERENCE / "transformers.md").write_text(family_page.page(), encoding="utf-8")
 code_digests.write(ROOT / "tests/orchestrator/planning/versions.json", renew="--renew" in sys.argv[1:])

@@ -29,6 +29,8 @@ CHOICES = ("score", "unit", "scope", "dynamics", "repair")
 """Groups that define how a round ranks."""
 OF_GROUPS = ("budget", "round_to")
 """Keys of a scope that only dependency groups use; other units must leave them at their defaults."""
+OF_EQUAL_WIDTHS = ("uniform",)
+"""Keys of a scope that only heads and hidden units of transformers use."""
 
 
 def schema_of_axis(
@@ -71,6 +73,12 @@ else:
     Scope = schema_of_axis(
         axes.Scope, words={"allocation": ALLOCATIONS}, more=[(densities_file.KEY, str | None, densities_file.NAME)]
     )
+
+
+def scope_in_key(scope: Mapping[str, Any], unit: str) -> dict[str, Any]:
+    """Return the keys of a scope that a unit reads; the others are in no stage's key."""
+    unread = {*(() if unit in axes.SPANNING else OF_GROUPS), *(() if unit in axes.EQUAL_WIDTHS else OF_EQUAL_WIDTHS)}
+    return {key: value for key, value in scope.items() if key not in unread}
 
 
 def scored_as(score: Mapping[str, Any], at: str, dynamics: str | None) -> Mapping[str, Any]:

@@ -103,7 +103,7 @@ class Round:
     @property
     def spans(self) -> bool:
         """Return whether units are dependency groups, whose masks also cover biases and norms."""
-        return self.choices.unit.kind == "group"
+        return self.choices.unit.spans
 
     @property
     def shuffles(self) -> bool:

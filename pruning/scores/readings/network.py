@@ -26,6 +26,7 @@ from pruning.holding.parameter import (
     drop_vacated,
     place,
     plain_modules,
+    plain_parameters,
     pruned_names,
     unwrapped,
 )
@@ -124,14 +125,6 @@ def _refuse_computed(path: str, module: nn.Module) -> None:
                 "weights to be pruned; call torch.nn.utils.parametrize.remove_parametrizations or remove_weight_norm "
                 "first, or pass `parameters` without this weight."
             )
-
-
-def plain_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield a module's own parameters under their names in the plain module: "weight", not "weight_orig"."""
-    held = {f"{leaf}_orig": leaf for leaf in pruned_names(module)}
-    for leaf, parameter in module._parameters.items():
-        if parameter is not None:
-            yield held.get(leaf, leaf), parameter
 
 
 def require_name(model: nn.Module, given: Any) -> None:

@@ -1,0 +1,307 @@
+"""`pruning.smaller_transformer`: the stock network and configuration of the sizes that pruning left."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pruning.choices.axes import EQUAL_WIDTHS, FamilyUnit
+from pruning.dependencies.dependency_groups import DependencyGroup
+from pruning.dependencies.families.family_groups import unit_groups
+from pruning.dependencies.families.family_table import FAMILIES
+from pruning.dependencies.families.stock_transformer import StockTransformer, check_unit, joined, stock_transformer
+from pruning.holding.copies import values_with_history
+from pruning.holding.parameter import check_all_have_values, pruned_names, unwrapped
+from pruning.measure.macs import arguments_of, in_mode
+from pruning.methods.functions import remove_all
+
+
+@dataclass(frozen=True)
+class Resized:
+    """Report of `smaller_transformer`, as plain data.
+
+    Args:
+        before, after: number of parameters; a tied one counts once.
+        config: key of the configuration -> (value before, value after), where they differ.
+        layers: numbers of the layers that were kept, counted before.
+        padding: unit -> number of empty units that stay, because other layers have more or the configuration cannot
+            express the number.
+        differs: why the outputs differ from the masked network's; empty if they are equal up to rounding.
+        difference: largest difference from the masked network's outputs on the example, relative to the largest output;
+            None without an example.
+    """
+
+    before: int
+    after: int
+    config: Mapping[str, tuple[Any, Any]]
+    layers: tuple[int, ...]
+    padding: Mapping[str, int]
+    differs: tuple[str, ...]
+    difference: float | None = None
+
+
+@dataclass
+class _Cut:
+    """Kept parts of a network: layers by number, positions of tensors by dimension, factors of tensors, sizes."""
+
+    layers: list[int]
+    positions: dict[str, dict[int, Tensor]] = field(default_factory=dict)
+    factors: dict[str, float] = field(default_factory=dict)
+    sizes: dict[str, Any] = field(default_factory=dict)
+    padding: dict[str, int] = field(default_factory=dict)
+    differs: list[str] = field(default_factory=list)
+
+
+def smaller_transformer(model: nn.Module, example: Any = None) -> nn.Module:
+    """Build the stock network without the layers, heads, hidden units and residual channels that pruning emptied.
+
+        pruning.prune(model, "magnitude", unit="mlp", sparsity=0.25)
+        smaller = pruning.smaller_transformer(model)
+        smaller.save_pretrained("smaller")             # `from_pretrained` of an unmodified transformers loads it
+
+    The result has the class of the network and a configuration with the sizes left. Layers are numbered anew. All
+    layers keep as many heads and hidden units as the layer with most of them; empty ones fill up the others. Without
+    d - d' of d residual channels, the scale of a norm is multiplied by sqrt(d / d') and its eps by d / d', so that
+    RMSNorm computes the same. The outputs equal the masked network's, with two exceptions that the report names:
+    LayerNorm over fewer channels, and removed layers of networks that normalise after each addition (BERT).
+
+    Args:
+        model: a stock transformer of a known family, or a model that wraps one; pruned or not, it is not changed.
+        example: input of the model, for the difference in the report; a mapping or a tuple is unpacked.
+
+    Returns:
+        the stock network, in the mode of the model; its attribute `resized` is the report, a `Resized`.
+
+    Raises:
+        ValueError: the model is of no known family, or a tensor is on the meta device.
+    """
+    check_all_have_values(model)
+    plain = unwrapped(model)
+    if any(pruned_names(module) for module in plain.modules()):
+        plain = copy.deepcopy(plain, values_with_history(plain))
+        remove_all(plain)
+    found = stock_transformer(plain)
+    if found is None:
+        known = ", ".join(name for family in FAMILIES for name in family.model_types)
+        raise ValueError(
+            f"`model` (a {type(model).__name__}) must be a network of transformers whose model_type is one of "
+            f"{known}; call pruning.shrink(model, example), which traces any network."
+        )
+    cut = _cut(found)
+    smaller: nn.Module = _build(found, cut)
+    before, after = found.config, smaller.config
+    changed = {key: (getattr(before, key, None), getattr(after, key)) for key in cut.sizes}
+    report = Resized(
+        _parameters(found.network),
+        _parameters(smaller),
+        {key: (old, new) for key, (old, new) in changed.items() if old != new},
+        tuple(cut.layers),
+        cut.padding,
+        tuple(cut.differs),
+        None if example is None else _difference(smaller, found.network, example),
+    )
+    smaller.resized = report  # type: ignore[assignment]
+    smaller.train(model.training)
+    return smaller
+
+
+def _cut(found: StockTransformer) -> _Cut:
+    """Decide what a smaller network keeps."""
+    family, keys = found.family, found.family.keys
+    cut = _Cut(list(range(len(found.layers))))
+    for group in _groups(found, "layer"):
+        cut.layers = _kept([group], found.tensors, cut, "layer")[0].tolist()
+    if len(cut.layers) < len(found.layers):
+        cut.sizes[keys.layers] = len(cut.layers)
+        for key in keys.by_layer:
+            if values := getattr(found.config, key, None):
+                cut.sizes[key] = [values[number] for number in cut.layers]
+        if family.norms_after:
+            cut.differs.append("the masked network keeps the norms of removed layers, which this one has not")
+    layers = {found.layers[number] for number in cut.layers}
+    for unit in EQUAL_WIDTHS:
+        groups = [group for group in _groups(found, unit) if _layer_of(found, group) in layers]
+        kept = _kept(groups, found.tensors, cut, unit, _factors(found, unit))
+        if groups and len(kept[0]) < groups[0].units:
+            cut.sizes |= _sizes_of(found, unit, len(kept[0]))
+    for group in _groups(found, "residual"):
+        (kept_channels,) = _kept([group], found.tensors, cut, "residual")
+        if len(kept_channels) < group.units:
+            _narrow(found, cut, group.units, len(kept_channels))
+    return cut
+
+
+def _groups(found: StockTransformer, unit: FamilyUnit) -> list[DependencyGroup]:
+    """Return the groups of a unit; none if the configuration cannot express fewer of them."""
+    try:
+        check_unit(found, unit)
+    except ValueError:
+        return []
+    return list(unit_groups(found, unit))
+
+
+def _layer_of(found: StockTransformer, group: DependencyGroup) -> str:
+    return next(layer for layer in found.layers if group.name.startswith(f"{layer}."))
+
+
+def _factors(found: StockTransformer, unit: FamilyUnit) -> tuple[str, ...]:
+    """Return the modules in a layer by which the output of a unit is multiplied: it is 0 if one of them is."""
+    family = found.family
+    if unit == "heads":
+        return (*family.keys_and_values[1:], family.attention_output)
+    return (*family.mlp_inputs[1:], family.mlp_output)  # the first one goes through the activation function
+
+
+def _kept(
+    groups: list[DependencyGroup],
+    tensors: Mapping[str, Tensor],
+    cut: _Cut,
+    unit: FamilyUnit,
+    factors: tuple[str, ...] = (),
+) -> list[Tensor]:
+    """Return the channels that each group keeps, equally many; record their positions, and the empty ones."""
+    alive = [_alive(group, tensors, factors) for group in groups]
+    most = max((int(each.sum()) for each in alive), default=0)
+    found = []
+    for group, own in zip(groups, alive, strict=True):
+        count = next((each for each in group.counts if each >= most), max(most, 1))
+        first = torch.argsort(own.to(torch.uint8), stable=True, descending=True)[:count]
+        found.append(first.sort().values)
+        if padding := count - int(own.sum()):
+            cut.padding[unit] = cut.padding.get(unit, 0) + padding
+        if count < group.units and unit != "layer":
+            _record(group, found[-1], cut)
+    return found
+
+
+def _alive(group: DependencyGroup, tensors: Mapping[str, Tensor], factors: tuple[str, ...]) -> Tensor:
+    """Return bool for each channel: whether it has entries that are not 0, in each of the factors if there are any."""
+    filled = {name: torch.zeros(group.units, dtype=torch.bool) for name in factors or ("",)}
+    for member in group.members:
+        tensor, path = tensors[member.tensor], member.tensor.rpartition(".")[0]
+        if member.masked and isinstance(tensor, nn.Parameter):
+            over = [dim for dim, size in enumerate(member.channels.shape) if size == 1]
+            here = (tensor != 0).cpu()
+            here = here.any(over, keepdim=True) if over else here
+            for name in filled:
+                filled[name][member.channels[here]] |= path.endswith(name)
+    return torch.stack([*filled.values()]).all(0)
+
+
+def _record(group: DependencyGroup, kept: Tensor, cut: _Cut) -> None:
+    """Record the positions that a group keeps in its tensors."""
+    for member in group.members:
+        (dim,) = member.dims
+        positions = torch.isin(member.channels.flatten(), kept).nonzero().flatten()
+        cut.positions.setdefault(member.tensor, {})[dim] = positions
+
+
+def _sizes_of(found: StockTransformer, unit: FamilyUnit, count: int) -> dict[str, Any]:
+    """Return the sizes of a configuration with `count` groups of heads or hidden units."""
+    keys = found.family.keys
+    if unit == "mlp":
+        return {keys.mlp: count}
+    sizes: dict[str, Any] = {keys.heads: count * (found.heads // found.head_groups)}
+    if keys.key_value_heads:
+        sizes[keys.key_value_heads] = count
+    return sizes | _head_size(found)
+
+
+def _head_size(found: StockTransformer) -> dict[str, Any]:
+    """Return the size of a head, which the configuration would otherwise derive from other sizes."""
+    key = found.family.keys.head_size
+    (place, *_) = found.outputs_of(joined(found.layers[0], found.family.queries))
+    return {str(key): found.tensors[place.tensor].shape[place.dim] // found.heads}
+
+
+def _narrow(found: StockTransformer, cut: _Cut, before: int, after: int) -> None:
+    """Record the sizes and factors of a narrower residual stream.
+
+    With d' of d channels, x / sqrt(sum x^2 / d + eps) = c x / sqrt(sum x^2 / d' + c^2 eps), where c = sqrt(d / d').
+    Norms of heads share eps: multiplying the heads by c, too, leaves their outputs as they are.
+    """
+    family, squared = found.family, before / after
+    cut.sizes |= {family.keys.residual: after, **_head_size(found)}
+    cut.sizes[family.keys.norm_eps] = getattr(found.config, family.keys.norm_eps) * squared
+    norms = [joined(layer, norm) for layer in found.layers for norm in family.norms]
+    norms += [joined(found.base, name).rpartition(".")[0] for name in family.stream if "norm" in name]
+    for norm in norms:
+        cut.factors[joined(norm, "weight")] = math.sqrt(squared)
+    for layer in found.layers:
+        for norm, projection in family.head_norms.items():
+            if joined(layer, norm) in found.modules:
+                for place in found.outputs_of(joined(layer, projection)):
+                    cut.factors[place.tensor] = math.sqrt(squared)
+    if not family.root_mean_square:
+        cut.differs.append(
+            "LayerNorm subtracts the mean of all channels of the masked network, and of fewer in this one"
+        )
+
+
+def _build(found: StockTransformer, cut: _Cut) -> Any:
+    """Return a network of the same class with the sizes and values that are kept."""
+    network: Any = found.network
+    config = copy.deepcopy(network.config)
+    vars(config).pop("quantization_config", None)
+    for key, value in cut.sizes.items():
+        setattr(config, key, value)
+    with torch.random.fork_rng(devices=[]):
+        smaller = type(network)(config)
+    state, frozen = {}, set()
+    learned = dict(network.named_parameters(remove_duplicate=False))
+    for name, new, tensor in _renamed(found, cut, network.state_dict()):
+        state[new] = _values(tensor, cut.positions.get(name, {}), cut.factors.get(name, 1.0))
+        own = name.removeprefix(f"{found.path}.")
+        if own in learned and not learned[own].requires_grad:
+            frozen.add(new)
+    smaller.load_state_dict(state, assign=True)
+    smaller.tie_weights()
+    for name, parameter in smaller.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    smaller.generation_config = copy.deepcopy(getattr(network, "generation_config", None))
+    return smaller.to(next(iter(network.parameters())).device)
+
+
+def _renamed(found: StockTransformer, cut: _Cut, state: Mapping[str, Tensor]) -> Iterator[tuple[str, str, Tensor]]:
+    """Yield (name in the model, name in the smaller network, tensor) of what is kept, with layers numbered anew."""
+    numbers = {found.layers[old]: new for new, old in enumerate(cut.layers)}
+    prefix = f"{found.path}." if found.path else ""
+    for own, tensor in state.items():
+        name = prefix + own
+        layer = next((each for each in found.layers if name.startswith(f"{each}.")), None)
+        if layer is None:
+            yield name, own, tensor
+        elif layer in numbers:
+            moved = f"{layer.rpartition('.')[0]}.{numbers[layer]}{name.removeprefix(layer)}"
+            yield name, moved.removeprefix(prefix), tensor
+
+
+def _values(tensor: Tensor, positions: Mapping[int, Tensor], factor: float) -> Tensor:
+    """Return a copy of the kept positions of a tensor, multiplied by a factor."""
+    found = tensor.detach()
+    for dim, kept in positions.items():
+        found = found.index_select(dim, kept.to(found.device))
+    return found.clone() if factor == 1 else (found * factor).to(tensor.dtype)
+
+
+def _parameters(network: nn.Module) -> int:
+    return sum(each.numel() for each in network.parameters())
+
+
+def _difference(smaller: nn.Module, masked: nn.Module, example: Any) -> float:
+    """Return the largest difference between the first outputs of two networks, relative to the largest output."""
+    ours, theirs = _first_output(smaller, example), _first_output(masked, example)
+    return float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(torch.finfo(theirs.dtype).tiny))
+
+
+def _first_output(network: nn.Module, example: Any) -> Tensor:
+    with torch.no_grad(), in_mode(network, training=False):
+        outputs = network(**example) if isinstance(example, Mapping) else network(*arguments_of(example))
+    found: Tensor = outputs if isinstance(outputs, Tensor) else outputs[0]
+    return found

@@ -1,0 +1,203 @@
+"""The smaller stock network computes what the masked one computes, and stock classes load it."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pruning
+from pruning.choices.axes import FAMILY_UNITS, FamilyUnit
+from pruning.measure.macs import macs
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+from small_transformers import KINDS, class_of, inputs_of, logits, network_of, random_sizes
+
+UNITS = {**dict.fromkeys(("GPT2", "Bert"), ("layer", "mlp"))}
+"""Units of a kind; all units for others."""
+TOLERANCE = 1e-4
+
+
+def pruned(kind: str, unit: FamilyUnit, seed: int) -> tuple[Any, pruning.Plan, str]:
+    """Return a random network pruned by a random budget, its plan, and the budget."""
+    draw = random.Random(1000 * seed + KINDS.index(kind))
+    network = network_of(kind, seed, **random_sizes(kind, draw))
+    budget = draw.choice(["channels", "parameters", "bytes", "macs"])
+    amount = draw.uniform(0.1, 0.5) if budget == "channels" else draw.uniform(0.01, 0.08)
+    scope = draw.choice(["layer", "global"])
+    given = {"sparsity": amount, "budget": budget, "scope": scope, "example": inputs_of(network)}
+    return network, pruning.prune(network, "magnitude", unit=unit, **given), budget
+
+
+def hold_law(kind: str, unit: FamilyUnit, seed: int) -> None:
+    """Hold a random network to the laws: equal outputs, and exactly the size that the plan has counted."""
+    network, plan, budget = pruned(kind, unit, seed)
+    inputs = inputs_of(network)
+
+    smaller: Any = pruning.smaller_transformer(network, inputs)
+
+    said = smaller.resized
+    assert type(smaller) is type(network)
+    assert said.after == sum(each.numel() for each in smaller.parameters())
+    assert said.after < said.before or said.padding
+    changes_outputs = (kind, unit) in (("Bert", "layer"), ("ViT", "residual"))
+    assert bool(said.differs) is changes_outputs
+    assert changes_outputs or said.difference < TOLERANCE
+    assert float(logits(network).std()) > 1e-3
+    if budget in ("parameters", "macs") and not said.padding:
+        total = {"parameters": (said.before, said.after), "macs": (products(network), products(smaller))}[budget]
+        assert plan.details["removed"] == pytest.approx(1 - total[1] / total[0], abs=1e-12)
+
+
+def products(network: nn.Module) -> int:
+    """Return the multiply-accumulates of a network with all its zeros."""
+    return macs(network, dict(inputs_of(network))).total
+
+
+CASES = [(kind, unit) for kind in KINDS for unit in UNITS.get(kind, FAMILY_UNITS)]
+
+
+@pytest.mark.parametrize(("kind", "unit"), CASES)
+def test_masked_equals_smaller(kind: str, unit: FamilyUnit) -> None:
+    hold_law(kind, unit, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "unit"), CASES)
+@pytest.mark.parametrize("seeds", [range(1, 14)], ids=str)
+def test_masked_equals_smaller_on_hundreds_of_networks(kind: str, unit: FamilyUnit, seeds: Sequence[int]) -> None:
+    for seed in seeds:
+        hold_law(kind, unit, seed)
+
+
+@pytest.mark.parametrize(("kind", "unit"), [("Qwen2", "layer"), ("Llama", "heads"), ("ViT", "heads"), ("GPT2", "mlp")])
+def test_stock_classes_load_what_was_saved(kind: str, unit: FamilyUnit, tmp_path: Path) -> None:
+    network = network_of(kind)
+    pruning.prune(network, "magnitude", unit=unit, sparsity=0.3)
+    smaller: Any = pruning.smaller_transformer(network)
+
+    smaller.save_pretrained(tmp_path)
+    loaded, said = class_of(kind).from_pretrained(tmp_path, output_loading_info=True)
+
+    assert not any(said.values())
+    assert torch.allclose(logits(loaded.eval()), logits(network), atol=1e-5)
+
+
+def test_all_units_go_one_after_another_and_layers_keep_their_types() -> None:
+    types = ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]
+    window = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0, "layer_types": types}
+    network = network_of("Qwen3", tie_word_embeddings=True, attention_bias=True, **window)
+    for unit, gone in (("layer", 0.25), ("heads", 0.3), ("mlp", 0.5), ("residual", 0.25)):
+        pruning.prune(network, "magnitude", unit=unit, sparsity=gone, scope="layer", uniform=unit in ("heads", "mlp"))
+    pruning.remove_all(network)
+
+    smaller: Any = pruning.smaller_transformer(network, inputs_of(network))
+
+    said = smaller.resized
+    sizes = {"num_hidden_layers": (4, 3), "num_attention_heads": (3, 2), "num_key_value_heads": (3, 2)}
+    sizes |= {"intermediate_size": (10, 6), "hidden_size": (12, 9)}  # half of all units are 20, with a whole layer's
+    assert {key: said.config[key] for key in sizes} == sizes
+    assert smaller.config.layer_types == [types[number] for number in said.layers]
+    assert smaller.config.rms_norm_eps == pytest.approx(1e-3 * 12 / 9)
+    assert [layer.self_attn.layer_idx for layer in smaller.model.layers] == [0, 1, 2]
+    assert smaller.lm_head.weight is smaller.model.embed_tokens.weight
+    assert said.difference < TOLERANCE
+
+
+def test_it_generates_the_tokens_of_the_masked_network() -> None:
+    network = network_of("Llama", tie_word_embeddings=True)
+    pruning.prune(network, "magnitude", unit="layer", sparsity=0.5)
+    prompt = inputs_of(network)["input_ids"][:1, :4]
+    given = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 6, "do_sample": False}
+
+    smaller: Any = pruning.smaller_transformer(network)
+
+    assert len(smaller.model.layers) == 2
+    assert torch.equal(smaller.generate(prompt, **given), network.generate(prompt, **given))
+
+
+def test_layers_with_fewer_units_are_filled_up_with_empty_ones() -> None:
+    network = network_of("Llama")
+    weights = network.model.layers[0].mlp
+    with torch.no_grad():
+        for each in (weights.gate_proj.weight, weights.up_proj.weight, weights.down_proj.weight.T):
+            each[[1, 4, 5]] = 0
+        for layer in network.model.layers[1:]:  # one factor that is 0 is enough
+            layer.mlp.up_proj.weight[0] = 0
+            layer.mlp.down_proj.weight[:, 9] = 0
+
+    smaller: Any = pruning.smaller_transformer(network, inputs_of(network))
+
+    assert smaller.resized.config == {"intermediate_size": (10, 8)}
+    assert smaller.resized.padding == {"mlp": 1}
+    assert smaller.resized.difference < TOLERANCE
+
+
+def test_a_number_of_heads_that_the_configuration_refuses_is_filled_up() -> None:
+    network = network_of("Llama", hidden_size=16, num_attention_heads=4, num_key_value_heads=4)
+    attention = network.model.layers
+    with torch.no_grad():
+        for layer in attention:
+            layer.self_attn.v_proj.weight[:4] = 0
+
+    smaller: Any = pruning.smaller_transformer(network)
+
+    assert smaller.config.num_attention_heads == 4
+    assert smaller.resized.padding == {"heads": 4}
+
+
+def test_the_network_of_a_wrapper_is_found_and_settings_stay() -> None:
+    network = network_of("Mistral").double()
+    network.model.embed_tokens.weight.requires_grad_(False)
+    network.generation_config.temperature = 0.5
+    pruning.prune(network, "magnitude", unit="mlp", sparsity=0.3)
+    wrapper = nn.Sequential()
+    wrapper.network = network
+    before = {name: tensor.clone() for name, tensor in wrapper.state_dict().items()}
+
+    smaller: Any = pruning.smaller_transformer(wrapper.train())
+
+    assert smaller.training
+    assert smaller.dtype == torch.float64
+    assert [name for name, each in smaller.named_parameters() if not each.requires_grad] == [
+        "model.embed_tokens.weight"
+    ]
+    assert smaller.generation_config.temperature == 0.5
+    assert all(torch.equal(tensor, before[name]) for name, tensor in wrapper.state_dict().items())
+    assert torch.allclose(logits(smaller.eval()), logits(network.eval()), atol=1e-10)
+
+
+def test_the_difference_of_a_network_that_normalises_after_additions_is_stated() -> None:
+    network = network_of("Bert")
+    plan = pruning.prune(network, "magnitude", unit="layer", sparsity=0.25)
+
+    said: Any = pruning.smaller_transformer(network, inputs_of(network)).resized
+
+    assert plan.details["kept"] == {"bert.encoder.layer": 3}
+    assert logits(network).isfinite().all()
+    assert 1e-3 < said.difference < 1
+    assert said.differs == ("the masked network keeps the norms of removed layers, which this one has not",)
+
+
+def test_a_network_of_no_family_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^`model` \(a Linear\) must be a network of transformers.*pruning.shrink"):
+        pruning.smaller_transformer(nn.Linear(2, 2))
+
+
+def test_the_page_prints_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[3] / "docs/how-to/smaller-transformers.md").read_text()
+    monkeypatch.chdir(tmp_path)
+
+    exec("\n".join(re.findall(r"^```python transformers\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)), {})
+
+    (said,) = re.findall(r"^prints `(.*)`", page, re.MULTILINE)
+    assert capsys.readouterr().out.splitlines() == [said, "3 4"]
