@@ -27,6 +27,7 @@ class Score(Row):
         units: one score for each channel instead of each entry.
         of_batch_norm: scores are named by the scales of BatchNorm layers, each for the layer before it.
         across_layers: scores compare between tensors.
+        of_layers: one score for each layer of a transformer, so that only whole layers can be ranked.
         draws: the score is random and draws from `generator`.
         session: "module:class" with a method `scores(masks)`, built once for several re-scorings under shrinking masks.
     """
@@ -38,6 +39,7 @@ class Score(Row):
     units: bool = False
     of_batch_norm: bool = False
     across_layers: bool = True
+    of_layers: bool = False
     draws: bool = False
     session: str = ""
 
@@ -214,6 +216,24 @@ SCORES: Mapping[str, Score] = named(
             "the norm of an entry's input over the examples, for units of transformers",
             paper="Muralidharan et al. 2024, arXiv 2407.14679",
             needs=frozenset({"inputs", "trained"}),
+            in_sweeps={"examples": 128},
+        ),
+        Score(
+            "block_influence",
+            "pruning.scores.layer_scores:block_influence",
+            "1 minus the mean cosine between the residual stream before and after a layer of a transformer",
+            paper="Men et al. 2024, arXiv 2403.03853",
+            needs=frozenset({"inputs", "trained"}),
+            of_layers=True,
+            in_sweeps={"examples": 128},
+        ),
+        Score(
+            "left_out",
+            "pruning.scores.layer_scores:left_out",
+            "the loss without a layer of a transformer, less the loss with it; signed",
+            needs=frozenset({"inputs", "trained"}),
+            signed=True,
+            of_layers=True,
             in_sweeps={"examples": 128},
         ),
     )

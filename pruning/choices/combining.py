@@ -61,6 +61,11 @@ def check_combination(choices: Choices) -> None:
             f"`scope.kind` (='global') ranks filters of all tensors together, but `score.kind` (={row.name!r}) "
             "compares filters within a tensor only; use kind='layer'."
         )
+    if row is not None and row.of_layers and choices.unit.kind != "layer":
+        raise ValueError(
+            f"`score.kind` (={row.name!r}) scores whole layers of a transformer, not units of kind "
+            f"{choices.unit.kind!r}; use unit.kind='layer'."
+        )
     if ALLOCATIONS[choices.scope.allocation].ranking and choices.unit.kind != "entry":
         raise ValueError(
             f"`scope.allocation` (={choices.scope.allocation!r}) counts single weights, not units of kind "

@@ -14,7 +14,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from pruning.scores.readings.network import Network
 from pruning.scores.readings.per_example import patches, windows
-from pruning.scores.readings.scoring_data import Loss, ScoringInput, tensors, weighted_batches
+from pruning.scores.readings.scoring_data import ScoringInput, call_network, weighted_batches
 
 
 def wanda(
@@ -70,22 +70,13 @@ def _input_norms(net: Network, given: ScoringInput, score: str) -> dict[str, Ten
     with _recorded_inputs(net, read, score) as seen:
         for batch, _ in weighted_batches(score, given.batches, given.size):
             seen.clear()
-            _pass(net.model, given.loss, batch)
+            call_network(net.model, given.loss, batch)
     if unseen := [name for name in net.parameters if name not in read]:
         raise ValueError(
             f"`parameters` (={unseen[0]!r}) must name weights of linear and convolutional layers that the network "
             f"calls: `{score}` reads the inputs of these calls; leave the others out."
         )
     return {name: own.squares().sqrt_() for name, own in read.items()}
-
-
-def _pass(model: nn.Module, loss: Loss, batch: Any) -> None:
-    if loss is not None:
-        loss(model, batch)
-    elif isinstance(batch, Mapping):
-        model(**batch)
-    else:
-        model(next(tensors(batch)))
 
 
 def _refuse_tied(net: Network, score: str) -> None:

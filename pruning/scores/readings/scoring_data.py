@@ -125,6 +125,16 @@ def example_count(batch: Any) -> int:
     return len(first)
 
 
+def call_network(model: nn.Module, loss: Loss, batch: Any) -> None:
+    """Call a network for what its layers compute: by `loss`, or with a batch's first tensor, or a dict's items."""
+    if loss is not None:
+        loss(model, batch)
+    elif isinstance(batch, Mapping):
+        model(**batch)
+    else:
+        model(next(tensors(batch)))
+
+
 def loss_of(score: str, loss: Loss, model: nn.Module, batch: Any, sources: Sequence[Tensor] = ()) -> Tensor:
     """Return `loss(model, batch)`, the batch's mean loss; refuse a value without a gradient in any of `sources`.
 

@@ -17,7 +17,9 @@ import pruning
 from pruning.catalogue.scores import SCORES, Score
 
 SHARED = ["model", "batches", "loss", "size", "generator", "masks", "parameters"]
-DATA_SCORES = [name for name, score in SCORES.items() if score.reads_data]
+OF_WEIGHTS = {name: score for name, score in SCORES.items() if not score.of_layers}
+"""Scores of any network; those of whole layers are in test_layer_scores.py."""
+DATA_SCORES = [name for name, score in OF_WEIGHTS.items() if score.reads_data]
 
 
 def scored(name: str, model: nn.Module, batches: list[Batch] | None = None, **own: Any) -> dict[str, Tensor]:
@@ -39,7 +41,7 @@ def equal(before: Any, after: Any) -> bool:
     return torch.equal(before, after) if isinstance(before, Tensor) else bool(before == after)
 
 
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("name", OF_WEIGHTS)
 def test_a_score_changes_nothing(name: str) -> None:
     model = conv_network().train()
     model.bn1.eval()
@@ -52,7 +54,7 @@ def test_a_score_changes_nothing(name: str) -> None:
     assert all(equal(*pair) for pair in zip(before, state(model), strict=True))
 
 
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("name", OF_WEIGHTS)
 def test_data_that_draws_does_not_move_the_global_generator(name: str) -> None:
     def drawing() -> Iterator[Batch]:
         torch.rand(3)
@@ -66,7 +68,7 @@ def test_data_that_draws_does_not_move_the_global_generator(name: str) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize(("name", "score"), SCORES.items())
+@pytest.mark.parametrize(("name", "score"), OF_WEIGHTS.items())
 def test_all_take_the_same_arguments_and_return_a_score_for_each_entry_or_unit(name: str, score: Score) -> None:
     model = conv_network()
 
@@ -94,7 +96,7 @@ HOLDS: dict[str, Callable[[nn.Module, Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("name", OF_WEIGHTS)
 @pytest.mark.parametrize("holder", HOLDS)
 def test_a_pruned_network_is_scored_as_it_computes(name: str, holder: str) -> None:
     mask = (torch.arange(48) % 3 != 0).view(3, 16)
