@@ -115,13 +115,14 @@ def share_of(wanted: Resources, processes: int) -> dict[str, float]:
     return {name: amount / processes for name, amount in wanted.items()}
 
 
-def refusal(wanted: Resources, nodes: Sequence[Resources], processes: int = 1) -> str | None:
+def refusal(wanted: Resources, nodes: Sequence[Resources], processes: int = 1, together: int = 1) -> str | None:
     """Return why no node can ever run a trial, with the remedy; None if one can.
 
     Args:
         wanted: resources of a trial
         nodes: resources of each node
         processes: number of the trial's processes that may be on several nodes
+        together: number of the trial's processes, also if they must be on one node
     """
     if slots(wanted, nodes, processes):
         return None
@@ -133,17 +134,17 @@ def refusal(wanted: Resources, nodes: Sequence[Resources], processes: int = 1) -
             f"of them fit on {counted(len(nodes), 'node')}; ask for less, or pass cluster.autoscaling=true if nodes "
             "will join."
         )
+    remedy = "ask for less, or pass cluster.autoscaling=true if such nodes will join."
+    if slots(wanted, nodes, together):
+        remedy = "pass cluster.placement=spread, which may place the processes of a trial on several nodes."
     for name, amount in wanted.items():
         most = max((node.get(name, 0.0) for node in nodes), default=0.0)
         if most < amount:
             return (
                 f"`{_key(name)}` (={_amount(name, amount)}) must fit on one node, and the largest of {len(nodes)} has "
-                f"{_amount(name, most)}; ask for less, or pass cluster.autoscaling=true if such nodes will join."
+                f"{_amount(name, most)}; {remedy}"
             )
-    return (
-        f"`cluster` ({asked}) must fit on one node, and none of {len(nodes)} has all of these resources; ask for less, "
-        "or pass cluster.autoscaling=true if such nodes will join."
-    )
+    return f"`cluster` ({asked}) must fit on one node, and none of {len(nodes)} has all of these resources; {remedy}"
 
 
 def beyond_this_machine(cluster: Cluster) -> str | None:

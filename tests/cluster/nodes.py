@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from sessions import kill
+
 HEAD = "127.0.0.2"
 REPOSITORY = Path(__file__).parents[2]
 OWN_MOUNTS = ("unshare", "--map-root-user", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"')
@@ -44,7 +46,8 @@ class Nodes:
             "RAY_AUTH_TOKEN": self.token,
             "RAY_USAGE_STATS_ENABLED": "0",
         }
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        """Number of a node, the last one of its address -> the process that leads its session."""
 
     @property
     def address(self) -> str:
@@ -64,7 +67,7 @@ class Nodes:
             else ("--include-dashboard=false",)
         )
         port, temporary = f"--port={self.port}", f"--temp-dir={self.root / 't'}"
-        return self._start("head", HEAD, "--head", port, temporary, f"--num-cpus={cpus}", *served, *arguments)
+        return self._start(2, HEAD, "--head", port, temporary, f"--num-cpus={cpus}", *served, *arguments)
 
     def join(self, number: int, *arguments: str, cpus: int = 1, without: Path | None = None) -> Path:
         """Start a further node on 127.0.0.`number` and return its working directory.
@@ -74,18 +77,30 @@ class Nodes:
         address = f"127.0.0.{number}"
         prefix = () if without is None else (*OWN_MOUNTS, str(without))
         joins = (f"--address={self.address}", f"--num-cpus={cpus}")
-        return self._start(f"node{number}", address, *joins, *arguments, prefix=prefix)
+        return self._start(number, address, *joins, *arguments, prefix=prefix)
 
     def stop(self) -> None:
         """Kill every node that was started here, like a power cut, as a clean end takes 10 s for each node."""
-        for process in reversed(self._processes):
+        for process in reversed(self._processes.values()):
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    def _start(self, name: str, address: str, *arguments: str, prefix: tuple[str, ...] = ()) -> Path:
+    @property
+    def sessions(self) -> dict[int, int]:
+        """Number of each node -> session of its processes."""
+        return {number: process.pid for number, process in self._processes.items()}
+
+    def kill(self, number: int) -> None:
+        """Kill all processes of a node at once; it may join again."""
+        process = self._processes.pop(number)
+        kill([process.pid])
+        process.wait()
+
+    def _start(self, number: int, address: str, *arguments: str, prefix: tuple[str, ...] = ()) -> Path:
+        name = "head" if address == HEAD else f"node{number}"
         folder, log = self.root / name, self.root / f"{name}.log"
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         (agent,) = _free_ports(1)  # by default Ray takes one fixed port, which another cluster may hold
         options = ("--block", f"--node-ip-address={address}", "--object-store-memory=100000000")
         options += (f"--dashboard-agent-listen-port={agent}",)
@@ -94,7 +109,7 @@ class Nodes:
             process = subprocess.Popen(
                 command, cwd=folder, env=self.environment, stdout=file, stderr=file, start_new_session=True
             )
-        self._processes.append(process)
+        self._processes[number] = process
         while "Ray runtime started" not in log.read_text():
             assert process.poll() is None, log.read_text()
             time.sleep(0.1)

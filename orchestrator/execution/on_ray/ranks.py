@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.events import Failure
@@ -151,13 +152,15 @@ def _opened(seat: Seat) -> tuple[Seat, Any]:
     seat = replace(seat, host=host, port=listening.getsockname()[1])
     store = TCPStore(host, seat.port, None, True, wait_for_workers=False, master_listen_fd=listening.detach())
     _internal_kv_put(seat.meeting, f"{seat.host} {seat.port}".encode(), namespace=MEETINGS)
-    _prefer_loopback(host)
+    _meet_over(host)
     return seated(seat, store, _node()), store
 
 
 def _met(seat: Seat) -> tuple[Seat, Any]:
     """Wait until rank 0 says where the ranks meet, and join its store."""
     from torch._C._distributed_c10d import TCPStore
+
+    from orchestrator.training.team.ranks import losing
 
     deadline, found = time.monotonic() + PATIENCE, _place_of(seat)
     while not found:
@@ -166,9 +169,10 @@ def _met(seat: Seat) -> tuple[Seat, Any]:
         time.sleep(LOOK)
         found = _place_of(seat)
     host, port = found.split()
-    _prefer_loopback(host)
-    store = TCPStore(host, int(port), None, False, wait_for_workers=False)
-    return seated(replace(seat, host=host, port=int(port)), store, _node()), store
+    _meet_over(_own_address())
+    with losing(f"rank {seat.rank} lost rank 0 of the trial"):
+        store = TCPStore(host, int(port), None, False, wait_for_workers=False)
+        return seated(replace(seat, host=host, port=int(port)), store, _node()), store
 
 
 def seated(seat: Seat, store: Any, node: str) -> Seat:
@@ -206,10 +210,22 @@ def _own_address() -> str:
     return found
 
 
-def _prefer_loopback(host: str) -> None:
-    """Let gloo listen on loopback, as Ray of the sweep's own does."""
-    if host == LOOPBACK:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+def interface_of(address: str) -> str | None:
+    """Return the name of this machine's network interface with an address; None if no interface has the address."""
+    import psutil  # comes with Ray
+
+    wanted = LOOPBACK if ip_address(address).is_loopback else address  # every 127.x.x.x is on the one interface
+    found = psutil.net_if_addrs().items()
+    return next((name for name, own in found if any(each.address == wanted for each in own)), None)
+
+
+def _meet_over(address: str) -> None:
+    """Let gloo listen on the interface of this node's address.
+
+    By itself gloo takes the address of the host's name, which is 127.0.1.1 on many machines: no other node reaches it.
+    """
+    if (interface := interface_of(address)) is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
 def _outcome(follower: ObjectRef[Any]) -> Failure | None:

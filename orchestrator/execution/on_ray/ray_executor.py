@@ -101,7 +101,8 @@ class RayExecutor:
         self.prestart()
         assert self._connected is not None
         self._connected.result()
-        reason = refusal(self._wanted, [node.resources for node in _nodes() if node.alive], self._apart)
+        alive = [node.resources for node in _nodes() if node.alive]
+        reason = refusal(self._wanted, alive, self._apart, self._processes)
         if reason is not None and not self._cluster.autoscaling:
             raise ClusterError(reason)
 

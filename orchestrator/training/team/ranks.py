@@ -176,15 +176,15 @@ def joined(seat: Seat, store: Store, device: torch.device) -> Iterator[Ranks]:
     os.environ.update(usual)
     patience = timedelta(seconds=seat.step_timeout)
     try:
-        dist.init_process_group(
-            BACKENDS[device.type],
-            store=PrefixStore("group", store),
-            rank=seat.rank,
-            world_size=seat.size,
-            timeout=patience,
-        )
         ranks = Ranks(seat, store, device)
         try:
+            dist.init_process_group(
+                BACKENDS[device.type],
+                store=PrefixStore("group", store),
+                rank=seat.rank,
+                world_size=seat.size,
+                timeout=patience,
+            )
             yield ranks
         except BaseException as error:
             _blame(ranks, error)
@@ -196,12 +196,20 @@ def joined(seat: Seat, store: Store, device: torch.device) -> Iterator[Ranks]:
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
+@contextmanager
+def losing(sentence: str) -> Iterator[None]:
+    """Raise `RankLost` with a sentence for an error in reaching the other ranks."""
+    try:
+        yield
+    except dist.DistError as error:
+        said = str(error).splitlines()[0]
+        raise RankLost(f"{sentence} ({said})") from ConnectionError(said)
+
+
 def _blame(ranks: Ranks, error: BaseException) -> None:
     """Note that this rank failed; raise `RankLost` if its error only follows from that of another rank."""
-    of_group = isinstance(error, dist.DistBackendError | dist.DistNetworkError | dist.DistStoreError) or (
-        isinstance(error, RuntimeError) and ("gloo" in str(error) or "Connection" in str(error))
-    )
-    if not of_group:
+    of_group = isinstance(error, RuntimeError) and ("gloo" in str(error) or "Connection" in str(error))
+    if not of_group and not isinstance(error, dist.DistError):
         ranks.fail()
         return
     first = ranks.failed()

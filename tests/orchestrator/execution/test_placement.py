@@ -103,6 +103,17 @@ def test_what_only_two_nodes_together_could_give_is_refused() -> None:
     assert "cluster.cpus_per_trial=12, cluster.gpus_per_trial=1" in said
 
 
+def test_processes_that_only_several_nodes_hold_are_sent_to_them() -> None:
+    wanted, nodes = request(Cluster(cpus_per_trial=2, placement="pack")), [{"CPU": 1.0}, {"CPU": 1.0}]
+    said = refusal(wanted, nodes, together=2)
+
+    assert said is not None
+    assert said.startswith("`cluster.cpus_per_trial` (=2) must fit on one node, and the largest of 2 has 1; pass ")
+    assert "cluster.placement=spread" in said
+    assert "cluster.placement" not in str(refusal(wanted, nodes[:1], together=2))
+    assert refusal(wanted, nodes, processes=2, together=2) is None
+
+
 @pytest.mark.parametrize(
     ("assigned", "visible", "expected"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,15 @@ import torch
 from rank_cases import CASES, outcome, together
 from small_trials import planned, small
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, TCPStore
 
 from orchestrator.core.work_order import Seat, WorkOrder
-from orchestrator.execution.on_ray.ranks import seated
+from orchestrator.execution.on_ray.ranks import interface_of, seated
+from orchestrator.execution.perform import failure_of
 from orchestrator.store.store import Store
 from orchestrator.training.preflight.misfits import Misfit
 from orchestrator.training.preflight.rehearsal import run_preflight
+from orchestrator.training.team import ranks
 from orchestrator.workloads.shares import Share
 
 SIZES = [pytest.param(2, id="2 processes"), pytest.param(4, id="4 processes", marks=pytest.mark.slow)]
@@ -84,6 +87,36 @@ def test_ranks_are_numbered_on_each_node() -> None:
     store, nodes = HashStore(), ["a", "a", "b", "a", "b"]
 
     assert [seated(Seat(rank, 5), store, node).local_rank for rank, node in enumerate(nodes)] == [0, 1, 0, 2, 1]
+
+
+def test_a_rank_that_waits_in_vain_for_the_group_says_that_it_lost_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "SILENCE", 0.1)
+    with (
+        pytest.raises(ranks.RankLost, match=r"^rank 1 lost rank 0 of the trial") as raised,
+        ranks.joined(Seat(1, 2, step_timeout=0.5), HashStore(), torch.device("cpu")),
+    ):
+        pytest.fail("nobody else joined")
+    assert failure_of(raised.value).transient
+
+
+def test_a_rank_whose_leader_dies_before_they_meet_says_so() -> None:
+    leader = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", leader.port, None, False, wait_for_workers=False)
+    del leader
+    with pytest.raises(ranks.RankLost, match=r"^rank 1 lost rank 0") as raised, ranks.losing("rank 1 lost rank 0"):
+        seated(Seat(1, 2), store, "node")
+    assert failure_of(raised.value).transient
+
+
+def test_the_ranks_meet_over_the_interface_of_an_address() -> None:
+    pytest.importorskip("ray")  # has Python find psutil
+    import psutil
+
+    for name, addresses in psutil.net_if_addrs().items():
+        found = [interface_of(each.address) for each in addresses if each.family == socket.AF_INET]
+        assert all(each == name for each in found)
+    assert interface_of("127.0.0.1") == interface_of("127.0.0.7") is not None
+    assert interface_of("203.0.113.1") is None
 
 
 def test_a_parameter_that_the_loss_does_not_reach_is_refused_before_the_training(tmp_path: Path) -> None:
