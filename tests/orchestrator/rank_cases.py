@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.multiprocessing
+from own_rank_cases import MISTAKES, divided, drawing, gone_on, own
 from torch import Tensor, nn
 from torch._C._distributed_c10d import TCPStore
 from training_cases import settings, task_of
@@ -99,6 +101,7 @@ CASES: Mapping[str, dict[str, Any]] = {
     },
     "synchronised": {"network": "resnet20", "steps": 20, "sync": True, "lr": 0.02},
     "own statistics": {"network": "normed", "steps": 20},
+    "own function": {"network": "cnn", "function": divided},
 }
 """Trainings by name: a network, options of a training, and whether there are masks or synchronised statistics."""
 
@@ -124,6 +127,9 @@ def trained(case: Mapping[str, Any], ranks: Ranks | None) -> tuple[nn.Module, Fi
 
 def outcome(case: Mapping[str, Any], ranks: Ranks | None = None) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
     """Return the weights, buffers and curve of a case."""
+    if "function" in case:
+        weights, curve = own(case["function"], network(case["network"]), images(), ranks)
+        return weights, [dict(point.metrics) for point in curve]
     model, found = trained(case, ranks)
     return model.state_dict(), [dict(point.metrics) for point in found.curve]
 
@@ -135,15 +141,32 @@ def _work(rank: int, size: int, port: int, folder: str, names: list[str]) -> Non
         seat = Seat(rank, size, port=port, sync_batch_norm=bool(CASES[name].get("sync")))
         with joined(seat, torch.distributed.PrefixStore(name, store), CPU) as ranks:
             torch.save(outcome(CASES[name], ranks), f"{folder}/{names.index(name)}.{rank}.pt")
+    with joined(Seat(rank, size, port=port), torch.distributed.PrefixStore("drawing", store), CPU) as ranks:
+        makes = partial(network, "cnn")
+        both = own(drawing, makes(), images(), ranks)[0], gone_on(makes, images(), ranks)
+        torch.save(both, f"{folder}/drawing.{rank}.pt")
+    said = {}
+    for function in MISTAKES:
+        place = torch.distributed.PrefixStore(function.__name__, store)
+        try:
+            with joined(Seat(rank, size, port=port), place, CPU) as ranks:
+                own(function, network("cnn"), images(), ranks)
+        except Exception as error:
+            said[function.__name__] = f"{type(error).__name__}: {error}"
+        store.set(f"{function.__name__} ended/{rank}", "")
+        store.wait([f"{function.__name__} ended/{each}" for each in range(size)])
+    torch.save(said, f"{folder}/said.{rank}.pt")
 
 
 def together(size: int, folder: Path) -> dict[str, list[Any]]:
-    """Train every case by `size` processes; return name -> outcome of each rank."""
+    """Train every case by `size` processes; return name -> outcome of each rank.
+
+    `drawing` is a training with and without an interruption, `said` the errors of functions that make a mistake.
+    """
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     names = [*CASES]
     torch.multiprocessing.spawn(_work, (size, port, str(folder), names), nprocs=size)  # type: ignore[no-untyped-call]
-    return {
-        name: [torch.load(folder / f"{place}.{rank}.pt") for rank in range(size)] for place, name in enumerate(names)
-    }
+    files = {name: str(place) for place, name in enumerate(names)} | {"drawing": "drawing", "said": "said"}
+    return {name: [torch.load(folder / f"{file}.{rank}.pt") for rank in range(size)] for name, file in files.items()}

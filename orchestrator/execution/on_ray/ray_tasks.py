@@ -89,9 +89,8 @@ class Tasks(Generic[Item]):
     ) -> None:
         """Submit an attempt; `fresh` asks for a process that has imported no other version of its sources."""
         options: dict[str, Any] = {"name": f"segment {order.specs[0].key[:12]}"}
-        if fresh:  # Ray never shares a process between environments
-            mark = {"PRUNING_SOURCES": digest(canonical_json(modules_of(order.specs)))}
-            options["runtime_env"] = {"env_vars": self._variables | mark}
+        if marks := _marks(order, fresh=fresh):
+            options["runtime_env"] = {"env_vars": self._variables | marks}
         if order.seat is not None:
             generator = self._submit_ranks(order, order.seat, work, options)
         else:
@@ -233,6 +232,17 @@ class Tasks(Generic[Item]):
         for generator in chosen:
             self._leave(generator)
         return list(chosen.values())
+
+
+def _marks(order: WorkOrder, *, fresh: bool) -> dict[str, str]:
+    """Return variables that keep work out of the processes of other work: Ray never shares one between environments.
+
+    Processes of a training function are new, because libraries remember the rank of a process.
+    """
+    found = {"PRUNING_SOURCES": digest(canonical_json(modules_of(order.specs)))} if fresh else {}
+    if order.seat is not None and any(spec.training_config.get("_target_") for spec in order.specs):
+        found["PRUNING_RANKS"] = order.seat.meeting
+    return found
 
 
 def _amounts(wanted: Mapping[str, float]) -> dict[str, Any]:

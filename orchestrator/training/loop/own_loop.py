@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -18,11 +18,11 @@ from orchestrator.config.parts.training import Train
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.plain_data import LARGEST
 from orchestrator.core.records import CurvePoint
-from orchestrator.core.seeding import derive, seeded
+from orchestrator.core.seeding import derive, reseed, seeded
 from orchestrator.core.work_order import never
 from orchestrator.training.dynamics.sparse_training import SparseTraining
 from orchestrator.training.dynamics.training_cost import TrainingCost
-from orchestrator.training.loop.own_network import check_network, shapes_and_dtypes
+from orchestrator.training.loop.own_network import check_network, check_ranks, lent, shapes_and_dtypes
 from orchestrator.training.loop.steps import TrainingError
 from orchestrator.training.loop.training_loop import Cancelled, Diverged, FitResult
 from orchestrator.training.state.resuming import Keep, Unfit
@@ -110,14 +110,12 @@ class Context:
         sparse: SparseTraining | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        self._ranks = ranks
-        self.device, self._masks = device, masks
+        self.ranks, self.device, self._masks = ranks, device, masks
         self.cost, self._length, self.sparse = cost, length, sparse
         self._model = model
         self.seed = derive(seed, "order")
         """Seed for the order of batches; with it, batches come in the order of the built-in loop."""
-        self.draws = derive(seed, "training")
-        """Seed of the global random generators."""
+        self._draws = derive(seed, "training")
         self.curve: list[CurvePoint] = []
         self.steps = 0
         """Number of steps that attached optimizers have taken."""
@@ -169,34 +167,46 @@ class Context:
         optimizer.register_step_pre_hook(lambda *_: self._end_if_asked())
         optimizer.register_step_post_hook(lambda *_: self._count())
 
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        """Return the context in which the function is called: its draws, its environment, its changing masks."""
+        with ExitStack() as entered:
+            if self.ranks is not None:
+                entered.enter_context(self.ranks.announced())
+            entered.enter_context(seeded(self._draws if self.ranks is None else self._draws_of_step(), self.device))
+            if self.sparse is not None:
+                entered.enter_context(self.sparse.told())
+            yield
+
     @property
     def rank(self) -> int:
         """Number of this process among those of the trial, from 0."""
-        return 0 if self._ranks is None else self._ranks.rank
+        return 0 if self.ranks is None else self.ranks.rank
 
     @property
     def world_size(self) -> int:
         """Number of processes of the trial."""
-        return 1 if self._ranks is None else self._ranks.size
+        return 1 if self.ranks is None else self.ranks.size
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Return a network whose backward pass averages gradients over all processes; with one process the network."""
-        return model if self._ranks is None else self._ranks.wrapped(model)
+        return model if self.ranks is None else self.ranks.wrapped(model)
 
     def gather(self, value: float) -> list[float]:
         """Return the numbers that all processes pass, by rank; every process must call it."""
-        if self._ranks is None:
-            return [value]
-        return self._ranks.sums([value if rank == self.rank else 0.0 for rank in range(self.world_size)])
+        own = float(value)
+        if self.ranks is None:
+            return [own]
+        return self.ranks.sums([own if rank == self.rank else 0.0 for rank in range(self.world_size)])
 
     def evaluate(self) -> dict[str, float]:
         """Return `loss` and the task's metrics of the current network on the validation split.
 
-        Rank 0 measures them for all processes, each of which must call this.
+        Rank 0 measures them for all processes; it may call this alone.
         """
-        if self._ranks is None:
+        if self.ranks is None:
             return dict(self._measured().figures)
-        return self._ranks.told(dict(self._measured().figures) if self._ranks.leads else None)
+        return self.ranks.told(dict(self._measured().figures) if self.ranks.leads else None)
 
     def report(self, step: int, metrics: Mapping[str, float], epoch: float | None = None) -> None:
         """Add a point to the curve of the stage.
@@ -246,6 +256,8 @@ class Context:
                 "in context.checkpoint(lambda: {'optimizer': optimizer.state_dict()})."
             )
         self._has_checkpoints = True
+        if self.ranks is not None:  # a checkpoint holds the generators of rank 0
+            reseed(self._draws_of_step(), self.device)
         ending = self._is_ending()
         self._keep(lambda: self._saved(parts()), ending)
         if ending:
@@ -334,6 +346,10 @@ class Context:
                 self.cost.step(self._length.examples)
         self._stepped |= trained
 
+    def _draws_of_step(self) -> int:
+        """Return the seed of this process's draws from here on, where several processes train."""
+        return derive(self._draws, f"{self.steps}/{self.rank}")
+
     def _end_if_asked(self) -> None:
         if not self._has_checkpoints and self._is_ending():
             raise Cancelled
@@ -341,7 +357,7 @@ class Context:
     def _is_ending(self) -> bool:
         """Whether the training ends here: on all processes, if one is asked to."""
         ending = self._cancelled()
-        return ending if self._ranks is None else self._ranks.sums([float(ending)])[0] > 0
+        return ending if self.ranks is None else self.ranks.sums([float(ending)])[0] > 0
 
     def _count(self) -> None:
         self.steps += 1
@@ -373,12 +389,9 @@ def _run(
     where: str, config: Mapping[str, Any], model: nn.Module, task: Task, data: Data, context: Context
 ) -> FitResult:
     function, before = _function(where, config), shapes_and_dtypes(model)
-    trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     seen = TrainingData(data.train, data.val, data.input_shape, data.classes)
-    model.to(context.device)
     try:
-        changing = nullcontext() if context.sparse is None else context.sparse.told()
-        with seeded(context.draws, context.device), in_mode(model, training=True), changing:
+        with lent(model, context.device), context.around(), in_mode(model, training=True):
             function(model, task, seen, Train(**config), context)
     except (Cancelled, Unfit, OrchestratorError):
         raise
@@ -393,10 +406,8 @@ def _run(
             context.sparse.release()
     context.require_resumed()
     context.require_changed(where, config)
-    model.to(context.device)
-    for name, parameter in model.named_parameters():
-        parameter.grad = None
-        parameter.requires_grad_(name in trainable)  # the function may have frozen some
+    if context.ranks is not None:
+        check_ranks(where, config, model, context.ranks)
     check_network(where, config, model, before, context.masks, changing=context.sparse is not None)
     steps = max([context.steps, *(point.step for point in context.curve[-1:])])
     if not steps and (config.get("epochs") or config.get("steps")):

@@ -1,8 +1,9 @@
-"""Checks of the network that a training function of the user's own leaves."""
+"""The network that a training function of the user's own trains: what is put back after it, and what is checked."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from orchestrator.training.loop.steps import TrainingError
 from orchestrator.training.loop.training_loop import Diverged
 from orchestrator.training.pruning_rounds import LawBroken
+from orchestrator.training.team.ranks import Ranks
 from orchestrator.workloads.targets import given
 from pruning import MaskSet
 
@@ -19,6 +21,22 @@ def shapes_and_dtypes(model: nn.Module) -> dict[str, tuple[tuple[int, ...], torc
     """Return the shape and dtype of each parameter and buffer."""
     state: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}
+
+
+@contextmanager
+def lent(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Lend a network on a device; afterwards it has its own forward passes again, and trains the same parameters."""
+    model.to(device)
+    trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    forwards = {name: vars(module).get("forward") for name, module in model.named_modules()}
+    yield
+    model.to(device)
+    for name, parameter in model.named_parameters():
+        parameter.grad = None
+        parameter.requires_grad_(name in trainable)  # the function may have frozen some
+    for name, module in model.named_modules():  # a library may have wrapped some, for mixed precision
+        if vars(module).pop("forward", None) is not None and forwards.get(name) is not None:
+            module.forward = forwards[name]
 
 
 def check_network(
@@ -63,3 +81,17 @@ def check_network(
             raise LawBroken(
                 f"{given(where, config)} must keep pruned weights at 0, but those of {name} are not; {remedy}"
             )
+
+
+def check_ranks(where: str, config: Mapping[str, Any], model: nn.Module, ranks: Ranks) -> None:
+    """Raise `TrainingError` if a training function left the processes of a trial without their group or one network."""
+    if not ranks.have_group:
+        raise TrainingError(
+            f"{given(where, config)} must leave torch's process group, but destroyed it; remove its call of "
+            "`destroy_process_group`, or of a library that makes this call, as `accelerator.end_training()`."
+        )
+    if ranks.differ([*model.parameters()]):
+        raise TrainingError(
+            f"{given(where, config)} must leave the same weights on all processes of the trial, but did not; pass the "
+            "batches through `context.wrap(model)`, and let all processes take equal steps."
+        )

@@ -6,16 +6,20 @@ and take part in its trainings alone.
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
+from traceback import clear_frames
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # its defaults hold the group of the time of this import, so that the group would never end
 from safetensors.torch import load
 from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -51,7 +55,11 @@ class Ranks:
     def __init__(self, seat: Seat, store: Store, device: torch.device) -> None:
         self.rank, self.size, self.device = seat.rank, seat.size, device
         self.sync_batch_norm = seat.sync_batch_norm
-        self._store, self._said, self._heard = store, 0, 0
+        self._seat, self._store = seat, store
+        self._turn = 0
+        """Number of things that rank 0 has said."""
+        self._told = 0
+        """Number of figures that it has told since."""
         self._patience = FOREVER if seat.timeout is None else timedelta(seconds=seat.timeout)
 
     @property
@@ -59,25 +67,39 @@ class Ranks:
         """Whether this is rank 0."""
         return self.rank == 0
 
+    @property
+    def have_group(self) -> bool:
+        """Whether the process group stands."""
+        return dist.is_initialized()
+
     def say(self, what: Mapping[str, Any] | None) -> None:
         """Say something to the ranks that follow, as JSON; None ends their work."""
-        self._store.set(f"said/{self._said}", json.dumps(what))
-        self._said += 1
+        self._store.set(f"said/{self._turn}", json.dumps(what))
+        self._turn, self._told = self._turn + 1, 0
 
     def hear(self) -> Any:
         """Wait for what rank 0 says next, as long as a stage may take, and return it."""
-        key = f"said/{self._heard}"
-        self._store.wait([key], self._patience)
-        self._heard += 1
-        return json.loads(self._store.get(key))
+        found = self._wait_for(f"said/{self._turn}")
+        self._turn, self._told = self._turn + 1, 0
+        return found
 
     def told(self, figures: Mapping[str, float] | None) -> dict[str, float]:
-        """Return the figures of rank 0, which alone has them."""
+        """Return the figures of rank 0, which alone has them, and which does not wait for the others."""
+        key = f"told/{self._turn}/{self._told}"
+        self._told += 1
         if figures is not None:
-            self.say(figures)
+            self._store.set(key, json.dumps(figures))
             return dict(figures)
-        found: dict[str, float] = self.hear()
+        found: dict[str, float] = self._wait_for(key)
         return found
+
+    def _wait_for(self, key: str) -> Any:
+        self._store.wait([key], self._patience)
+        return json.loads(self._store.get(key))
+
+    def announced(self) -> AbstractContextManager[None]:
+        """Return a context with the usual variables, which a library may have changed since; see `announced`."""
+        return announced(self._seat)
 
     def bytes_of_leader(self, content: bytes | None) -> bytes:
         """Return the bytes of rank 0 on every rank."""
@@ -170,12 +192,8 @@ def joined(seat: Seat, store: Store, device: torch.device) -> Iterator[Ranks]:
     Raises:
         RankLost: another rank failed or ended before.
     """
-    numbers = {"RANK": seat.rank, "WORLD_SIZE": seat.size, "LOCAL_RANK": seat.local_rank, "MASTER_PORT": seat.port}
-    usual = {"MASTER_ADDR": seat.host, **{name: str(value) for name, value in numbers.items()}}
-    before = {name: os.environ.get(name) for name in usual}
-    os.environ.update(usual)
     patience = timedelta(seconds=seat.step_timeout)
-    try:
+    with announced(seat):
         ranks = Ranks(seat, store, device)
         try:
             dist.init_process_group(
@@ -187,13 +205,39 @@ def joined(seat: Seat, store: Store, device: torch.device) -> Iterator[Ranks]:
             )
             yield ranks
         except BaseException as error:
+            _release(error)
             _blame(ranks, error)
             raise
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+
+@contextmanager
+def announced(seat: Seat) -> Iterator[None]:
+    """Set the variables in which libraries find the group; afterwards the environment is as before."""
+    before = dict(os.environ)
+    numbers = {"RANK": seat.rank, "WORLD_SIZE": seat.size, "LOCAL_RANK": seat.local_rank, "MASTER_PORT": seat.port}
+    os.environ.update({"MASTER_ADDR": seat.host, **{name: str(value) for name, value in numbers.items()}})
+    try:
+        yield
     finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update({name: value for name, value in before.items() if os.environ.get(name) != value})
+
+
+def _release(error: BaseException | None) -> None:
+    """Release the networks in the frames of an error: each holds the group, so the other ranks would wait for this one.
+
+    The group is then destroyed by `joined`, not with a network: that destruction would wait, with Python's lock, for a
+    thread of gloo that needs the lock.
+    """
+    while error is not None:
+        clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+    gc.collect()
+    time.sleep(0.1)  # without the lock
 
 
 @contextmanager
@@ -208,13 +252,24 @@ def losing(sentence: str) -> Iterator[None]:
 
 def _blame(ranks: Ranks, error: BaseException) -> None:
     """Note that this rank failed; raise `RankLost` if its error only follows from that of another rank."""
-    of_group = isinstance(error, RuntimeError) and ("gloo" in str(error) or "Connection" in str(error))
-    if not of_group and not isinstance(error, dist.DistError):
+    error_of_group = _error_of_group(error)
+    if error_of_group is None:
         ranks.fail()
         return
     first = ranks.failed()
     lost = ranks.silent() if first is None else [first]
     who = ", ".join(f"rank {rank}" for rank in lost) or "another rank"
     logs = f"; its output is in a file `*.rank{lost[0]}.log` beside the log of the trial" if lost and lost[0] else ""
-    said = str(error).splitlines()[0]
+    said = str(error_of_group).splitlines()[0]
     raise RankLost(f"rank {ranks.rank} lost {who} of the trial{logs} ({said})") from ConnectionError(said)
+
+
+def _error_of_group(error: BaseException | None) -> BaseException | None:
+    """Return the error of the process group that caused an error, such as that of a training function; else None."""
+    while error is not None:
+        if isinstance(error, dist.DistError) or (
+            isinstance(error, RuntimeError) and ("gloo" in str(error) or "Connection" in str(error))
+        ):
+            return error
+        error = error.__cause__ or error.__context__
+    return None

@@ -43,6 +43,16 @@ def frame(
     return lines + stages
 
 
+def with_speeds(running: Sequence[Running], speeds: Sequence[str], width: int) -> Sequence[Running]:
+    """Return running stages with their speeds in their states, if nothing is cut for that."""
+    longer = [
+        (name, f"{text}; {speed}" if speed else text, time)
+        for (name, text, time), speed in zip(running, speeds, strict=True)
+    ]
+    wide = 4 + sum(max((cell_len(each[part]) for each in longer), default=0) for part in range(3))
+    return longer if wide <= width else running
+
+
 def fitted(text: str, width: int) -> str:
     """Fit a text into one line of at most `width` cells; `..` marks a cut."""
     text = " ".join(text.split("\n"))

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -20,8 +20,8 @@ from orchestrator.core.stage_kinds import KINDS, PART
 from orchestrator.planning.estimates.pace import Pace
 from orchestrator.planning.number_formats import counted, duration, known_duration, percent
 from orchestrator.views.terminal.by_axis import ByAxis
-from orchestrator.views.terminal.frame import MOST_RUNNING, frame
-from orchestrator.views.terminal.stage_lines import figures, named, reached, validated
+from orchestrator.views.terminal.frame import MOST_RUNNING, Running, frame, with_speeds
+from orchestrator.views.terminal.stage_lines import figures, named, reached, speed, validated
 from orchestrator.views.terminal.tally import Tally
 from orchestrator.views.terminal.time_left import TimeLeft
 
@@ -77,6 +77,8 @@ class Progress:
         self._live: Live | None = None
         self._points: dict[str, tuple[CurvePoint, Metric]] = {}
         """Key of a running stage -> last point of its curve."""
+        self._speeds: dict[str, str] = {}
+        """Key of a running stage -> its examples a second between its last two points."""
         self._interrupted = False
         self._asked: set[str] | None = None
         """Stages that a search has asked for; None without a search."""
@@ -113,6 +115,8 @@ class Progress:
     def point(self, key: str, point: CurvePoint, metric: Metric) -> None:
         """Update the progress of a running stage and its primary metric on validation."""
         with self._lock:
+            if key in self._points:
+                self._speeds[key] = speed(self._plan.stages[key], self._points[key][0], point)
             self._points[key] = (point, metric)
 
     def opening(
@@ -189,6 +193,7 @@ class Progress:
                 self._reasons.add(reason)
             self._tally.take(event)
             self._points.pop(event.key, None)
+            self._speeds.pop(event.key, None)
             if event.kind == "started":
                 self._time_left.started(event.key, event.time)
             elif event.record is not None:
@@ -298,7 +303,9 @@ class Progress:
             left, trials, best, axes = self._seen()
             head = [f"{settled}/{all_stages} stages{left}", f"trials: {trials}; in use: {self._in_use()}"]
             head += [best] if best else []
-            running = list(islice(self._running(), MOST_RUNNING))
+            keys = list(islice(tally.running, MOST_RUNNING))
+            speeds = [self._speeds.get(key, "") for key in keys]
+            running = with_speeds([self._running(key) for key in keys], speeds, width)
             more = len(tally.running) - len(running)
             counts, *lines = frame(head, axes, running, width, height - 1, more) or [""]
         bar, room = Table.grid(padding=(0, 1)), min(BAR, width - len(counts) - 1)
@@ -306,20 +313,20 @@ class Progress:
         bar.add_row(*cells, Text(counts, no_wrap=True))
         return Group(bar, *(Text(line, no_wrap=True, overflow="crop") for line in lines))
 
-    def _running(self) -> Iterator[tuple[str, str, str]]:
-        now = self._clock()
-        for key, begun in self._tally.running.items():
-            spec = self._plan.stages[key]
-            parent = self._tally.records.get(spec.parent or "")
-            target = spec.typed.target
-            figure = "" if target is None else f"to {percent(target)}"
-            if parent is not None:
-                figure += f" from {percent(parent.sparsity)}"
-            if parent is not None and key not in self._points:
-                figure += f", which had {validated(parent)}"
-            if key in self._points:
-                figure = reached(spec, *self._points[key]) + ("; " if figure else "") + figure
-            yield shown(named(self._plan, key)), shown(figure.strip()), duration(now - begun)
+    def _running(self, key: str) -> Running:
+        """Return a running stage's name, state and time."""
+        spec = self._plan.stages[key]
+        parent = self._tally.records.get(spec.parent or "")
+        target = spec.typed.target
+        figure = "" if target is None else f"to {percent(target)}"
+        if parent is not None:
+            figure += f" from {percent(parent.sparsity)}"
+        if parent is not None and key not in self._points:
+            figure += f", which had {validated(parent)}"
+        if key in self._points:
+            figure = reached(spec, *self._points[key]) + ("; " if figure else "") + figure
+        time = duration(self._clock() - self._tally.running[key])
+        return shown(named(self._plan, key)), shown(figure.strip()), time
 
     def _in_use(self) -> str:
         """Return the CPUs and GPUs that running stages have reserved; all trials of a sweep take equally many."""

@@ -85,6 +85,18 @@ def reached(spec: StageSpec, point: CurvePoint, metric: Metric) -> str:
     return text if value is None else f"{text}, validation {metric.title} {metric.said(value)}"
 
 
+def speed(spec: StageSpec, earlier: CurvePoint, point: CurvePoint) -> str:
+    """Return the examples a second between two points, of all processes together; empty if unknown.
+
+    (s_2 - s_1) batch_size accumulate / (t_2 - t_1) after s steps at time t, with the validations in between
+    """
+    training, steps, seconds = spec.training_config, point.step - earlier.step, point.time - earlier.time
+    if BLOCKS in earlier.metrics or BLOCKS in point.metrics or steps <= 0 or seconds <= 0:
+        return ""
+    rate = steps * training.get("batch_size", 0) * training.get("accumulate", 1) / seconds
+    return f"{whole_number(rate) if rate >= 10 else f'{rate:.1f}'} examples/s" if rate else ""
+
+
 def checkpointed(spec: StageSpec, step: int, curve: Sequence[CurvePoint]) -> str:
     """Return the progress of a stage's checkpoint, as `round 2 is at step 120 (34%)`.
 

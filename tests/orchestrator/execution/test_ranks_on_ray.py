@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rank_kills import ROOT, Trial, disturbed, quiet
+from own_rank_cases import shown
+from rank_kills import Trial, disturbed, quiet
 
 from orchestrator.store.store import Store
 
@@ -86,13 +87,29 @@ def test_a_rank_that_hangs_is_found_and_told(expected: dict[str, Any], tmp_path:
     assert trial.results() == expected
 
 
-def test_a_training_function_divides_its_batches_itself(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "how-to" / "several-processes.md").read_text()
+NOTED = """
+
+import os
+from pathlib import Path
+
+
+def noted(model, task, data, config, context):
+    with (Path(__file__).parent / "processes").open("a") as file:
+        file.write(f"{os.getpid()} {context.rank} of {context.world_size}\\n")
+    train(model, task, data, config, context)
+"""
+"""Notes the processes that call the function of the page."""
+
+
+def test_a_training_function_divides_its_batches_itself_in_processes_of_its_own(tmp_path: Path) -> None:
     trials = [Trial(tmp_path / name) for name in ("first", "second")]
     for trial in trials:
-        (trial.folder / "mine.py").write_text(page.partition("```python several\n")[2].partition("```")[0])
-        own = ("train._target_=mine.train", "finetune._target_=mine.train", "train.epochs=3", "model.dropout=0")
+        (trial.folder / "mine.py").write_text(shown("several-processes.md", "several") + NOTED)
+        own = ("train._target_=mine.noted", "finetune._target_=mine.noted", "train.epochs=3", "model.dropout=0")
         assert trial.start(*own).wait() == 0, trial.output
 
     assert trials[0].results() == trials[1].results()
     assert len(trials[0].results()) == 2
+    calls = {tuple(line.split(" ", 1)) for line in (trials[0].folder / "processes").read_text().splitlines()}
+    assert sorted(role for _, role in calls)[-2:] == ["0 of 2", "1 of 2"]
+    assert len({process for process, _ in calls}) == len(calls), "no process had two roles, one of them the preflight's"

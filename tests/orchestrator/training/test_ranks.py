@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,6 +71,41 @@ def test_every_rank_ends_with_the_same_bits(case: str, found: dict[str, list[Any
         assert their_points == points
     if case == "masked":
         assert any(bool((each == 0).any()) for each in weights.values())
+
+
+def test_a_training_function_goes_on_with_the_draws_of_every_rank(found: dict[str, list[Any]]) -> None:
+    for whole, resumed in found["drawing"]:
+        assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_the_rank_whose_training_function_fails_says_so_and_the_others_that_they_lost_it(
+    found: dict[str, list[Any]],
+) -> None:
+    said = found["said"]
+    for name, failing in (("raising_on_first", 0), ("raising_on_last", len(said) - 1)):
+        for rank, each in enumerate(said):
+            if rank == failing:
+                assert "failed after 1 steps with KeyError: 'mine'; fix the function" in each[name]
+            else:
+                assert each[name].startswith(f"RankLost: rank {rank} lost rank {failing} of the trial")
+
+
+def test_a_training_function_leaves_all_ranks_one_network_and_their_group(found: dict[str, list[Any]]) -> None:
+    for each in found["said"]:
+        assert "must leave the same weights on all processes of the trial" in each["unwrapped"]
+        assert "must leave torch's process group, but destroyed it" in each["tidy"]
+
+
+def test_the_environment_is_as_before_whatever_a_library_does_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "64")
+    before = dict(os.environ)
+    with ranks.announced(Seat(1, 3, host="10.0.0.1", port=5, local_rank=0)):
+        usual = [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")]
+        del os.environ["WORLD_SIZE"]
+        os.environ["LOCAL_WORLD_SIZE"] = "1"
+
+    assert usual == ["1", "3", "0", "10.0.0.1", "5"]
+    assert os.environ == before
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])

@@ -18,7 +18,7 @@ from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.planning.estimates.pace import Pace
 from orchestrator.planning.number_formats import duration
 from orchestrator.views.terminal.progress import Progress
-from orchestrator.views.terminal.stage_lines import measured, reached
+from orchestrator.views.terminal.stage_lines import measured, reached, speed
 from orchestrator.views.terminal.tally import Tally, TrialState
 from orchestrator.views.terminal.time_left import TimeLeft
 
@@ -193,6 +193,36 @@ def test_the_live_display_shows_how_far_a_stage_is() -> None:
     progress.event(started(dense, EPOCH))
     assert "91.20%" not in rendered(), "an attempt starts again"
     assert not progress.live, "and without a terminal nobody needs to ask for points"
+
+
+def test_examples_a_second_are_those_of_whole_batches_between_two_points() -> None:
+    spec = StageSpec("dense", {"train": {"batch_size": 64, "accumulate": 2}, "parallel": {"processes": 4}})
+    first, blocks = CurvePoint(10, 1.0, EPOCH, {}), CurvePoint(20, 1.0, EPOCH + 2, {"blocks": 30})
+
+    assert speed(spec, first, CurvePoint(100, 2.0, EPOCH + 4, {})) == "2,880 examples/s"
+    assert speed(spec, first, CurvePoint(11, 2.0, EPOCH + 40, {})) == "3.2 examples/s"
+    assert [speed(spec, first, each) for each in (first, blocks, CurvePoint(9, 2.0, EPOCH + 1, {}))] == ["", "", ""]
+
+
+@pytest.mark.parametrize(("width", "fits"), [(69, True), (68, False), (51, False)])
+def test_examples_a_second_are_shown_where_nothing_is_cut_for_them(width: int, fits: bool) -> None:
+    plan = make_plan(methods=("l1_unstructured",), sparsities=(0.9,), seeds=(0,))
+    dense = plan.trials[0].stages[0]
+    console = Console(file=io.StringIO(), width=width)
+    progress = Progress(plan, {}, console=console, clock=lambda: EPOCH + 70)
+    progress.event(started(dense, EPOCH))
+    for step, seconds in ((1, 1), (34, 2)):
+        point = CurvePoint(step, step / 100, EPOCH + seconds, {"val/accuracy": 0.912})
+        progress.point(dense, point, ACCURACY)
+    with console.capture() as capture:
+        console.print(progress._render())
+    (line,) = (line for line in capture.get().splitlines() if line.startswith("dense, seed 0"))
+
+    batch = plan.stages[dense].training_config["batch_size"]
+    assert (f"; {33 * batch:,} examples/s" in line) == fits
+    assert "3%, validation accuracy 91.20%" in line
+    assert ".." not in line
+    assert line.rstrip().endswith("1:10")
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50), (80, 10), (20, 3)])
