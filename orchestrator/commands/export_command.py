@@ -15,6 +15,8 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.metrics import Metric
 from orchestrator.deploy.formats.format import ExportError, Format
 from orchestrator.deploy.formats.format_table import FORMATS
+from orchestrator.deploy.formats.pretrained import NAME as HUGGINGFACE
+from orchestrator.deploy.formats.pretrained import stock_smaller
 from orchestrator.deploy.shrunk_network import shrunk
 from orchestrator.export import trial_choice
 from orchestrator.export.export_folder import (
@@ -83,20 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _smaller(network: StoredNetwork, formats: Sequence[Format]) -> nn.Module:
-    """Return the shrunk network.
-
-    If no format needs a trace of the network, the masked network stands for it where nothing is empty, because a trace
-    of a large network takes minutes, and where it cannot be traced.
-    """
-    untraced = all(each.builder for each in formats)
-    if untraced and not network.has_empty_channels:
-        return network.model
-    try:
-        return shrunk(network.model, network.inputs()[0])
-    except ExportError:
-        if not untraced:
-            raise
-        return network.model
+    """Return the shrunk network; without a trace, which takes minutes for a large network, if no format needs one."""
+    if all(each.name == HUGGINGFACE for each in formats):
+        return stock_smaller(network.model)  # type: ignore[no-any-return]
+    return shrunk(network.model, network.inputs()[0])
 
 
 def _format_line(written: Written, metric: Metric) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from orchestrator.deploy.deployed_metrics import calibration_inputs, metrics_of
 from orchestrator.deploy.formats.format import ExportError, Format
 from orchestrator.deploy.formats.format_table import FORMATS
 from orchestrator.deploy.formats.pretrained import NAME as HUGGINGFACE
-from orchestrator.deploy.formats.pretrained import fitting_config
+from orchestrator.deploy.formats.pretrained import stock_smaller
 from orchestrator.deploy.shrunk_network import check_outputs
 from orchestrator.export.pretrained_directory import complete, generation_code, metadata
 from orchestrator.export.stored_network import StoredNetwork
@@ -38,6 +39,7 @@ class Written:
         code: Python code that loads it.
         achieved: its metrics by split, such as `val/rmse`, if the format changes outputs; else empty.
         whole: whether the network has its full size, with zeros, because the format cannot express the smaller one.
+        network: the network that was written, if it is another one than that of the other formats.
     """
 
     format: Format
@@ -46,6 +48,13 @@ class Written:
     code: str
     achieved: Mapping[str, float]
     whole: bool = False
+    network: nn.Module | None = None
+
+    @property
+    def differs(self) -> tuple[str, ...]:
+        """Why the smaller network computes other outputs than the masked one, besides rounding."""
+        found: tuple[str, ...] = getattr(getattr(self.network, "resized", None), "differs", ())
+        return found
 
 
 def size(network: nn.Module) -> int:
@@ -106,7 +115,8 @@ def write_folder(
         written = [_written(kept, smaller, each, aside) for each in formats]
         page = _page(written, kept.record, head)
         if FORMATS[HUGGINGFACE] in formats:
-            complete(kept, aside)
+            (own,) = (each.network for each in written if each.network is not None)
+            complete(replace(kept, model=own), aside)
             page = f"{metadata(kept.model)}{page}{generation_code(kept.model, aside)}"
         (aside / "README.md").write_text(page, encoding="utf-8")
         aside.chmod(0o755)
@@ -120,21 +130,28 @@ def write_folder(
 
 def _written(kept: StoredNetwork, smaller: nn.Module, chosen: Format, folder: Path) -> Written:
     inputs = kept.inputs()
-    whole = chosen.name == HUGGINGFACE and smaller is not kept.model and fitting_config(smaller) is None
-    smaller = kept.model if whole else smaller
+    shrinks: Any = getattr(smaller, "shrunk", None)
+    whole, own, tolerance, differs = False, None, chosen.tolerance, chosen.changes_outputs
+    if chosen.name == HUGGINGFACE:
+        own = smaller if hasattr(smaller, "resized") else stock_smaller(kept.model)
+        resized = getattr(own, "resized", None)
+        whole = bool(shrinks and shrinks.removed) and not (resized and resized.config)
+        smaller = own
+        if resized and resized.differs:
+            tolerance, differs = math.inf, True
     example = (
         calibration_inputs(kept.model, kept.data, kept.spec, chosen.calibration) if chosen.calibration else inputs[0]
     )
     chosen.write(smaller, example, folder, batch_sizes=kept.batch_sizes)
     run, remedy = chosen.load(folder, torch.get_num_threads()), "take another format"
-    worst = check_outputs(run, kept.model, inputs, chosen.tolerance, name=chosen.name, remedy=remedy)
+    worst = check_outputs(run, kept.model, inputs, tolerance, name=chosen.name, remedy=remedy)
     held = sum((folder / name).stat().st_size for name in chosen.files)
     code = chosen.code(smaller, inputs[0])
     imports = "".join(line for line in code.splitlines(keepends=True) if line.startswith("import "))
     made = f"{chosen.zeros(smaller, inputs[0])}\n{code.removeprefix(imports).lstrip()}"
     code = f"import {chosen.arrays}\n{imports}\n{made}"
-    found = metrics_of(kept.model, run, kept.data, kept.spec) if chosen.changes_outputs else {}
-    return Written(chosen, held, worst, code, found, whole)
+    found = metrics_of(kept.model, run, kept.data, kept.spec) if differs else {}
+    return Written(chosen, held, worst, code, found, whole, own)
 
 
 def _page(written: Sequence[Written], record: StageRecord, head: str) -> str:
@@ -165,6 +182,8 @@ def _notes(written: Written) -> str:
             "\nThe network has its full size, with zeros: no configuration of its class has the sizes without the "
             "empty units."
         )
+    if written.differs:
+        return f"\nThe outputs are not those of the masked network: {'; '.join(written.differs)}."
     if not written.format.needs_engine:
         return ""
     return (

@@ -103,7 +103,12 @@ def _place(record: StageRecord) -> str:
 
 
 def _left(smaller: nn.Module) -> Iterator[str]:
-    """Yield the empty outputs that could not be removed, and why."""
+    """Yield the sizes of a smaller transformer, or the empty outputs that could not be removed, and why."""
+    if resized := getattr(smaller, "resized", None):
+        yield from (f"- {markdown(key)}: {_size(old)} -> {_size(new)}" for key, (old, new) in resized.config.items())
+        for unit, count in resized.padding.items():
+            yield f"- empty units of kind {unit} that stay, as the configuration has one size for all layers: {count}"
+        yield from (f"- {each}" for each in resized.differs)
     report = getattr(smaller, "shrunk", None)
     if report is None:
         return
@@ -114,6 +119,11 @@ def _left(smaller: nn.Module) -> Iterator[str]:
         yield f"- empty outputs that {markdown(name.removeprefix('network.'))} keeps: {counts}"
     if report.form != "unchanged" and not report.kept:
         yield "All empty outputs were removed. Single zeros stay, and are stored like any other number."
+
+
+def _size(value: object) -> str:
+    """Return a size of a configuration; of a list, which has an entry for each layer, its length."""
+    return f"{len(value)} entries" if isinstance(value, list) else markdown(value)
 
 
 def _entries(network: nn.Module) -> int:

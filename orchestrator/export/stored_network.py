@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -52,21 +51,6 @@ class StoredNetwork:
     record: StageRecord
     spec: StageSpec
     batch_sizes: tuple[int, ...] = ()
-
-    @property
-    def has_empty_channels(self) -> bool:
-        """Whether the masks empty an output, or an input, of a weight in each of its like layers.
-
-        Like layers have one name but for numbers, as `layers.0.up.weight` and `layers.1.up.weight`. A configuration has
-        one size for them, so it has none for outputs that entries have left empty in a few of them by chance.
-        """
-        found: dict[tuple[str, int], bool] = {}
-        for name, mask in self.masks.items():
-            filled = mask.flatten(2).any(2) if mask.ndim > 2 else mask
-            for dim in (0, 1) if mask.ndim > 1 else ():
-                like = re.sub(r"\d+", "*", name), dim
-                found[like] = found.get(like, True) and not bool(filled.any(dim).all())
-        return any(found.values())
 
     def inputs(self) -> list[Example]:
         """Return the network's inputs for some batches of the test split, and for a single example.

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from copy import copy, deepcopy
 from functools import partial
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import pruning
 from orchestrator.deploy.formats.format import Codec, ExportError, Run, call, call_values, input_names
 from orchestrator.workloads.tasks.batch import outputs_of
+from pruning.dependencies.families.stock_transformer import stock_transformer
 from pruning.graph.tracing import Example, quiet
 from pruning.measure.latency import Call
 
@@ -21,8 +21,6 @@ NAME = "huggingface"
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 ONE_FILE = "1000TB"
 """Size from which weights are split over several files."""
-KEYS = 6
-"""Maximum number of configuration keys that are tried together."""
 SNIPPET = """\
 import transformers
 network = transformers.{kind}.from_pretrained(".")
@@ -56,11 +54,14 @@ def stock_network(network: nn.Module) -> Any:
     return found
 
 
-def fitting_config(network: nn.Module) -> Any:
-    """Return a configuration with the sizes of a network of transformers; None if no configuration has them."""
+def stock_smaller(network: nn.Module) -> Any:
+    """Return a network of transformers without what masks emptied, as far as its configuration can express the sizes.
+
+    Raises:
+        ExportError: the class of the network is not one of transformers
+    """
     found = stock_network(network)
-    shapes = {name: tensor.shape for name, tensor in found.state_dict().items()}
-    return next((each for each in _configs(found.config, network) if _shapes(type(found), each) == shapes), None)
+    return found if stock_transformer(found) is None else pruning.smaller_transformer(found)
 
 
 def write(network: nn.Module, example: Example, folder: Path) -> None:
@@ -68,15 +69,23 @@ def write(network: nn.Module, example: Example, folder: Path) -> None:
 
     The weights go into a new network of the same class, because `save_pretrained` refuses a network that was loaded
     from quantised weights.
+
+    Raises:
+        ExportError: the network has other sizes than its configuration
     """
     del example
-    found, config = stock_network(network), fitting_config(network)
-    if config is None:
-        raise ExportError(f"no {CONFIG} of {type(found).__name__} has the network's sizes; take another format.")
+    found = stock_network(network)
+    config = deepcopy(found.config)
+    vars(config).pop("quantization_config", None)
     with quiet():
         with torch.device("meta"):
             plain = type(found)(config)
-        plain.load_state_dict(found.state_dict(), assign=True)
+        try:
+            plain.load_state_dict(found.state_dict(), assign=True)
+        except RuntimeError as error:
+            raise ExportError(
+                f"the configuration of {type(found).__name__} has other sizes than the network; take another format."
+            ) from error
         plain.tie_weights()
         plain.generation_config = getattr(found, "generation_config", None)
         plain.save_pretrained(folder, max_shard_size=ONE_FILE)
@@ -119,30 +128,6 @@ def _loaded(folder: Path, threads: int) -> Any:
 def _run(network: nn.Module, example: Example) -> Tensor:
     with torch.no_grad():
         return outputs_of(call(network, example))
-
-
-def _configs(config: Any, network: nn.Module) -> Iterator[Any]:
-    """Yield the configuration, then copies in which sizes that shrank are replaced: one key first, then more."""
-    plain = config.to_dict()
-    plain.pop("quantization_config", None)
-    own = deepcopy(config)
-    vars(own).pop("quantization_config", None)
-    yield own
-    report = getattr(network, "shrunk", None)
-    removed = report.removed.values() if report else ()
-    sizes = {one: other for old, new in removed for one, other in zip(old, new, strict=True) if one != other}
-    keys = [key for key, value in plain.items() if type(value) is int and value in sizes][:KEYS]
-    for count in range(1, len(keys) + 1):
-        for changed in combinations(keys, count):
-            yield type(config).from_dict({**plain, **{key: sizes[plain[key]] for key in changed}})
-
-
-def _shapes(kind: Any, config: Any) -> dict[str, torch.Size] | None:
-    try:
-        with torch.device("meta"), quiet():
-            return {name: tensor.shape for name, tensor in kind(config).state_dict().items()}
-    except Exception:  # these sizes do not fit together
-        return None
 
 
 CODEC = Codec(write, load, (CONFIG, WEIGHTS), "torch", SNIPPET, stepper=next_token)

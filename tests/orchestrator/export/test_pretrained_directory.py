@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,17 +17,17 @@ from safetensors.torch import load_file, save_file
 from small_language_models import write_gguf, write_text
 from torch import nn
 
+import pruning
 from orchestrator.commands.export_command import main as export
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.deploy.formats.format import Example, ExportError, difference
 from orchestrator.deploy.formats.format_table import FORMATS
-from orchestrator.deploy.formats.pretrained import fitting_config, stock_network
+from orchestrator.deploy.formats.pretrained import stock_network, stock_smaller
 from orchestrator.deploy.shrunk_network import shrunk
-from orchestrator.export import stock_loading
+from orchestrator.export import export_folder, stock_loading
 from orchestrator.export.export_folder import require_builder, size
 from orchestrator.export.pretrained_directory import SENTENCE, copy_tokenizer, hold_in_fresh_process, questions
 from orchestrator.export.stored_network import StoredNetwork
-from pruning import MaskSet
 
 SIZES = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2}
 """Sizes of a Llama of a moment."""
@@ -68,25 +68,59 @@ def test_a_model_that_transformers_did_not_build_is_refused_before_it_is_built()
 
 
 def test_sizes_that_a_configuration_can_express_are_written_in_it(tmp_path: Path) -> None:
-    kept, chosen = llama(5, 5), FORMATS["huggingface"]
-    smaller = shrunk(kept.model, kept.inputs()[0])
+    kept, chosen = llama(5, 3), FORMATS["huggingface"]
+    smaller = stock_smaller(kept.model)
     chosen.write(smaller, kept.inputs()[0], tmp_path)
 
-    assert json.loads((tmp_path / "config.json").read_text())["intermediate_size"] == 7
-    assert load_file(tmp_path / "model.safetensors")["model.layers.1.mlp.down_proj.weight"].shape == (8, 7)
+    assert json.loads((tmp_path / "config.json").read_text())["intermediate_size"] == 9
+    assert load_file(tmp_path / "model.safetensors")["model.layers.1.mlp.down_proj.weight"].shape == (8, 9)
     run = chosen.load(tmp_path)
     with torch.no_grad():
         assert all(difference(run(each), kept.model(*each).logits) <= 1e-5 for each in kept.inputs())
 
 
-def test_sizes_that_no_configuration_can_express_are_refused(tmp_path: Path) -> None:
+def test_sizes_that_the_configuration_does_not_say_are_refused(tmp_path: Path) -> None:
     kept = llama(5, 3)
     smaller = shrunk(kept.model, kept.inputs()[0])
 
-    assert fitting_config(smaller) is None
-    assert fitting_config(kept.model) is not None
-    with pytest.raises(ExportError, match=r"no config.json of LlamaForCausalLM has the network's sizes"):
+    with pytest.raises(ExportError, match=r"the configuration of LlamaForCausalLM has other sizes than the network"):
         FORMATS["huggingface"].write(smaller, kept.inputs()[0], tmp_path)
+
+
+def test_a_network_that_differs_from_the_masked_one_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(vocab_size=11, max_position_embeddings=32, **SIZES, initializer_range=0.5)
+    kept: Any = OfTokens(transformers.BertForMaskedLM(config).eval())
+    kept.data, kept.batch_sizes = None, ()
+    with torch.no_grad():
+        for name, parameter in kept.model.named_parameters():  # without scales of their own, norms change nothing twice
+            if "LayerNorm" in name:
+                parameter.copy_(torch.rand(parameter.shape))
+    pruning.prune(kept.model, "magnitude", unit="layer", sparsity=0.5)
+    pruning.remove_all(kept.model)
+    monkeypatch.setattr(export_folder, "metrics_of", lambda *_: {"val/perplexity": 7.0})
+
+    written = export_folder._written(kept, stock_smaller(kept.model), FORMATS["huggingface"], tmp_path)
+
+    assert json.loads((tmp_path / "config.json").read_text())["num_hidden_layers"] == 1
+    assert written.difference > 1e-3
+    assert written.achieved == {"val/perplexity": 7.0}
+    assert "The outputs are not those of the masked network: the masked network keeps" in export_folder._notes(written)
+    with pytest.raises(ExportError, match="computes other outputs"):
+        hold_in_fresh_process(kept, tmp_path)
+    hold_in_fresh_process(cast(StoredNetwork, replace(kept, model=written.network)), tmp_path)
+
+
+def test_a_network_of_no_family_keeps_its_size() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "word_embed_proj_dim": 8, "ffn_dim": 12, "num_hidden_layers": 1}
+    config = transformers.OPTConfig(vocab_size=11, max_position_embeddings=32, num_attention_heads=2, **sizes)
+    network = transformers.OPTForCausalLM(config)
+
+    assert stock_smaller(network) is network
 
 
 def test_tied_weights_are_written_once_and_quantisation_not_at_all(tmp_path: Path) -> None:
@@ -269,17 +303,35 @@ def test_a_weight_with_two_places_counts_once() -> None:
     assert size(network) == 64
 
 
-def test_channels_are_empty_where_a_whole_row_or_column_of_like_masks_is() -> None:
-    def empty(*masks: torch.Tensor) -> bool:
-        fields: Any = {"model": nn.Identity(), "data": None, "record": None, "spec": None}
-        named = {f"layers.{number}.weight": mask for number, mask in enumerate(masks)}
-        return StoredNetwork(**fields, masks=MaskSet(named)).has_empty_channels
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "unit", "key", "left"),
+    [
+        ("llama", "layer", "num_hidden_layers", 1),
+        ("llama", "heads", "num_key_value_heads", 1),
+        ("gpt2", "mlp", "n_inner", 16),
+    ],
+)
+def test_units_of_a_transformer_are_exported_without_what_was_pruned(
+    family: str, unit: str, key: str, left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from orchestrator.__main__ import main as orchestrate
 
-    scattered = torch.eye(4, dtype=torch.bool)
-    assert not empty(scattered)
-    assert not empty(scattered[..., None, None].repeat(1, 1, 3, 3).tril())
-    assert empty(scattered.index_fill(0, torch.tensor(2), False))
-    assert empty(torch.ones(3, 4, 2, dtype=torch.bool).index_fill(1, torch.tensor(1), False))
-    assert not empty(torch.zeros(3, dtype=torch.bool)), "a bias has no rows"
-    assert not empty(scattered.index_fill(0, torch.tensor(2), False), scattered), "one size for both layers"
-    assert empty(scattered.index_fill(0, torch.tensor(2), False), scattered.index_fill(0, torch.tensor(1), False))
+    written_parts(tmp_path, family)
+    monkeypatch.chdir(tmp_path)
+    sweep = (
+        *("model=huggingface", "model.path=net", "data=text", "data.root=book.txt", "data.block=16", "deploy=none"),
+        *("data.tokenizer=model", "task=language_modelling", "method=magnitude", f"unit={unit}", "train.epochs=null"),
+        *("schedule=one_shot", "schedule.sparsity=0.5", "train.steps=2", "finetune.epochs=null", "finetune.steps=2"),
+        *("cluster=inline", "tracking=none"),
+    )
+    monkeypatch.setattr(sys, "argv", ["orchestrator", *sweep])
+    monkeypatch.setattr("orchestrator.views.report.report_files.draw", lambda *_: {})
+    orchestrate()
+
+    assert export(["--to", "huggingface", "--output", "out"]) == 0
+
+    assert json.loads(Path("out/config.json").read_text())[key] == left
+    page = Path("out/README.md").read_text()
+    assert re.search(rf"^- {re.escape(key).replace('_', '.?_')}: .* -> {left}$", page, re.MULTILINE)
+    assert all(bool((tensor != 0).any()) for tensor in load_file("out/model.safetensors").values())
