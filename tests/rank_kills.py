@@ -45,7 +45,7 @@ class Loss:
 
     kind: str
     moment: float
-    """Seconds after rank 1 began."""
+    """Seconds after both ranks began."""
     left: float
     """When no process of the trial was left."""
     noticed: float | None
@@ -129,8 +129,9 @@ class Trial:
         return time.monotonic() - begun
 
     def until_ranks(self) -> None:
-        """Wait until rank 1 has begun; it begins after rank 0."""
-        self.until(lambda: self.processes("rank 1") or self.driver.poll() is not None)
+        """Wait until both ranks have begun, in any order."""
+        begun = ("rank 0", "rank 1")
+        self.until(lambda: all(map(self.processes, begun)) or self.driver.poll() is not None)
         assert self.driver.poll() is None, self.output
 
     def lose(self, kind: str, moment: float) -> Loss | None:
@@ -198,7 +199,7 @@ def disturbed(trial: Trial, kinds: Sequence[str], span: float, draws: random.Ran
     Args:
         trial: the sweep
         kinds: what is killed
-        span: the moments are drawn uniformly from so many seconds after rank 1 began
+        span: the moments are drawn uniformly from so many seconds after both ranks began
         draws: generator of the moments
     """
     losses, options = [], (f"cluster.backoff={BACKOFF}", "cluster.retries=9")

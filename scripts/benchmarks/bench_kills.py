@@ -105,7 +105,7 @@ def _killed(
     equal = trial.driver.returncode == 0 and trial.results() == expected
     told = "" if loss.noticed is None else f", told after {loss.noticed:4.1f} s"
     print(
-        f"{kind:15} {loss.moment:4.1f} s after rank 1 began: none left after {loss.left:4.1f} s{told}, "
+        f"{kind:21} {loss.moment:4.1f} s after both began: none left after {loss.left:4.1f} s{told}, "
         f"attempts lost: {attempts}, bits {'equal' if equal else 'DIFFERENT'}, {time.monotonic() - begun:.0f} s",
         flush=True,
     )
