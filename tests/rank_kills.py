@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
 import subprocess
@@ -31,7 +32,9 @@ BACKOFF = 6.0
 """Seconds between a loss and the next attempt: processes that are found in this time are of the lost one."""
 RANKS = {"rank 0": ("ray::segment",), "rank 1": ("ray::rank 1",), "all ranks": ("ray::segment", "ray::rank 1")}
 """Processes by the name of a kill -> beginnings of their titles."""
-NODES = {f"node of {rank}": RANKS[rank] for rank in ("rank 0", "rank 1")}
+SILENT = ("silent node of rank 1",)
+"""Nodes whose processes stop but do not end, as after a lost link: no connection to them breaks."""
+NODES = ("node of rank 0", "node of rank 1", *SILENT)
 LIMITS = {"driver": 10.0, **dict.fromkeys(RANKS, 10.0), **dict.fromkeys(NODES, 20.0)}
 """Kill -> seconds within which no process of the trial may be left, and the driver must have noticed."""
 
@@ -42,7 +45,7 @@ class Loss:
 
     kind: str
     moment: float
-    """Seconds after rank 1 began."""
+    """Seconds after both ranks began."""
     left: float
     """When no process of the trial was left."""
     noticed: float | None
@@ -84,6 +87,7 @@ class Trial:
                 stdout=output,
                 stderr=output,
             )
+        atexit.register(self.driver.kill)  # does nothing to a driver that was waited for
         return self
 
     @property
@@ -125,8 +129,9 @@ class Trial:
         return time.monotonic() - begun
 
     def until_ranks(self) -> None:
-        """Wait until rank 1 has begun; it begins after rank 0."""
-        self.until(lambda: self.processes("rank 1") or self.driver.poll() is not None)
+        """Wait until both ranks have begun, in any order."""
+        begun = ("rank 0", "rank 1")
+        self.until(lambda: all(map(self.processes, begun)) or self.driver.poll() is not None)
         assert self.driver.poll() is None, self.output
 
     def lose(self, kind: str, moment: float) -> Loss | None:
@@ -141,13 +146,17 @@ class Trial:
             return None
         begun, node = time.monotonic(), self._kill(kind)
         noticed = left = None
-        whole = kind == "driver" and self._cluster is None
+        silent = self._cluster.sessions[node] if kind in SILENT else None
+        titles = () if kind == "driver" and self._cluster is None else RANKS["all ranks"]
+        sessions = [session for session in self.sessions if session != silent]
         while (noticed is None or left is None) and (now := time.monotonic() - begun) < 30:
-            if left is None and not (processes_in(self.sessions) if whole else self.processes()):
+            if left is None and not processes_in(sessions, *titles):
                 left = now
             if kind == "driver" or (noticed is None and self.retries > before):
                 noticed = now
             time.sleep(0.02)
+        if kind in SILENT:
+            self._cluster.kill(node)
         return Loss(kind, moment, left or 99.0, None if kind == "driver" else noticed or 99.0, node)
 
     def rejoin(self, node: int) -> None:
@@ -159,8 +168,8 @@ class Trial:
         """Kill something; return the number of a killed node."""
         if kind in NODES:
             assert self._cluster is not None
-            node = self.node_of(kind.removeprefix("node of "))
-            self._cluster.kill(node)
+            node = self.node_of(kind.rpartition("node of ")[2])
+            (self._cluster.silence if kind in SILENT else self._cluster.kill)(node)
             return node
         if kind == "driver":
             self.driver.kill()
@@ -190,18 +199,18 @@ def disturbed(trial: Trial, kinds: Sequence[str], span: float, draws: random.Ran
     Args:
         trial: the sweep
         kinds: what is killed
-        span: the moments are drawn uniformly from so many seconds after rank 1 began
+        span: the moments are drawn uniformly from so many seconds after both ranks began
         draws: generator of the moments
     """
-    losses, backoff = [], f"cluster.backoff={BACKOFF}"
-    trial.start(backoff)
+    losses, options = [], (f"cluster.backoff={BACKOFF}", "cluster.retries=9")
+    trial.start(*options)
     for kind in kinds:
         loss = trial.lose(kind, draws.uniform(0.0, span))
         if loss is None:
             break
         losses.append(loss)
         if kind == "driver":
-            trial.start(backoff)
+            trial.start(*options)
         elif loss.node is not None:
             trial.rejoin(loss.node)
     trial.wait()

@@ -4,9 +4,10 @@
     python scripts/benchmarks/bench_kills.py [--moments 30] [--seed 0] [--only "node of rank 0"]
 
 Each moment is a sweep of its own, of a dense training and a round, on a Ray of its own or on two nodes of one CPU each:
-real raylets on loopback addresses. A killed driver is started again, and a killed node joins again once the driver has
-told the loss. Every sweep must end with the bits of a quiet one on one node, and lose one attempt. No process of the
-lost attempt may be left after 10 s, or 20 s if a node died. The status is 1 if one of these does not hold.
+real raylets on loopback addresses. A silent node is stopped and not killed, so no connection to it breaks. A killed
+driver is started again, and a killed node joins again once the driver has told the loss. Every sweep must end with the
+bits of a quiet one on one node, and lose one attempt. No process of the lost attempt may be left after 10 s, or 20 s if
+a node died. The status is 1 if one of these does not hold.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def _killed(
     equal = trial.driver.returncode == 0 and trial.results() == expected
     told = "" if loss.noticed is None else f", told after {loss.noticed:4.1f} s"
     print(
-        f"{kind:15} {loss.moment:4.1f} s after rank 1 began: none left after {loss.left:4.1f} s{told}, "
+        f"{kind:21} {loss.moment:4.1f} s after both began: none left after {loss.left:4.1f} s{told}, "
         f"attempts lost: {attempts}, bits {'equal' if equal else 'DIFFERENT'}, {time.monotonic() - begun:.0f} s",
         flush=True,
     )

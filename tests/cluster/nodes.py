@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from sessions import kill
+from sessions import kill, processes_in
 
 HEAD = "127.0.0.2"
 REPOSITORY = Path(__file__).parents[2]
@@ -96,6 +96,11 @@ class Nodes:
         process = self._processes.pop(number)
         kill([process.pid])
         process.wait()
+
+    def silence(self, number: int) -> None:
+        """Stop all processes of a node for ever, without ending them; no connection to them breaks."""
+        for pid in processes_in([self._processes[number].pid]):
+            os.kill(pid, signal.SIGSTOP)
 
     def _start(self, number: int, address: str, *arguments: str, prefix: tuple[str, ...] = ()) -> Path:
         name = "head" if address == HEAD else f"node{number}"

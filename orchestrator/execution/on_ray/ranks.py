@@ -40,6 +40,8 @@ class Team:
     """Ray's placement group."""
     followers: Sequence[ObjectRef[Any]] = ()
     log: str = ""
+    nodes: frozenset[str] = frozenset()
+    """Ids of the nodes that hold the processes, once rank 0 has begun."""
     _ended_since: float | None = None
     """When a rank was first seen to have failed while rank 0 went on."""
 
@@ -48,6 +50,12 @@ class Team:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self.group, rank)}
+
+    def begun(self) -> None:
+        """Note where the processes are: Ray does not report those on a node that it has lost touch with."""
+        from ray.util import placement_group_table
+
+        self.nodes = frozenset(placement_group_table(self.group)["bundles_to_node_id"].values())
 
     def dismiss(self) -> None:
         """End all processes of the trial that still work for it, and give their place back."""

@@ -148,6 +148,8 @@ class Tasks(Generic[Item]):
                 item = Failure("it hung, and took longer than `cluster.stage_timeout`", transient=True)
             elif isinstance(item, Failure) and generator in self._teams:
                 item = self._teams[generator].blamed(item)
+            elif isinstance(item, AttemptStart) and generator in self._teams:
+                self._teams[generator].begun()
             if item is None or isinstance(item, Failure | Outdated):
                 self._leave(generator)
             yield attempt, item
@@ -227,11 +229,16 @@ class Tasks(Generic[Item]):
         chosen = {
             generator: attempt
             for generator, attempt in self._running.items()
-            if nodes is None or (attempt.start is not None and attempt.start.node in nodes)
+            if nodes is None or not self._nodes_of(generator).isdisjoint(nodes)
         }
         for generator in chosen:
             self._leave(generator)
         return list(chosen.values())
+
+    def _nodes_of(self, generator: ObjectRefGenerator) -> frozenset[str]:
+        """Return the nodes that work on an attempt; none before it has begun."""
+        start, team = self._running[generator].start, self._teams.get(generator)
+        return frozenset([start.node] if start is not None else []) | (team.nodes if team is not None else frozenset())
 
 
 def _marks(order: WorkOrder, *, fresh: bool) -> dict[str, str]:
