@@ -114,6 +114,24 @@ PUBLISHED: Mapping[str, Method] = named(
             "layer by layer; weights and their sparse copy approach each other, then least squares",
             "Meng et al. 2024, arXiv 2406.07831",
         ),
+        Method(
+            "shortgpt",
+            Choices(Score("block_influence"), Unit("layer")),
+            "whole layers of a transformer",
+            "Men et al. 2024, arXiv 2403.03853",
+        ),
+        Method(
+            "minitron_mlp",
+            Choices(Score("activation"), Unit("mlp")),
+            "hidden units of a transformer's MLPs, in all layers equally many",
+            "Muralidharan et al. 2024, arXiv 2407.14679",
+        ),
+        Method(
+            "minitron_heads",
+            Choices(Score("activation"), Unit("heads")),
+            "attention heads of a transformer, in all layers equally many",
+            "Muralidharan et al. 2024, arXiv 2407.14679",
+        ),
         Method("fpgm", Choices(Score("fpgm"), _FILTERS), paper="He et al. 2019, arXiv 1811.00250"),
         Method(
             "slimming",

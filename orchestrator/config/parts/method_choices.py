@@ -23,7 +23,7 @@ from pruning.catalogue.reconstructions import SOLVERS
 from pruning.catalogue.value_rules import one_of
 from pruning.choices import axes
 from pruning.choices.combining import Choices
-from pruning.choices.published import PUBLISHED
+from pruning.choices.published import PUBLISHED, Method
 
 CHOICES = ("score", "unit", "scope", "dynamics", "repair")
 """Groups that define how a round ranks."""
@@ -120,10 +120,17 @@ def _ranked_by(method: Mapping[str, Any], score: Mapping[str, Any]) -> str | Non
     if kind == usual:
         return name
     instead = score.get("name") or str(score.get("_target_")).rpartition(".")[2]
-    is_score_alone = published and published.choices == Choices(axes.Score(usual)) and not published.restart
-    if method.get("kind") == RANKING or is_score_alone:
+    if method.get("kind") == RANKING or (published and _chooses_a_score_alone(published)):
         return instead
     return f"{name}, score={instead}"
+
+
+def _chooses_a_score_alone(published: Method) -> bool:
+    """Whether a method differs from pruning by magnitude by nothing but its score."""
+    others = [each.name for each in fields(Choices) if each.name != "score"]
+    return not published.restart and all(
+        getattr(published.choices, each) == getattr(Choices(), each) for each in others
+    )
 
 
 def decides_itself(method: Mapping[str, Any]) -> bool:

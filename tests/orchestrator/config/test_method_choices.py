@@ -109,6 +109,7 @@ def test_a_score_alone_ranks_instead_of_magnitudes() -> None:
         (("method=snip",), "snip"),
         (("method=snip", "score=magnitude"), "snip, score=magnitude"),
         (("method=lottery_ticket", "score=random"), "lottery_ticket, score=random"),
+        (("method=shortgpt", "score=random"), "shortgpt, score=random"),
         (("method=magnitude", "method.name=mine", "score=random"), "mine"),
         (("method=random", "score=magnitude", "score.kind=null", "score._target_=a.own"), "own"),
     ],

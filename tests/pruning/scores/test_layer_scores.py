@@ -121,3 +121,31 @@ def test_refusals_say_what_to_do(name: str) -> None:
 def test_left_out_needs_a_loss() -> None:
     with pytest.raises(ValueError, match=r"`loss` \(=None\) must be a function .* for `left_out`"):
         left_out(network_of("Llama"), [tokens(1, 0)], None)
+
+
+@pytest.mark.parametrize(
+    ("method", "size"),
+    [
+        ("shortgpt", "num_hidden_layers"),
+        ("minitron_mlp", "intermediate_size"),
+        ("minitron_heads", "num_key_value_heads"),
+    ],
+)
+def test_published_methods_of_transformers_leave_a_smaller_network_that_computes_the_same(
+    method: str, size: str
+) -> None:
+    network = network_of("Llama")
+    before, texts = getattr(network.config, size), tokens(4, 0)
+    pruning.prune(
+        network,
+        method,
+        sparsity=0.3,
+        scope={"budget": "parameters"} if method == "shortgpt" else {},
+        batches=[texts],
+        loss=loss,
+    )
+    smaller: Any = pruning.smaller_transformer(network)
+
+    assert getattr(smaller.config, size) < before
+    with torch.no_grad():
+        torch.testing.assert_close(smaller(texts).logits, network(texts).logits, rtol=1e-4, atol=1e-5)
