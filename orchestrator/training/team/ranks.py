@@ -142,7 +142,9 @@ class Ranks:
 
     def wrapped(self, model: nn.Module) -> nn.Module:
         """Return a network whose backward pass averages gradients over all ranks."""
-        return DistributedDataParallel(model, device_ids=[self.device] if self.device.type == "cuda" else None)
+        found = DistributedDataParallel(model, device_ids=[self.device] if self.device.type == "cuda" else None)
+        _settle_buckets(found)
+        return found
 
     def sums(self, values: Sequence[float]) -> list[float]:
         """Return sums over all ranks, in float64; equal bits on every rank."""
@@ -180,6 +182,35 @@ class Ranks:
             if self._store.check([FAILED]):
                 return int(self._store.get(FAILED))
         return None
+
+
+class _Sum(nn.Module):
+    """The sum of the trained parameters of a network."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self) -> Tensor:
+        """Return the sum."""
+        return torch.stack([each.sum().double() for each in self.network.parameters() if each.requires_grad]).sum()
+
+
+def _settle_buckets(wrapped: DistributedDataParallel) -> None:
+    """Take a backward pass without effect, from the last parameter to the first.
+
+    Torch orders its buckets by the first backward pass, and sums over three or more ranks depend on their order. A
+    training that goes on from a checkpoint must not order them after another step than an uninterrupted one.
+    """
+    trained = [each for each in wrapped.parameters() if each.requires_grad]
+    whole, gradients = wrapped.module, [each.grad for each in trained]
+    for each in trained:
+        each.grad = None
+    wrapped.module = _Sum(whole)
+    torch.autograd.backward(wrapped())
+    wrapped.module = whole
+    for each, gradient in zip(trained, gradients, strict=True):
+        each.grad = gradient
 
 
 @contextmanager
