@@ -6,7 +6,7 @@ A row's code is an `orchestrator.deploy.formats.format.Codec`; "shrink" has no c
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -36,6 +36,10 @@ class Format(Row):
     exported: bool = True
     builder: str = ""
     needs_compiler: bool = False
+
+    def holds(self, packages: Collection[str]) -> bool:
+        """Return whether the format can hold networks of a model that needs these packages."""
+        return not self.builder or self.builder in packages
 
 
 SHRINK = "shrink"
@@ -83,7 +87,6 @@ FORMATS: Mapping[str, Format] = named(
             packages=("transformers",),
             extra="transformers",
             tolerance=RUNTIME,
-            measured=False,
             builder="transformers",
         ),
         Format(

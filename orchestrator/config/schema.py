@@ -13,6 +13,8 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from orchestrator.catalogue.formats import FORMATS
+from orchestrator.catalogue.models import MODELS
 from orchestrator.config import cluster, config_groups, sources, well_formed
 from orchestrator.config.key_rules import key
 from orchestrator.config.key_rules import violations as broken
@@ -72,6 +74,18 @@ def _objective_violations(config: Mapping[str, Any]) -> Iterator[str]:
             yield f"`objective` (={name}) needs a deployed network; pass deploy=shrink, or another format."
         elif place and place not in (*formats, *places):
             yield f"`objective` (={name}) must name a format and batch size of `deploy`: {', '.join(places)}."
+
+
+def _deploy_violations(config: Mapping[str, Any]) -> Iterator[str]:
+    model = config["model"]
+    row = MODELS.get(str(model.get("kind"))) if isinstance(model, Mapping) else None
+    for name in config["deploy"]["formats"]:
+        if name in FORMATS and row is not None and not FORMATS[name].holds(row.packages):
+            yield (
+                f"`deploy.formats` (={config['deploy']['formats']}) holds {name}, which is for networks that "
+                f"{FORMATS[name].builder} builds, as model=huggingface, and `model.kind` is {row.name}; pass "
+                "deploy=shrink, or another format."
+            )
 
 
 @dataclass
@@ -151,6 +165,7 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
         yield from wrong
     else:
         yield from _objective_violations(config)
+        yield from _deploy_violations(config)
     if config["name"] is not None:
         yield from _name_violations(config["name"])
     named = all(isinstance(config[group], Mapping) for group in ("method", "dynamics"))

@@ -34,6 +34,8 @@ from orchestrator.deploy.dense_runtimes import DenseRuntimes
 from orchestrator.deploy.deployed_metrics import calibration_inputs, metrics_of
 from orchestrator.deploy.formats.format import ExportError, Run, Stepper, call, called_with, resized
 from orchestrator.deploy.formats.format_table import FORMATS, TOLERANCES
+from orchestrator.deploy.formats.pretrained import NAME as HUGGINGFACE
+from orchestrator.deploy.formats.pretrained import stock_smaller
 from orchestrator.deploy.latency_measuring import Measuring
 from orchestrator.deploy.shrunk_network import check_outputs, shrunk
 from orchestrator.training.stage_networks import Network, fitting, restored
@@ -56,7 +58,7 @@ def deploy(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> 
     begun, name, left = _begin(order), spec.typed.format, order.lineage[-1]
     network, chosen = _restored(spec, spec.inputs[NETWORK], order), FORMATS.get(name)
     model = network.model.cpu().eval()  # a GPU may round float32 to TF32 in convolutions
-    smaller = _smaller(network)
+    smaller = _smaller(network) if name != HUGGINGFACE else stock_smaller(model)
     weights, report = plain_state(smaller), getattr(smaller, "shrunk", None)
     files: dict[str, FileWriter] = {WEIGHTS: partial(write_state, weights)}
     size = sum(tensor.nbytes for tensor in weights.values())
@@ -69,7 +71,8 @@ def deploy(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> 
             written = {file: (Path(place) / file).read_bytes() for file in chosen.files}
             files |= {file: partial(_write, content) for file, content in written.items()}
             size, run = sum(map(len, written.values())), chosen.load(Path(place), order.threads)
-        remedy = f"leave {name} out of `deploy.formats`"
+        differs = getattr(getattr(smaller, "resized", None), "differs", ())
+        remedy = ": ".join([*differs, f"leave {name} out of `deploy.formats`"])
         worst = check_outputs(run, model, _tested(network), TOLERANCES[name], name=name, remedy=remedy)
         after = metrics_of(model, run, network.data, left) if chosen and chosen.changes_outputs else {}
     record = replace(

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from orchestrator.catalogue.formats import FORMATS as FORMAT_ROWS
 from orchestrator.catalogue.models import MODELS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import markdown
@@ -87,7 +88,7 @@ def require_builder(formats: Sequence[Format], model: Mapping[str, Any]) -> None
     """
     row = MODELS.get(str(model.get("kind")))
     for each in formats:
-        if each.builder and row is not None and each.builder not in row.packages:
+        if row is not None and not FORMAT_ROWS[each.name].holds(row.packages):
             raise ExportError(
                 f"`--to` (={each.name}) must be another format for `model.kind` (={row.name}), because it is for "
                 f"networks that {each.builder} builds, as model=huggingface; type --to safetensors, for example."

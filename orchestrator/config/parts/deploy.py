@@ -45,10 +45,11 @@ class Deploy:
         """Yield the packages and the compiler of the formats that are not installed."""
         formats = values.get("formats", ())
         missing = {name: FORMATS[name].missing_packages() for name in formats if name in FORMATS}
+        extras = {FORMATS[name].extra for name, found in missing.items() if found}
         if lacking := [f"{name} lacks {', '.join(found)}" for name, found in missing.items() if found]:
             yield (
                 f"`{where}.formats` (={formats}) needs packages that are not installed: {'; '.join(lacking)}; run "
-                "pip install 'pruning-orchestrator[export]'."
+                f"pip install 'pruning-orchestrator[{','.join(sorted(extras))}]'."
             )
         if any(name in FORMATS and FORMATS[name].needs_compiler for name in formats):
             try:

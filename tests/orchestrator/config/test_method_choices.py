@@ -56,6 +56,26 @@ def chosen(config: Mapping[str, Any]) -> Choices:
     return replace(found, score=Score(found.score.kind), dynamics=Dynamics(found.dynamics.kind))
 
 
+@pytest.mark.parametrize(
+    ("unit", "read"),
+    [("entry", set()), ("group", {"budget", "round_to"}), ("layer", {"budget", "round_to"})]
+    + [(unit, {"budget", "round_to", "uniform"}) for unit in ("heads", "mlp")],
+)
+def test_a_stage_has_only_the_keys_of_a_scope_that_its_unit_reads(unit: str, read: set[str]) -> None:
+    plan = make_plan([Job((), composed(f"unit={unit}"))])
+
+    scopes = [spec.fields["scope"] for spec in plan.stages.values() if "scope" in spec.fields]
+    assert scopes
+    assert all({"budget", "round_to", "uniform"} & set(scope) == read for scope in scopes)
+
+
+def test_equal_widths_are_for_heads_and_hidden_units() -> None:
+    assert composed("unit=mlp", "scope.uniform=true")["scope"]["uniform"]
+    assert "`scope.uniform` (=True) gives all layers equal numbers of units of kind 'heads' or 'mlp'" in refused(
+        "unit=group", "scope.uniform=true"
+    )
+
+
 def test_every_published_method_is_a_word() -> None:
     assert set(PUBLISHED) == METHODS
 

@@ -313,24 +313,32 @@ def test_a_weight_with_two_places_counts_once() -> None:
     ],
 )
 def test_units_of_a_transformer_are_exported_without_what_was_pruned(
-    family: str, unit: str, key: str, left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str,
+    unit: str,
+    key: str,
+    left: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     from orchestrator.__main__ import main as orchestrate
 
     written_parts(tmp_path, family)
     monkeypatch.chdir(tmp_path)
     sweep = (
-        *("model=huggingface", "model.path=net", "data=text", "data.root=book.txt", "data.block=16", "deploy=none"),
+        *("model=huggingface", "model.path=net", "data=text", "data.root=book.txt", "data.block=16"),
         *("data.tokenizer=model", "task=language_modelling", "method=magnitude", f"unit={unit}", "train.epochs=null"),
         *("schedule=one_shot", "schedule.sparsity=0.5", "train.steps=2", "finetune.epochs=null", "finetune.steps=2"),
-        *("cluster=inline", "tracking=none"),
+        *("cluster=inline", "tracking=none", "deploy=huggingface", "deploy.batch_sizes=[2]", "deploy.seconds=0.05"),
     )
     monkeypatch.setattr(sys, "argv", ["orchestrator", *sweep])
     monkeypatch.setattr("orchestrator.views.report.report_files.draw", lambda *_: {})
     orchestrate()
+    said = capsys.readouterr().out
 
     assert export(["--to", "huggingface", "--output", "out"]) == 0
 
+    assert re.search(r"finished +trial, latency as huggingface +[\d.]+× as fast at batch 2", said)
     assert json.loads(Path("out/config.json").read_text())[key] == left
     page = Path("out/README.md").read_text()
     assert re.search(rf"^- {re.escape(key).replace('_', '.?_')}: .* -> {left}$", page, re.MULTILINE)

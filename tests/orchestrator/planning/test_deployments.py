@@ -115,3 +115,12 @@ def test_an_objective_must_be_measured() -> None:
         schema.ConfigError, match=r"must name a format and batch size of `deploy`: shrink/1, shrink/64\."
     ):
         planned(("deploy=shrink", "objective=[val/loss,deploy/shrink/2/latency_ms]"))
+
+
+def test_a_format_of_transformers_is_refused_for_other_networks() -> None:
+    with pytest.raises(schema.ConfigError) as refused:
+        planned(("model=mlp", "deploy=huggingface"))
+    assert (
+        "`deploy` (=huggingface) holds huggingface, which is for networks that transformers builds, as "
+        "model=huggingface, and `model.kind` is mlp; pass deploy=shrink, or another format."
+    ) in str(refused.value)
