@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.core.stage_kinds import PART
 from orchestrator.planning.estimates.forecast import told
 from orchestrator.planning.estimates.layerwise_costs import layerwise_costs
+from orchestrator.planning.hardware import gpu_models
 from orchestrator.planning.network_files import tied_head
 from orchestrator.planning.number_formats import counted, percent, whole_number
 from orchestrator.planning.pinned_content import text_size
@@ -133,6 +135,16 @@ def _few_blocks(data: Mapping[str, Any], examples: int, tokens: int) -> Iterator
         )
 
 
+def _at_once(cluster: Mapping[str, Any]) -> str:
+    """Return how many trials of several processes this machine runs at once; empty if the sweep joins a cluster."""
+    if cluster["kind"] == "inline" or cluster["address"]:
+        return ""
+    here = {"cpus": cluster["num_cpus"] or os.cpu_count() or 1, "gpus": len(gpu_models())}
+    asked = {name: cluster[f"{name}_per_trial"] for name in here}
+    fitting = min(int(here[name] / amount + 1e-9) for name, amount in asked.items() if amount)
+    return f"; {counted(min(fitting, cluster['max_concurrent'] or fitting), 'trial')} at once on this machine"
+
+
 def _resources(config: Mapping[str, Any]) -> str:
     cluster = config["cluster"]
     where = (
@@ -143,9 +155,11 @@ def _resources(config: Mapping[str, Any]) -> str:
     gpus = f", {cluster['gpus_per_trial']:g} GPU" if cluster["gpus_per_trial"] else ""
     gpus += f" for {count} processes" if (count := processes(config)) > 1 else ""
     memory = f", {cluster['memory_per_trial']} memory" if cluster["memory_per_trial"] else ""
-    return (
+    at_once = _at_once(cluster) if count > 1 else ""
+    said = (
         f"{cluster['cpus_per_trial']:g} CPU{gpus}{memory}, threads: {threads(config)}, {device_kind(config)}, {where}"
     )
+    return said + at_once
 
 
 def _tracking(config: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable, Mapping
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from orchestrator.workloads.splits import TensorSplit
 from orchestrator.workloads.tasks.classification import Classification
 from orchestrator.workloads.tasks.language.language_modelling import LanguageModelling
 from orchestrator.workloads.tasks.task import Measured
+from orchestrator.workloads.tasks.torch_metrics import TorchMetrics
 from pruning import MaskKeeper, MaskSet
 
 CPU = torch.device("cpu")
@@ -80,10 +82,16 @@ class MedianLoss(Classification):
         return Measured({"loss": float(torch.cat(each).median()), "accuracy": 0.0})
 
 
+F1 = {"_target_": "torchmetrics.classification.MulticlassF1Score", "num_classes": 3}
 CASES: Mapping[str, dict[str, Any]] = {
     "cnn": {"network": "cnn", "steps": 100},
     "cnn, one example": {"network": "cnn", "steps": 100, "batch_size": 5, "lr": 0.02, "eval_batch_size": 19},
     "own measure": {"network": "cnn", "steps": 10, "eval_every": 5, "task": MedianLoss()},
+    **(
+        {"torchmetrics": {"network": "cnn", "steps": 10, "eval_every": 5, "task": TorchMetrics({"f1": F1})}}
+        if find_spec("torchmetrics")
+        else {}
+    ),
     "accumulated": {"network": "cnn", "steps": 60, "accumulate": 3, "clip_norm": 0.1, "ema": 0.9},
     "best of plateaus": {
         "network": "cnn",

@@ -36,7 +36,7 @@ def processes(config: Mapping[str, Any]) -> int:
 def violations(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each rule that the processes of a trial break."""
     parallel, cluster, count = config["parallel"], config["cluster"], processes(config)
-    gpus = cluster["gpus_per_trial"]
+    gpus, cpus = cluster["gpus_per_trial"], cluster["cpus_per_trial"]
     if parallel["kind"] == "none":
         yield from _for_one(parallel, gpus)
         return
@@ -46,6 +46,11 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"`cluster.gpus_per_trial` (={gpus:g}) must be {count}, a whole GPU for each of `parallel.processes`; pass "
             f"cluster.gpus_per_trial={count}, or parallel.processes=null."
+        )
+    if not gpus and count > max(1, cpus):
+        yield (
+            f"`parallel.processes` (={count}) must be at most {cpus:g}, the CPUs of a trial; pass "
+            f"cluster.cpus_per_trial={count}, or fewer processes."
         )
     if count > 1 and cluster["kind"] == "inline":
         yield (
@@ -57,10 +62,15 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _for_one(parallel: Mapping[str, Any], gpus: float) -> Iterator[str]:
+    if parallel["sync_batch_norm"]:
+        yield (
+            "`parallel.sync_batch_norm` (=true) needs parallel=ddp: one process normalises by all examples anyway; "
+            "pass parallel=ddp, or leave it out."
+        )
     if (parallel["processes"] or 1) > 1:
         yield (
             f"`parallel.processes` (={parallel['processes']}) needs parallel=ddp: one process trains by default; pass "
-            "parallel=ddp."
+            "parallel=ddp, and to compare numbers of processes parallel=ddp parallel.processes=1,2."
         )
     if gpus > 1:
         yield (

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.core.errors import Cancelled
 from orchestrator.core.events import Failure
 from orchestrator.core.redact import logger
 from orchestrator.core.work_order import Item, Seat, WorkOrder
@@ -132,7 +133,10 @@ def in_ranks(work: Callable[[WorkOrder], Iterator[Item]] | str, order: WorkOrder
 
 
 def following(order: WorkOrder) -> Iterator[Any]:
-    """Do the work of a rank that follows; yields nothing. Only the rank that failed first reports a failure."""
+    """Do the work of a rank that follows; yields nothing. Only the rank that failed first reports a failure.
+
+    Rank 0 tells why a training is cancelled.
+    """
     import torch
 
     from orchestrator.training.team.ranks import RankLost, joined
@@ -143,6 +147,8 @@ def following(order: WorkOrder) -> Iterator[Any]:
     try:
         with joined(seat, store, torch.device(order.device)) as ranks:
             follow(replace(order, ranks=ranks))
+    except Cancelled:
+        _log.warning("rank %d ended with the others, as the training was cancelled", seat.rank)
     except RankLost as error:
         _log.warning("%s", error)  # goes to the log of this rank
     yield from ()

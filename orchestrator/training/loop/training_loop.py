@@ -41,7 +41,7 @@ from orchestrator.training.state.resuming import Keep, Resumable, Unfit
 from orchestrator.training.state.train_state import TrainState, extra_state, restore_extra_state
 from orchestrator.training.team.ranks import Ranks
 from orchestrator.training.team.synchronised_norm import synchronised
-from orchestrator.training.team.together import Together
+from orchestrator.training.team.together import Together, require_reached
 from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.inspection import require_finite
 from orchestrator.workloads.shares import Share
@@ -324,6 +324,7 @@ class _Run(Resumable):
                 loss = together.loss(parts, place)
             torch.autograd.backward(self.scaler.scale(loss))
             losses.append(loss.detach())
+        require_reached(self.where, self.parameters)
         return sum(losses[1:], losses[0])
 
     def _backward(self, batches: Sequence[Batch]) -> Tensor:

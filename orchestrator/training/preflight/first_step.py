@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
+
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from orchestrator.core.seeding import seeded
 from orchestrator.core.stage_kinds import KINDS
@@ -12,8 +15,12 @@ from orchestrator.training.preflight.misfits import Misfit
 from orchestrator.training.training_stages import Stage
 from orchestrator.workloads.splits import Batch
 from orchestrator.workloads.targets import given
+from orchestrator.workloads.tasks import batch as forms
 from orchestrator.workloads.tasks.batch import named_kind, tensors
 from pruning.measure.macs import in_mode
+
+DIVIDED = 1e-3
+"""Largest difference between the loss of a batch and that of its parts, relative to the loss."""
 
 
 def require_trainable(stage: Stage, model: str) -> None:
@@ -76,6 +83,61 @@ def require_all_reached(stage: Stage, batch: Batch, model: str) -> None:
             f"{model} has parameters that its loss does not depend on ({first_few(unreached, 3)}), and the processes "
             "of a trial exchange the gradients of all; set their `requires_grad` to False, or pass parallel=none."
         )
+
+
+def require_shares(stage: Stage, batch: Batch, model: str) -> None:
+    """Raise `Misfit` if the loss of a batch does not follow from those of the processes' shares of it.
+
+    Each process computes the loss of its share, and the losses are averaged by what `size` of the task counts.
+
+    Args:
+        stage: the dense stage of a trial of several processes, before its training.
+        batch: a few training examples.
+        model: name of the network in messages.
+    """
+    count = forms.size(batch)
+    halves = [_examples(batch, 0, count // 2), _examples(batch, count // 2, count)] if count > 1 else [batch]
+    weights = [stage.task.size(half) for half in halves]
+    with seeded(0, stage.device), in_mode(stage.model, training=False), torch.no_grad():
+        whole, *parts = (float(stage.task.loss(stage.model, each)) for each in (batch, *halves))
+    together = sum(part * weight for part, weight in zip(parts, weights, strict=True) if weight) / max(1, sum(weights))
+    if abs(whole - together) > DIVIDED * abs(whole):
+        node = stage.config["loss"]
+        said = given("task", stage.spec.typed.task) if node is None else given(f"{stage.spec.training}.loss", node)
+        raise Misfit(
+            f"{said} must be a mean over examples, as each process of a trial computes the loss of its share, but it "
+            f"is {whole:.4g} for a batch, and {together:.4g} for the mean over two halves of it; pass parallel=none, "
+            "or a loss without weights of classes and without a choice of examples."
+        )
+    _require_norms(stage, batch, model)
+
+
+def _require_norms(stage: Stage, batch: Batch, model: str) -> None:
+    """Raise `Misfit` if BatchNorm cannot normalise a share of one example, and there is such a share."""
+    config, parallel = stage.config, stage.spec.typed.parallel
+    last = 0 if config["drop_last"] or not isinstance(stage.data.train, Sized) else len(stage.data.train)
+    size, last = config["batch_size"], last % config["batch_size"]
+    short = next((each for each in (size, last) if 0 < each < 2 * parallel.processes), 0)
+    if not short or parallel.sync_batch_norm:
+        return
+    try:
+        with seeded(0, stage.device), in_mode(stage.model, training=True), torch.no_grad():
+            stage.task.loss(stage.model, _examples(batch, 0, 1))
+    except ValueError as error:
+        if "more than 1 value per channel" in str(error):
+            raise Misfit(
+                f"{model} normalises by the statistics of a process's examples, and of a batch of {short} some of the "
+                f"{parallel.processes} processes get one example; pass train.drop_last=true for short last batches, "
+                "parallel.sync_batch_norm=true, or another batch_size."
+            ) from error
+
+
+def _examples(batch: Batch, begin: int, end: int) -> Batch:
+    """Return some examples of a batch."""
+    count = forms.size(batch)
+    return tree_map(
+        lambda each: each[begin:end] if isinstance(each, Tensor) and each.ndim and len(each) == count else each, batch
+    )
 
 
 def _first_loss(stage: Stage, batch: Batch) -> tuple[object, list[Tensor]]:

@@ -25,7 +25,12 @@ from orchestrator.core.work_order import Passed, WorkOrder
 from orchestrator.training import pruning_rounds
 from orchestrator.training.loop import training_loop
 from orchestrator.training.loop.evaluation import monitored
-from orchestrator.training.preflight.first_step import require_all_reached, require_loss, require_trainable
+from orchestrator.training.preflight.first_step import (
+    require_all_reached,
+    require_loss,
+    require_shares,
+    require_trainable,
+)
 from orchestrator.training.preflight.misfits import Misfit, Tried, labels_misfit, misfit, named
 from orchestrator.training.scoring.layer_by_layer import Blocks, Enough
 from orchestrator.training.scoring.ranking import Round
@@ -242,6 +247,7 @@ class _Rehearsal(Ways):
                 require_loss(stage, batch, model)
                 if stage.spec.typed.parallel.processes > 1:
                     require_all_reached(stage, batch, model)
+                    require_shares(stage, batch, model)
 
     def after_block(self, stage: Stage, blocks: Blocks) -> None:
         """End the pruning after its first block, which shows as much as all."""

@@ -102,3 +102,19 @@ class Together:
                 f"`{where}` left other weights on other processes of the trial, so that its result is worthless: an "
                 "optimizer, or masks that change, must follow from weights and gradients alone; pass parallel=none."
             )
+
+
+def require_reached(where: str, parameters: Sequence[Tensor]) -> None:
+    """Raise `TrainingError` if a step gave some parameters no gradient on this rank.
+
+    Args:
+        where: the training's place in the configuration.
+        parameters: the parameters that are trained.
+    """
+    missing = sum(each.grad is None for each in parameters)
+    if missing:
+        raise TrainingError(
+            f"`{where}` took a step in which the loss did not depend on {missing} of the network's parameters, as "
+            "where layers are skipped at random; the processes of a trial exchange the gradients of all: pass "
+            "parallel=none, or multiply skipped layers by 0."
+        )

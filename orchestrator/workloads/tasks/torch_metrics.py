@@ -70,6 +70,9 @@ class TorchMetrics(Supervised):
     def measure(self, model: nn.Module, batches: Iterable[Any]) -> Measured:
         """Return `loss` and every metric over all of `batches`."""
         self._running = self._made()
+        for part in (part for metric in self._running.values() for part in metric.modules()):
+            if hasattr(part, "distributed_available_fn"):
+                part.distributed_available_fn = _measures_alone
         return super().measure(model, batches)
 
     def figures(self, totals: Totals) -> Mapping[str, float]:
@@ -100,6 +103,11 @@ class TorchMetrics(Supervised):
                 )
             metric.set_dtype(torch.float64)
         return made
+
+
+def _measures_alone() -> bool:
+    """Return False: one process of a trial measures a split, and a metric must not wait for the others."""
+    return False
 
 
 def _described(name: str, metric: Any, asked: str | None, margin: float) -> Metric:

@@ -35,6 +35,8 @@ def test_a_trial_has_a_process_for_each_gpu(overrides: tuple[str, ...], count: i
     [
         (("cluster.gpus_per_trial=4",), "must be at most 1 for a trial of one process; pass parallel=ddp"),
         (("parallel.processes=2",), "needs parallel=ddp: one process trains by default"),
+        (("parallel.sync_batch_norm=true",), "`parallel.sync_batch_norm` (=true) needs parallel=ddp"),
+        (DDP[:2], "`parallel.processes` (=2) must be at most 1, the CPUs of a trial; pass cluster.cpus_per_trial=2"),
         ((*DDP, "cluster.gpus_per_trial=3"), "must be 2, a whole GPU for each of `parallel.processes`"),
         ((*DDP, "cluster=inline"), "runs trials in this process, and `parallel.processes` (=2) asks for more"),
         ((*DDP, "train.batch_size=1"), "`train.batch_size` (=1) must be at least 2, an example for each"),
@@ -49,7 +51,7 @@ def test_what_processes_cannot_share_is_refused(overrides: tuple[str, ...], said
 
 
 def test_processes_are_in_the_key_and_one_process_changes_none() -> None:
-    keys = [planned(small(*each)).trials[0].stages for each in ((), ("parallel=ddp",), DDP[:2], (*DDP[:2], "seed=0"))]
+    keys = [planned(small(*each)).trials[0].stages for each in ((), ("parallel=ddp",), DDP, (*DDP, "seed=0"))]
 
     assert keys[0] == keys[1], "one process is as ever"
     assert not {*keys[1]} & {*keys[2]}
@@ -61,6 +63,13 @@ def test_each_process_has_its_part_of_the_threads_and_the_preview_says_so() -> N
 
     assert {spec.typed.threads for spec in plan.stages.values() if spec.kind == "dense"} == {3}
     assert "each      6 CPU for 2 processes, threads: 3" in preview("sweep", plan, ())
+
+
+def test_the_preview_says_how_many_trials_run_at_once() -> None:
+    for cpus, said in ((6, "3 trials"), (3, "1 trial"), (1, "0 trials")):
+        plan = planned(small(*DDP, f"cluster.num_cpus={cpus}"))
+        assert f"; {said} at once on this machine\n" in preview("sweep", plan, ())
+    assert "at once" not in preview("sweep", planned(small(*DDP, "cluster.address=10.0.0.1:6379")), ())
 
 
 def test_trials_may_span_nodes_if_they_are_spread() -> None:

@@ -87,6 +87,17 @@ def test_a_rank_that_hangs_is_found_and_told(expected: dict[str, Any], tmp_path:
     assert trial.results() == expected
 
 
+def test_a_stage_beyond_its_time_is_tried_again_from_its_checkpoint(tmp_path: Path) -> None:
+    trial = Trial(tmp_path).start("cluster.stage_timeout=6", "train.epochs=3000")
+    trial.until(lambda: trial.retries or trial.driver.poll() is not None)
+    os.kill(trial.driver.pid, signal.SIGINT)
+    trial.wait()
+
+    assert "retried   dense, seed 0  TimeoutError: the stage took longer than `cluster.stage_timeout`" in trial.output
+    assert "attempt 2, from step" in trial.output
+    assert "Cancelled" not in trial.output
+
+
 NOTED = """
 
 import os

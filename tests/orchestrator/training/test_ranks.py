@@ -19,9 +19,11 @@ from orchestrator.core.work_order import Seat, WorkOrder
 from orchestrator.execution.on_ray.ranks import interface_of, seated
 from orchestrator.execution.perform import failure_of
 from orchestrator.store.store import Store
+from orchestrator.training.loop.steps import TrainingError
 from orchestrator.training.preflight.misfits import Misfit
 from orchestrator.training.preflight.rehearsal import run_preflight
 from orchestrator.training.team import ranks
+from orchestrator.training.team.together import require_reached
 from orchestrator.workloads.shares import Share
 
 SIZES = [pytest.param(2, id="2 processes"), pytest.param(4, id="4 processes", marks=pytest.mark.slow)]
@@ -155,11 +157,56 @@ def test_the_ranks_meet_over_the_interface_of_an_address() -> None:
     assert interface_of("203.0.113.1") is None
 
 
+DDP = ("parallel=ddp", "parallel.processes=2", "cluster.cpus_per_trial=2")
+
+
+def tried(folder: Path, *overrides: str, **parts: Any) -> None:
+    """Try the dense stage of a small trial of two processes on a few examples."""
+    plan = planned(small(*DDP, *overrides) | parts)
+    list(run_preflight(WorkOrder((plan.stages[plan.trials[0].dense],), Store(str(folder)))))
+
+
 def test_a_parameter_that_the_loss_does_not_reach_is_refused_before_the_training(tmp_path: Path) -> None:
-    config = small("parallel=ddp", "parallel.processes=2") | {
-        "model": {"_target_": "small_workloads.unreached", "name": "m"}
-    }
-    plan = planned(config)
-    dense = plan.stages[plan.trials[0].dense]
     with pytest.raises(Misfit, match=r"does not depend on \(idle.weight; idle.bias\)"):
-        list(run_preflight(WorkOrder((dense,), Store(str(tmp_path)))))
+        tried(tmp_path, model={"_target_": "small_workloads.unreached", "name": "m"})
+
+
+def hardest(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean loss of the harder half of the examples."""
+    losses = torch.nn.functional.cross_entropy(outputs, labels, reduction="none")
+    return losses.topk(max(1, len(losses) // 2)).values.mean()
+
+
+def test_a_loss_that_is_no_mean_over_examples_is_refused_before_the_training(tmp_path: Path) -> None:
+    own = (f"+train.loss._target_={__name__}.hardest", "+train.loss._partial_=true")
+
+    with pytest.raises(
+        Misfit, match=r"`train.loss._target_` .* must be a mean over examples, as each process of a trial"
+    ):
+        tried(tmp_path, *own)
+    tried(tmp_path, "+train.loss._target_=torch.nn.CrossEntropyLoss", "+train.loss.label_smoothing=0.1")
+
+
+@pytest.mark.parametrize(("size", "refused"), [(57, True), (19, True), (20, False), (30, False)])
+def test_a_share_of_one_example_is_refused_where_batch_norm_cannot_normalise_it(
+    size: int, refused: bool, tmp_path: Path
+) -> None:
+    """Of 60 examples, batches of 57 and 19 leave a last one of 3."""
+    asked = (f"train.batch_size={size}", "finetune.batch_size=20")
+    if refused:
+        with pytest.raises(Misfit, match=r"of a batch of 3 some of the 2 processes get one example"):
+            tried(tmp_path, *asked)
+        tried(tmp_path, *asked, "parallel.sync_batch_norm=true")
+        tried(tmp_path, *asked, "train.drop_last=true")
+        tried(tmp_path, *asked, model={"_target_": "small_workloads.linear", "classes": 2, "name": "m"})
+    else:
+        tried(tmp_path, *asked)
+
+
+def test_a_step_that_skips_parameters_ends_the_training_by_name() -> None:
+    reached, skipped = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
+    reached.grad = torch.zeros(1)
+
+    require_reached("train", [reached])
+    with pytest.raises(TrainingError, match=r"^`train` took a step .* did not depend on 1 of .* pass parallel=none"):
+        require_reached("train", [reached, skipped])
