@@ -6,7 +6,7 @@ from collections.abc import Sized
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from orchestrator.core.seeding import seeded
 from orchestrator.core.stage_kinds import KINDS
@@ -88,15 +88,18 @@ def require_all_reached(stage: Stage, batch: Batch, model: str) -> None:
 def require_shares(stage: Stage, batch: Batch, model: str) -> None:
     """Raise `Misfit` if the loss of a batch does not follow from those of the processes' shares of it.
 
-    Each process computes the loss of its share, and the losses are averaged by what `size` of the task counts.
+    Each process computes the loss of its share, and the losses are averaged by what `size` of the task counts. Nothing
+    is checked for a batch that holds more than tensors of one row for each example.
 
     Args:
         stage: the dense stage of a trial of several processes, before its training.
         batch: a few training examples.
         model: name of the network in messages.
     """
-    count = forms.size(batch)
-    halves = [_examples(batch, 0, count // 2), _examples(batch, count // 2, count)] if count > 1 else [batch]
+    count, leaves = forms.size(batch), tree_leaves(batch)
+    if count < 2 or not all(isinstance(each, Tensor) and each.ndim and len(each) == count for each in leaves):
+        return
+    halves = [_examples(batch, 0, count // 2), _examples(batch, count // 2, count)]
     weights = [stage.task.size(half) for half in halves]
     with seeded(0, stage.device), in_mode(stage.model, training=False), torch.no_grad():
         whole, *parts = (float(stage.task.loss(stage.model, each)) for each in (batch, *halves))
@@ -133,11 +136,8 @@ def _require_norms(stage: Stage, batch: Batch, model: str) -> None:
 
 
 def _examples(batch: Batch, begin: int, end: int) -> Batch:
-    """Return some examples of a batch."""
-    count = forms.size(batch)
-    return tree_map(
-        lambda each: each[begin:end] if isinstance(each, Tensor) and each.ndim and len(each) == count else each, batch
-    )
+    """Return some examples of a batch of tensors."""
+    return tree_map(lambda each: each[begin:end], batch)
 
 
 def _first_loss(stage: Stage, batch: Batch) -> tuple[object, list[Tensor]]:
