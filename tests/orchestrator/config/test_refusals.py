@@ -188,7 +188,8 @@ def test_what_hydra_takes_is_held_to_types_and_rules(ask: Ask, line: dict[str, s
         ([*OWN, "+sweep=noyaml"], "sweep/noyaml.yaml, line 3, is not valid YAML (while parsing a flow sequence, exp"),
         (
             ["+sweep=foo"],
-            "`sweep` (=foo) must be one of language_model, methods, random_amounts, sensitivity, smollm2, reproduce/",
+            "`sweep` (=foo) must be one of language_model, methods, random_amounts, sensitivity, smaller_lm, smollm2, "
+            "reproduce/",
         ),
         (
             ["deploy=[shrink,onnx]"],

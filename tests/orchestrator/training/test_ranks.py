@@ -191,7 +191,7 @@ def test_a_loss_that_is_no_mean_over_examples_is_refused_before_the_training(tmp
 def test_a_share_of_one_example_is_refused_where_batch_norm_cannot_normalise_it(
     size: int, refused: bool, tmp_path: Path
 ) -> None:
-    """Of 60 examples, batches of 57 and 19 leave a last one of 3."""
+    """Batches of 57 and of 19 leave 3 of 60 examples for the last one."""
     asked = (f"train.batch_size={size}", "finetune.batch_size=20")
     if refused:
         with pytest.raises(Misfit, match=r"of a batch of 3 some of the 2 processes get one example"):

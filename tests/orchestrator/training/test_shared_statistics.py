@@ -45,8 +45,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The passes for input norms, noted as they are made."""
     made: list[Any] = []
-    real = input_norms._pass
-    monkeypatch.setattr(input_norms, "_pass", lambda *given: (made.append(given), real(*given))[1])
+    real = input_norms.call_network
+    monkeypatch.setattr(input_norms, "call_network", lambda *given: (made.append(given), real(*given))[1])
     return made
 
 

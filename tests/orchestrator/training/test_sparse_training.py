@@ -128,7 +128,7 @@ def test_selected_weights_go_with_the_masks_that_they_had(store: Store, monkeypa
     """The best of the evaluations after 5, 10, 15, 20 steps is made the one after 10."""
     seen: list[tuple[int, dict[str, torch.Tensor]]] = []
     monkeypatch.setattr(
-        "orchestrator.training.loop.training_loop.evaluate",
+        "orchestrator.training.loop.evaluation.evaluate",
         scripted := Scripted([0.1, 0.9, 0.2, 0.3]),
     )
     after = RigL.after_step
@@ -165,7 +165,7 @@ class Scripted:
 def test_weights_are_not_selected_before_the_masks_prune_as_much_as_in_the_end(
     method: str, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.training.loop.training_loop.evaluate", Scripted([0.9, 0.8, 0.2, 0.1]))
+    monkeypatch.setattr("orchestrator.training.loop.evaluation.evaluate", Scripted([0.9, 0.8, 0.2, 0.1]))
 
     record = pruned(asked(method, "train.patience=1"), store)
 
