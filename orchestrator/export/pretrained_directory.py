@@ -33,6 +33,8 @@ BESIDE = (
 )
 """Files of a tokenizer besides `TOKENIZER`."""
 GENERATION = "generation_config.json"
+NOWHERE = os.devnull
+"""Stands for the directory of a model without one."""
 EXAMPLES, LONGEST = 2, 32
 """Examples whose outputs the fresh process computes, and the maximum number of tokens in its prompt."""
 SENTENCE = "In the beginning, it's 3 o'clock: tokens of plain text, and some of other letters (été)."
@@ -45,7 +47,7 @@ def complete(kept: StoredNetwork, folder: Path) -> None:
         ExportError: stock transformers cannot load the directory, or computes or generates something else
     """
     places = {part: kept.spec.location.get(part, {}) for part in ("model", "data")}
-    source = Path(places["model"].get("path") or "")
+    source = Path(places["model"].get("path") or NOWHERE)
     if (source / GENERATION).is_file():
         shutil.copyfile(source / GENERATION, folder / GENERATION)
     copy_tokenizer(str(places["data"].get("tokenizer") or ""), source, folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -251,7 +252,7 @@ def _build(found: StockTransformer, cut: _Cut) -> Any:
     vars(config).pop("quantization_config", None)
     for key, value in cut.sizes.items():
         setattr(config, key, value)
-    with torch.random.fork_rng(devices=[]):
+    with _expressible(network, cut), torch.random.fork_rng(devices=[]):
         smaller = type(network)(config)
     state, frozen = {}, set()
     learned = dict(network.named_parameters(remove_duplicate=False))
@@ -260,12 +261,27 @@ def _build(found: StockTransformer, cut: _Cut) -> Any:
         own = name.removeprefix(f"{found.path}.")
         if own in learned and not learned[own].requires_grad:
             frozen.add(new)
-    smaller.load_state_dict(state, assign=True)
+    with _expressible(network, cut):
+        smaller.load_state_dict(state, assign=True)
     smaller.tie_weights()
     for name, parameter in smaller.named_parameters():
         parameter.requires_grad_(name not in frozen)
     smaller.generation_config = copy.deepcopy(getattr(network, "generation_config", None))
     return smaller.to(next(iter(network.parameters())).device)
+
+
+@contextmanager
+def _expressible(network: Any, cut: _Cut) -> Iterator[None]:
+    """Raise ValueError if the class of a network builds no network of the sizes and tensors that are left."""
+    try:
+        yield
+    except Exception as error:  # each configuration has checks and errors of its own
+        said = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"`model` (a {type(network).__name__} with {cut.sizes}) cannot be built from its configuration: {said}; "
+            "prune one unit, call `smaller_transformer`, then prune the next, and leave the arguments of the class at "
+            "their defaults."
+        ) from error
 
 
 def _renamed(found: StockTransformer, cut: _Cut, state: Mapping[str, Tensor]) -> Iterator[tuple[str, str, Tensor]]:

@@ -338,7 +338,8 @@ def test_units_of_a_transformer_are_exported_without_what_was_pruned(
 
     assert export(["--to", "huggingface", "--output", "out"]) == 0
 
-    assert re.search(r"finished +trial, latency as huggingface +[\d.]+× as fast at batch 2", said)
+    times = r"[\d.]+× as fast \([\d.]+× for a token\) at batch 2"
+    assert re.search(rf"finished +trial, latency as huggingface +{times}", said)
     assert json.loads(Path("out/config.json").read_text())[key] == left
     page = Path("out/README.md").read_text()
     assert re.search(rf"^- {re.escape(key).replace('_', '.?_')}: .* -> {left}$", page, re.MULTILINE)

@@ -212,3 +212,11 @@ def test_the_page_prints_what_it_says(
 
     (said,) = re.findall(r"^prints `(.*)`", page, re.MULTILINE)
     assert capsys.readouterr().out.splitlines() == [said, "3 4"]
+
+
+def test_a_network_that_its_configuration_does_not_build_is_refused_by_a_sentence() -> None:
+    bert = type(network_of("Bert").bert)(network_of("Bert").config, add_pooling_layer=False)
+    pruning.prune(bert, "magnitude", unit="mlp", sparsity=0.3)
+
+    with pytest.raises(ValueError, match=r"`model` \(a BertModel with .* cannot be built from its configuration: "):
+        pruning.smaller_transformer(bert)
