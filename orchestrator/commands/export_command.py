@@ -15,8 +15,6 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.metrics import Metric
 from orchestrator.deploy.formats.format import ExportError, Format
 from orchestrator.deploy.formats.format_table import FORMATS
-from orchestrator.deploy.formats.pretrained import NAME as HUGGINGFACE
-from orchestrator.deploy.formats.pretrained import stock_smaller
 from orchestrator.deploy.shrunk_network import shrunk
 from orchestrator.export import trial_choice
 from orchestrator.export.export_folder import (
@@ -86,8 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _smaller(network: StoredNetwork, formats: Sequence[Format]) -> nn.Module:
     """Return the shrunk network; without a trace, which takes minutes for a large network, if no format needs one."""
-    if all(each.name == HUGGINGFACE for each in formats):
-        return stock_smaller(network.model)  # type: ignore[no-any-return]
+    if len(formats) == 1 and formats[0].smaller is not None:
+        return formats[0].smaller(network.model)
     return shrunk(network.model, network.inputs()[0])
 
 

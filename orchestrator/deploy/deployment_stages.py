@@ -34,8 +34,6 @@ from orchestrator.deploy.dense_runtimes import DenseRuntimes
 from orchestrator.deploy.deployed_metrics import calibration_inputs, metrics_of
 from orchestrator.deploy.formats.format import ExportError, Run, Stepper, call, called_with, resized
 from orchestrator.deploy.formats.format_table import FORMATS, TOLERANCES
-from orchestrator.deploy.formats.pretrained import NAME as HUGGINGFACE
-from orchestrator.deploy.formats.pretrained import stock_smaller
 from orchestrator.deploy.latency_measuring import Measuring
 from orchestrator.deploy.shrunk_network import check_outputs, shrunk
 from orchestrator.training.stage_networks import Network, fitting, restored
@@ -58,7 +56,7 @@ def deploy(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> 
     begun, name, left = _begin(order), spec.typed.format, order.lineage[-1]
     network, chosen = _restored(spec, spec.inputs[NETWORK], order), FORMATS.get(name)
     model = network.model.cpu().eval()  # a GPU may round float32 to TF32 in convolutions
-    smaller = _smaller(network) if name != HUGGINGFACE else stock_smaller(model)
+    smaller = chosen.smaller(model) if chosen is not None and chosen.smaller is not None else _smaller(network)
     weights, report = plain_state(smaller), getattr(smaller, "shrunk", None)
     files: dict[str, FileWriter] = {WEIGHTS: partial(write_state, weights)}
     size = sum(tensor.nbytes for tensor in weights.values())

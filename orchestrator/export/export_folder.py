@@ -22,7 +22,6 @@ from orchestrator.deploy.deployed_metrics import calibration_inputs, metrics_of
 from orchestrator.deploy.formats.format import ExportError, Format
 from orchestrator.deploy.formats.format_table import FORMATS
 from orchestrator.deploy.formats.pretrained import NAME as HUGGINGFACE
-from orchestrator.deploy.formats.pretrained import stock_smaller
 from orchestrator.deploy.shrunk_network import check_outputs
 from orchestrator.export.pretrained_directory import complete, generation_code, metadata
 from orchestrator.export.stored_network import StoredNetwork
@@ -133,8 +132,8 @@ def _written(kept: StoredNetwork, smaller: nn.Module, chosen: Format, folder: Pa
     inputs = kept.inputs()
     shrinks: Any = getattr(smaller, "shrunk", None)
     whole, own, tolerance, differs = False, None, chosen.tolerance, chosen.changes_outputs
-    if chosen.name == HUGGINGFACE:
-        own = smaller if hasattr(smaller, "resized") else stock_smaller(kept.model)
+    if chosen.smaller is not None:
+        own = smaller if hasattr(smaller, "resized") else chosen.smaller(kept.model)
         resized = getattr(own, "resized", None)
         whole = bool(shrinks and shrinks.removed) and not (resized and resized.config)
         smaller = own

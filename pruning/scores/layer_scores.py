@@ -29,8 +29,7 @@ def block_influence(
         ValueError: the network is no stock transformer, or its configuration cannot express fewer layers.
     """
     found = require_unit(given.model, "layer")
-    turned = [0.0] * len(found.layers)
-    tokens = 0
+    turned, tokens = [0.0] * len(found.layers), [0] * len(found.layers)
     with given.network() as net, torch.no_grad():
         with _streams(net.model, found) as streams:
             for batch, _ in weighted_batches("block_influence", given.batches, given.size):
@@ -39,8 +38,8 @@ def block_influence(
                 for number, (before, after) in streams.items():
                     cosines = torch.cosine_similarity(before.double(), after.double(), dim=-1)
                     turned[number] += float((1 - cosines).sum())
-                tokens += before[..., 0].numel()
-        return _spread(net, found, [each / tokens for each in turned])
+                    tokens[number] += cosines.numel()
+        return _spread(net, found, [each / count for each, count in zip(turned, tokens, strict=True)])
 
 
 def left_out(

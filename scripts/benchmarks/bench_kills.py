@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "cluster"))
 
-from nodes import Nodes, nodes  # type: ignore[import-not-found]
+from nodes import Nodes, two_nodes  # type: ignore[import-not-found]
 from rank_kills import NODES, RANKS, Loss, Trial, disturbed, quiet  # type: ignore[import-not-found]
 
 CASES = (
@@ -35,16 +35,6 @@ CASES = (
     *((kind, True) for kind in (*NODES, "all ranks", "driver")),
 )
 """Victims, and whether the trial runs on the two nodes."""
-
-
-@contextlib.contextmanager
-def two_nodes() -> Iterator[Nodes]:
-    """Two nodes with a CPU each, and a head without one, which the driver joins."""
-    with nodes() as cluster:
-        cluster.head(cpus=0)
-        cluster.join(3)
-        cluster.join(4)
-        yield cluster
 
 
 def main() -> int:

@@ -133,6 +133,16 @@ def nodes() -> Iterator[Nodes]:
         shutil.rmtree(root, ignore_errors=True)
 
 
+@contextmanager
+def two_nodes() -> Iterator[Nodes]:
+    """Two nodes of one CPU, and a head without CPUs, which the driver joins."""
+    with nodes() as found:
+        found.head(cpus=0)
+        found.join(3)
+        found.join(4)
+        yield found
+
+
 def ray(*arguments: str) -> list[str]:
     """Return the path of the `ray` command of this interpreter."""
     return [sys.executable, "-m", "ray.scripts.scripts", *arguments]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nodes import Nodes, nodes
+from nodes import Nodes, two_nodes
 from rank_kills import Trial, disturbed, quiet
 
 pytestmark = [
@@ -22,11 +22,8 @@ LOST = ("node of rank 0", "silent node of rank 1")
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Nodes]:
-    """Two nodes of one CPU, and a head without CPUs for the driver."""
-    with nodes() as found:
-        found.head(cpus=0)
-        found.join(3)
-        found.join(4)
+    """Two nodes, and a head for the driver."""
+    with two_nodes() as found:
         yield found
 
 

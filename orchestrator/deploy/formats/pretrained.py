@@ -130,4 +130,4 @@ def _run(network: nn.Module, example: Example) -> Tensor:
         return outputs_of(call(network, example))
 
 
-CODEC = Codec(write, load, (CONFIG, WEIGHTS), "torch", SNIPPET, stepper=next_token)
+CODEC = Codec(write, load, (CONFIG, WEIGHTS), "torch", SNIPPET, smaller=stock_smaller, stepper=next_token)

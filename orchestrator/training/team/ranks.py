@@ -126,8 +126,9 @@ class Ranks:
     def weights_of_leader(self, model: nn.Module) -> None:
         """Give a network the parameters and buffers of rank 0."""
         with torch.no_grad():
-            for each in (*model.parameters(), *model.buffers()):
+            for each in model.parameters():
                 dist.broadcast(each, 0)
+        self.buffers_of_leader(model)
 
     def buffers_of_leader(self, model: nn.Module) -> None:
         """Give a network the buffers of rank 0, such as the running statistics of BatchNorm."""

@@ -11,6 +11,9 @@ from pruning.dependencies.families.vit import VIT
 FAMILIES: tuple[Family, ...] = (LLAMA, QWEN_AND_MISTRAL, GPT2, BERT, VIT)
 """All families; another one is a file of this room and its row here."""
 
+MODEL_TYPES = ", ".join(name for family in FAMILIES for name in family.model_types)
+"""Known values of `config.model_type`, for messages."""
+
 
 def family_of(model_type: str) -> Family | None:
     """Return the family of a `config.model_type`; None if there is none."""

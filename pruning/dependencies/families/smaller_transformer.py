@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pruning.choices.axes import EQUAL_WIDTHS, FamilyUnit
 from pruning.dependencies.dependency_groups import DependencyGroup
 from pruning.dependencies.families.family_groups import unit_groups
-from pruning.dependencies.families.family_table import FAMILIES
+from pruning.dependencies.families.family_table import MODEL_TYPES
 from pruning.dependencies.families.stock_transformer import StockTransformer, check_unit, joined, stock_transformer
 from pruning.holding.copies import values_with_history
 from pruning.holding.parameter import check_all_have_values, pruned_names, unwrapped
@@ -89,10 +89,9 @@ def smaller_transformer(model: nn.Module, example: Any = None) -> nn.Module:
         remove_all(plain)
     found = stock_transformer(plain)
     if found is None:
-        known = ", ".join(name for family in FAMILIES for name in family.model_types)
         raise ValueError(
             f"`model` (a {type(model).__name__}) must be a network of transformers whose model_type is one of "
-            f"{known}; call pruning.shrink(model, example), which traces any network."
+            f"{MODEL_TYPES}; call pruning.shrink(model, example), which traces any network."
         )
     cut = _cut(found)
     smaller: nn.Module = _build(found, cut)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pruning.choices.axes import FamilyUnit
 from pruning.dependencies.families.family import Family
-from pruning.dependencies.families.family_table import FAMILIES, family_of
+from pruning.dependencies.families.family_table import MODEL_TYPES, family_of
 from pruning.holding.parameter import plain_modules, plain_parameters, plain_tensors
 
 
@@ -130,10 +130,9 @@ def require_unit(model: nn.Module, unit: FamilyUnit) -> StockTransformer:
     """
     found = stock_transformer(model)
     if found is None:
-        known = ", ".join(name for family in FAMILIES for name in family.model_types)
         raise ValueError(
-            f"`unit.kind` (={unit!r}) is for networks of transformers whose model_type is one of {known}, and "
-            f"`model` is a {type(model).__name__}; type unit='group', which traces any network."
+            f"`unit.kind` (={unit!r}) is for networks of transformers whose model_type is one of {MODEL_TYPES}, "
+            f"and `model` is a {type(model).__name__}; type unit='group', which traces any network."
         )
     check_unit(found, unit)
     return found
