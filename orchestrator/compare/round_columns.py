@@ -9,7 +9,7 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.stage_fields import Restart, StageFields
 from pruning.catalogue.methods import METHODS
-from pruning.choices.axes import FAMILY_UNITS, SPANNING
+from pruning.choices.axes import SPANNING, TRANSFORMER_UNITS
 
 WEIGHTS, CHANNELS = "weights", "channels"
 """Budgets that a sparsity can be a fraction of, besides the parameters, MACs and bytes of a whole network."""
@@ -97,7 +97,7 @@ def budget_of(fields: StageFields) -> str:
 
 def dead_tensors(fields: StageFields, record: StageRecord) -> list[str]:
     """Return the tensors without an entry left; none for units of a transformer, whose residual stream goes around."""
-    if fields.unit.kind in FAMILY_UNITS:
+    if fields.unit.kind in TRANSFORMER_UNITS:
         return []
     return [name for name, sparsity in record.tensor_sparsity.items() if sparsity >= 1.0]
 

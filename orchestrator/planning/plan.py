@@ -61,7 +61,7 @@ UNTAUGHT = {key: getattr(Train(), key) for key in ("teacher_weight", "teacher_te
 UNPRUNED: Mapping[str, Any] = {
     "method": {"kind": "identity"},
     "score": {"kind": "magnitude", **dict.fromkeys(OF_SCORING_DATA)},
-    "unit": vars(method_choices.Unit()),
+    "unit": method_choices.unit_in_key(vars(method_choices.Unit())),
     "scope": method_choices.scope_in_key(densities_file.without_file(vars(method_choices.Scope())), "entry"),
     "dynamics": {"kind": "nested"},
     "repair": {"kind": "none"},
@@ -163,7 +163,12 @@ def _stages(
     if config["schedule"]["amount"] is None and not method_choices.decides_itself(config["method"]):
         config = {**config, "method": {}}  # the name adds nothing to the choices
     scope = densities_file.without_file(config["scope"])
-    config = {**config, "scope": method_choices.scope_in_key(scope, config["unit"]["kind"])}
+    unit = config["unit"]
+    config = {
+        **config,
+        "scope": method_choices.scope_in_key(scope, unit["kind"]),
+        "unit": method_choices.unit_in_key(unit),
+    }
     location |= {part: {key: config[part][key] for key in IN_NO_KEY} for part in ("train", "finetune")}
     compares = bool(config["task"].get("kind") and config["task"].get(AGAINST_DENSE))
     task = {**config["task"], AGAINST_DENSE: False} if compares else config["task"]  # dense is not compared with itself

@@ -16,7 +16,7 @@ from orchestrator.training.scoring.layer_by_layer import Blocks, prune_layers
 from orchestrator.training.scoring.ranking import Read, Round, Scoring, rank
 from orchestrator.workloads.model_building import Prunable, prunable
 from pruning import MaskSet
-from pruning.choices.axes import FAMILY_UNITS
+from pruning.choices.axes import TRANSFORMER_UNITS
 from pruning.selection.selection_groups import Groups
 
 
@@ -114,7 +114,7 @@ def hold_laws(
             raise LawBroken(f"pruned weights are not zero: {name} has other values where its mask is 0.")
     if at_target and asked.fields.target is not None and (said := _off_target(chosen, asked, masks, scoring)):
         raise LawBroken(said)
-    if asked.choices.unit.kind in FAMILY_UNITS:
+    if asked.choices.unit.kind in TRANSFORMER_UNITS:
         return ()
     return tuple(name for name, mask in masks.items() if not bool(mask.any()))
 

@@ -28,6 +28,7 @@ class Score(Row):
         of_batch_norm: scores are named by the scales of BatchNorm layers, each for the layer before it.
         across_layers: scores compare between tensors.
         of_layers: one score for each layer of a transformer, so that only whole layers can be ranked.
+        for_layers: name of the score that ranks whole layers in its place; empty: the score itself.
         draws: the score is random and draws from `generator`.
         session: "module:class" with a method `scores(masks)`, built once for several re-scorings under shrinking masks.
     """
@@ -40,6 +41,7 @@ class Score(Row):
     of_batch_norm: bool = False
     across_layers: bool = True
     of_layers: bool = False
+    for_layers: str = ""
     draws: bool = False
     session: str = ""
 
@@ -225,6 +227,15 @@ SCORES: Mapping[str, Score] = named(
             paper="Men et al. 2024, arXiv 2403.03853",
             needs=frozenset({"inputs", "trained"}),
             of_layers=True,
+            in_sweeps={"examples": 128},
+        ),
+        Score(
+            "minitron",
+            "pruning.scores.input_norms:activation",
+            "block_influence for whole layers of a transformer, activation for its other units",
+            paper="Muralidharan et al. 2024, arXiv 2407.14679",
+            needs=frozenset({"inputs", "trained"}),
+            for_layers="block_influence",
             in_sweeps={"examples": 128},
         ),
         Score(

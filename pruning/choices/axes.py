@@ -16,11 +16,17 @@ from pruning.catalogue.dynamics import DYNAMICS, DynamicsRow, own_row
 from pruning.catalogue.repairs import REPAIRS
 from pruning.schedule import targets
 
-UnitKind: TypeAlias = Literal["entry", "block", "channel", "group", "layer", "heads", "mlp", "residual"]
+UnitKind: TypeAlias = Literal[
+    "entry", "block", "channel", "group", "layer", "heads", "mlp", "residual", "layer_and_mlp"
+]
 FamilyUnit: TypeAlias = Literal["layer", "heads", "mlp", "residual"]
 FAMILY_UNITS: tuple[FamilyUnit, ...] = get_args(FamilyUnit)
 """Units of stock transformers, which a family defines; see docs/reference/transformers.md."""
-SPANNING = ("group", *FAMILY_UNITS)
+TWO_UNITS: Mapping[str, tuple[FamilyUnit, FamilyUnit]] = {"layer_and_mlp": ("layer", "mlp")}
+"""Units of stock transformers that are pruned one after the other in one pruning."""
+TRANSFORMER_UNITS = (*FAMILY_UNITS, *TWO_UNITS)
+"""Units that only stock transformers have."""
+SPANNING = ("group", *TRANSFORMER_UNITS)
 """Units that span several tensors: dependency groups."""
 EQUAL_WIDTHS: tuple[FamilyUnit, ...] = ("heads", "mlp")
 """Units of which a stock transformer has equal numbers in all layers."""
@@ -54,11 +60,14 @@ class Unit:
         kind: "entry"; "block": `size` consecutive entries of an output's weights; "channel": a slice along `dim`;
             "group": a channel with everything that must be removed with it (`pruning.dependency_groups`); of a stock
             transformer, "layer": a whole block, "heads": a key and value head with its query heads, "mlp": a hidden
-            unit of an MLP, "residual": a channel of the residual stream.
+            unit of an MLP, "residual": a channel of the residual stream; "layer_and_mlp": whole blocks, then hidden
+            units of the others.
         size: number of entries of a block; must divide the weights of one output.
         dim: dimension that counts channels: 0 for the outputs of a layer, 1 for its inputs.
         reduce: how scores of entries become a unit's score: "sum", "l1" (sum of magnitudes), "l2" or "square_of_sum".
         spare_last: keep the last tensor dense and out of all counts, because its channels are the network's outputs.
+        by_layers: for "layer_and_mlp", the fraction of what is removed that whole blocks make up; hidden units are the
+            rest.
     """
 
     kind: UnitKind = "entry"
@@ -66,6 +75,7 @@ class Unit:
     dim: int = 0
     reduce: Reduction = "sum"
     spare_last: bool = False
+    by_layers: float = 0.5
 
     @property
     def spans(self) -> bool:
@@ -77,6 +87,8 @@ class Unit:
         _one_of("unit.kind", self.kind, get_args(UnitKind))
         _one_of("unit.reduce", self.reduce, get_args(Reduction))
         _at_least("unit.size", self.size, 1)
+        if not 0 <= _number("unit.by_layers", self.by_layers) <= 1:
+            raise ValueError(f"`unit.by_layers` (={self.by_layers!r}) must lie in [0, 1]: the part of whole blocks.")
         if not isinstance(cast(object, self.dim), Integral):
             raise TypeError(f"`unit.dim` (={self.dim!r}) must be an int: 0 for output channels, 1 for input channels.")
 

@@ -10,7 +10,7 @@ from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.catalogue.reconstructions import RECONSTRUCTIONS, SOLVERS
 from pruning.catalogue.repairs import REPAIRS
 from pruning.catalogue.scores import SCORES
-from pruning.choices.axes import EQUAL_WIDTHS, Control, Dynamics, Repair, Schedule, Scope, Score, Unit
+from pruning.choices.axes import EQUAL_WIDTHS, TWO_UNITS, Control, Dynamics, Repair, Schedule, Scope, Score, Unit
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _check_dynamics(choices: Choices) -> None:
 def _check_groups(choices: Choices) -> None:
     """Raise ValueError for choices that need dependency groups, or that dependency groups do not support."""
     scope = choices.scope
-    if scope.uniform and choices.unit.kind not in EQUAL_WIDTHS:
+    if scope.uniform and not {*EQUAL_WIDTHS} & {*TWO_UNITS.get(choices.unit.kind, (choices.unit.kind,))}:
         raise ValueError(
             f"`scope.uniform` (={scope.uniform!r}) gives all layers equal numbers of units of kind "
             f"{_either(EQUAL_WIDTHS)}, not of {choices.unit.kind!r}; leave it at False."
@@ -141,12 +141,16 @@ def _check_groups(choices: Choices) -> None:
                 "`scope.normalise` (='group') needs dependency groups; use unit.kind='group', or normalise='size'."
             )
         return
-    taken = {
+    taken: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "scope.kind": (scope.kind, ("layer", "global")),
         "scope.allocation": (scope.allocation, ("each",)),
         "repair.kind": (choices.repair.kind, tuple(name for name, each in REPAIRS.items() if each.spans_tensors)),
         "select": (None if choices.select is None else str(choices.select), (None,)),
     }
+    if choices.unit.kind in TWO_UNITS:
+        taken["scope.budget"] = (scope.budget, ("parameters", "bytes", "macs"))  # channels of two kinds have no sum
+        taken["repair.kind"] = (choices.repair.kind, (Repair().kind,))
+        taken["dynamics.kind"] = (choices.dynamics.kind, (Dynamics().kind,))
     for name, (value, allowed) in taken.items():
         if value not in allowed:
             raise ValueError(

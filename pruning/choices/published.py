@@ -132,6 +132,12 @@ PUBLISHED: Mapping[str, Method] = named(
             "attention heads of a transformer, in all layers equally many",
             "Muralidharan et al. 2024, arXiv 2407.14679",
         ),
+        Method(
+            "minitron",
+            Choices(Score("minitron"), Unit("layer_and_mlp"), Scope(budget="parameters")),
+            "whole layers of a transformer, then hidden units of the others, half of the parameters each",
+            "Muralidharan et al. 2024, arXiv 2407.14679",
+        ),
         Method("fpgm", Choices(Score("fpgm"), _FILTERS), paper="He et al. 2019, arXiv 1811.00250"),
         Method(
             "slimming",

@@ -61,7 +61,7 @@ def kept_channels(
 
     check_reachable(groups, sparsity, alive)
     budget = groups.scope.budget
-    whole = groups.remaining({name: torch.ones(size, dtype=torch.bool) for name, size in groups.sizes.items()}, budget)
+    whole = groups.whole(budget)
     most = whole - sparsity * whole + TINY * whole
     fewest, enough = 0, max(groups.sizes.values()) if groups.equal_widths else len(order)
     while fewest < enough:
@@ -80,7 +80,7 @@ def check_reachable(groups: DependencyGroups, sparsity: float, alive: Mapping[st
         groups, sparsity, alive: see `kept_channels`.
     """
     alive, budget = alive or groups.alive(), groups.scope.budget
-    whole = groups.remaining({name: torch.ones(size, dtype=torch.bool) for name, size in groups.sizes.items()}, budget)
+    whole = groups.whole(budget)
     fewest = {
         group.name: _kept(
             groups, group, _own_order(torch.zeros(group.units), alive[group.name]), alive[group.name], group.units
@@ -93,9 +93,8 @@ def check_reachable(groups: DependencyGroups, sparsity: float, alive: Mapping[st
 
 def gone(groups: DependencyGroups, kept: Mapping[str, Tensor]) -> float:
     """Return the removed fraction of the budget."""
-    whole = {name: torch.ones(size, dtype=torch.bool) for name, size in groups.sizes.items()}
     budget = groups.scope.budget
-    return 1 - groups.remaining(kept, budget) / max(1, groups.remaining(whole, budget))
+    return 1 - groups.remaining(kept, budget) / max(1, groups.whole(budget))
 
 
 def largest_step(groups: DependencyGroups, kept: Mapping[str, Tensor]) -> float:
@@ -103,13 +102,12 @@ def largest_step(groups: DependencyGroups, kept: Mapping[str, Tensor]) -> float:
 
     `gone` exceeds the requested sparsity by less than this fraction.
     """
-    whole = {name: torch.ones(size, dtype=torch.bool) for name, size in groups.sizes.items()}
     budget, most = groups.scope.budget, 0
     for together in [groups.groups] if groups.equal_widths else [(group,) for group in groups]:
         back = {**kept, **{group.name: _before_last_step(groups, group, kept[group.name]) for group in together}}
         touched = {member.tensor for group in together for member in group.members}
         most = max(most, groups.remaining(back, budget, touched) - groups.remaining(kept, budget, touched))
-    return most / max(1, groups.remaining(whole, budget))
+    return most / max(1, groups.whole(budget))
 
 
 def _before_last_step(groups: DependencyGroups, group: DependencyGroup, kept: Tensor) -> Tensor:

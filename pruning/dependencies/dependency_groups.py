@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -109,6 +109,8 @@ class DependencyGroups:
         tensors: name -> every parameter and buffer of the network.
         unit, scope: how channels are scored, and how many are kept.
         products: products of activations, which are not in `tensors`.
+        others: groups of other units of the network, which stay as they are; costs count what is left of them.
+        others_kept: name of one of them -> bool for each channel: whether it is kept; all are without a name.
     """
 
     groups: tuple[DependencyGroup, ...]
@@ -116,6 +118,8 @@ class DependencyGroups:
     unit: Unit
     scope: Scope
     products: tuple[Multiplied, ...] = ()
+    others: tuple[DependencyGroup, ...] = ()
+    others_kept: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[DependencyGroup]:
         return iter(self.groups)
@@ -199,11 +203,18 @@ class DependencyGroups:
         Args:
             masks: name of a parameter -> mask, nonzero where an entry is kept; without masks all channels are alive.
         """
+        return self._alive(self.groups, masks or {})
+
+    def beside(self, masks: Mapping[str, Tensor]) -> DependencyGroups:
+        """Return these groups in a network whose masks may have emptied channels of `others`, too."""
+        return replace(self, others_kept=self._alive(self.others, masks))
+
+    def _alive(self, groups: Sequence[DependencyGroup], masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found = {}
-        for group in self.groups:
+        for group in groups:
             alive = torch.zeros(group.units, dtype=torch.bool)
             for member in group.members:
-                mask = (masks or {}).get(member.tensor)
+                mask = masks.get(member.tensor)
                 kept = True if mask is None else _any((mask != 0).cpu(), member.channels)
                 if self.tensors[member.tensor].trained and member.masked:
                     alive[member.channels[(member.channels >= 0) & kept]] = True
@@ -235,8 +246,15 @@ class DependencyGroups:
         """
         if budget == "channels":
             return sum(int(each.sum()) for each in kept.values())
+        return self._left({**self.others_kept, **kept}, budget, tensors)
+
+    def whole(self, budget: Budget) -> int:
+        """Return the exact budget of the network with all channels."""
+        return sum(self.sizes.values()) if budget == "channels" else self._left({}, budget)
+
+    def _left(self, kept: Mapping[str, Tensor], budget: Budget, tensors: Collection[str] | None = None) -> int:
         left = sum(
-            cost * self.entries(name, kept)
+            cost * _entries(self.tensors[name].shape, self._by_tensor.get(name, ()), kept)
             for name in (self.tensors if tensors is None else tensors)
             if (cost := self.tensors[name].cost(budget))
         )
@@ -251,7 +269,7 @@ class DependencyGroups:
     @cached_property
     def _by_tensor(self) -> Mapping[str, Sequence[tuple[str, Member]]]:
         found = defaultdict(list)
-        for group in self.groups:
+        for group in (*self.groups, *self.others):
             for member in group.members:
                 found[member.tensor].append((group.name, member))
         return found

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from pruning.choices.axes import FAMILY_UNITS, Scope, Unit
+from pruning.choices.axes import TRANSFORMER_UNITS, Scope, Unit
 from pruning.dependencies.costs import multiplied_activations, use_of
 from pruning.dependencies.dependency_groups import NO_EXAMPLE, DependencyGroup, DependencyGroups, Held, Member
 from pruning.dependencies.families.family_groups import family_groups
@@ -49,7 +49,7 @@ def dependency_groups(
         ValueError: `torch.export` cannot trace the model, or it has no channels that can be removed.
         TypeError: `example` is no tensor, tuple or mapping.
     """
-    if unit is not None and unit.kind in FAMILY_UNITS:
+    if unit is not None and unit.kind in TRANSFORMER_UNITS:
         return family_groups(model, unit, scope, example)
     if example is None:
         raise ValueError(NO_EXAMPLE)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.catalogue.repairs import REPAIRS
 from pruning.catalogue.rows import load
-from pruning.choices.axes import FAMILY_UNITS, Schedule, Score, Unit
+from pruning.choices.axes import FAMILY_UNITS, TWO_UNITS, Schedule, Score, Unit
 from pruning.choices.combining import Choices
 from pruning.dependencies.budgets import check_reachable, gone, kept_channels, largest_step
 from pruning.dependencies.dependency_groups import DependencyGroups
@@ -29,6 +29,7 @@ from pruning.engine.scoring import (
     names_to_score,
     no_plan,
     row_of,
+    score_for,
     share,
 )
 from pruning.holding.parameter import check_has_values, pruned_names
@@ -109,6 +110,10 @@ def plan(
         )
     if choices.schedule.order == "sequential":
         raise no_plan(choices.score)
+    if choices.unit.kind in TWO_UNITS:
+        return _in_turns(model, choices, batches=batches, loss=loss, size=size, generator=generator,
+            parameters=parameters, masks=masks, example=example, remember=remember)  # fmt: skip
+    choices = replace(choices, score=score_for(choices.score, choices.unit.kind))
     cut, before = _cut(model, choices, masks, names_to_score(model, choices.score, parameters), example)
     if choices.dynamics.kind == "free":
         model = _with_full_masks(model)
@@ -129,6 +134,29 @@ def plan(
     return Plan(MaskSet(now), run.repaired(now), _details(cut, now, len(steps)), run.seconds)
 
 
+def _in_turns(model: nn.Module, choices: Choices, *, masks: Masks | None, remember: Remember, **given: Any) -> Plan:
+    """Plan the pruning of two units in turns, the second one under the masks of the first.
+
+    Before it r of the budget is removed, in the end s: the first unit is pruned to r + unit.by_layers (s - r).
+    """
+    target, before, plans = choices.schedule.sparsity, dict(masks or {}), list[Plan]()
+    for kind in TWO_UNITS[choices.unit.kind]:
+        own = replace(choices, unit=replace(choices.unit, kind=kind))
+        if target is not None and not plans:
+            cut, kept = _cut(model, own, before, given["parameters"], given["example"])
+            removed = gone(cut, cut.alive(kept)) if isinstance(cut, DependencyGroups) else 0.0
+            first = min(target, removed + choices.unit.by_layers * max(0.0, target - removed))
+            own = replace(own, schedule=replace(own.schedule, sparsity=first))
+        plans.append(plan(model, own, masks=before, remember=remember, **given))
+        before, remember = {**before, **plans[-1].masks}, None  # statistics of the second unit need the masks
+    one, other = plans
+    counts = {name: {**one.details[name], **other.details[name]} for name in ("units", "kept")}
+    within = target is None or one.details["removed"] <= target
+    details = {**other.details, "unit": choices.unit.kind, **counts, "step": (other if within else one).details["step"]}
+    seconds = {name: one.seconds[name] + other.seconds[name] for name in one.seconds}
+    return Plan(MaskSet({**one.masks, **other.masks}), {}, details, seconds)
+
+
 def _cut(
     model: nn.Module, choices: Choices, masks: Masks | None, parameters: Iterable[str] | None, example: Any
 ) -> tuple[Cut, dict[str, Tensor]]:
@@ -137,6 +165,10 @@ def _cut(
     if choices.unit.spans:
         cut = groups_of_weights(model, choices, example, parameters)
         weights = weights_of(model, masks, cut.parameters)
+        if cut.others:
+            members = {m.tensor for group in cut.others for m in group.members if cut.tensors[m.tensor].trained}
+            found = weights_of(model, masks, members).items()
+            cut = cut.beside({name: weight.kept for name, weight in found if weight.kept is not None})
     else:
         weights = weights_of(model, masks, parameters)
         for name, weight in weights.items():

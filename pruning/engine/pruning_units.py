@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from torch import nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from pruning.choices.axes import FAMILY_UNITS, Scope, Unit
+from pruning.choices.axes import TRANSFORMER_UNITS, Scope, Unit
 from pruning.choices.combining import Choices
 from pruning.dependencies.dependency_groups import NO_EXAMPLE, DependencyGroup, DependencyGroups
 from pruning.dependencies.families.family_groups import family_groups
@@ -73,7 +73,7 @@ def groups_of_weights(
         ValueError: there is no example, the network cannot be traced or is of no family, or no group is left.
     """
     spared = set() if parameters is None else set(weights_of(model)) - set(parameters)
-    if choices.unit.kind in FAMILY_UNITS:
+    if choices.unit.kind in TRANSFORMER_UNITS:
         return _with_outputs_of(family_groups(model, choices.unit, choices.scope, example, spared), spared)
     if example is None:
         raise ValueError(NO_EXAMPLE)

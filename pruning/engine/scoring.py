@@ -168,6 +168,12 @@ def row_of(score: Score) -> ScoreRow | None:
     return SCORES[score.kind]
 
 
+def score_for(score: Score, unit: str) -> Score:
+    """Return the score that ranks a unit in the place of `score`: some rank whole layers by another one."""
+    row = row_of(score)
+    return replace(score, kind=row.for_layers) if row is not None and row.for_layers and unit == "layer" else score
+
+
 def no_plan(score: Score) -> ValueError:
     """Return the error for a method that prunes layer by layer, where one plan for all layers is asked for."""
     return ValueError(

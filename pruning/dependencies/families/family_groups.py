@@ -9,11 +9,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pruning.choices.axes import FamilyUnit, Scope, Unit
+from pruning.choices.axes import FAMILY_UNITS, TWO_UNITS, FamilyUnit, Scope, Unit
 from pruning.dependencies.dependency_groups import DependencyGroup, DependencyGroups, Held, Member, Multiplied
 from pruning.dependencies.families.stock_transformer import (
     Place,
     StockTransformer,
+    expresses,
     joined,
     require_unit,
 )
@@ -25,22 +26,27 @@ from pruning.measure.macs import counted
 def family_groups(
     model: nn.Module, unit: Unit, scope: Scope | None = None, example: Any = None, spared: Collection[str] = ()
 ) -> DependencyGroups:
-    """Return the dependency groups of a stock transformer for units of its family.
+    """Return the dependency groups of a stock transformer for units of its family; those of other units as `others`.
 
     Layers are the channels of one group, and so are the channels of the residual stream. Heads and hidden units are the
     channels of one group for each layer.
 
     Args:
         model: pruned or not; it is not changed.
-        unit: "layer", "heads", "mlp" or "residual".
+        unit: "layer", "heads", "mlp" or "residual"; not both of "layer_and_mlp", which a plan prunes in turns.
         scope: how many are kept; `budget="macs"` needs an example.
         example: input of the network; a mapping or a tuple is unpacked.
         spared: names of weights; a layer with one of them is kept.
 
     Raises:
-        ValueError: the configuration of the network cannot express fewer of these units, or there is no example for
-            multiply-accumulates.
+        ValueError: the configuration of the network cannot express fewer of these units, there is no example for
+            multiply-accumulates, or the unit is two.
     """
+    if unit.kind in TWO_UNITS:
+        raise ValueError(
+            f"`unit.kind` (={unit.kind!r}) has no dependency groups of its own; ask for those of "
+            f"{' or '.join(map(repr, TWO_UNITS[unit.kind]))}."
+        )
     kind, scope = cast(FamilyUnit, unit.kind), scope or Scope()
     found = require_unit(model, kind)
     if scope.budget == "macs" and example is None:
@@ -50,8 +56,14 @@ def family_groups(
         )
     names = first_names(found.tensors)
     groups = [replace(each, members=_by_first_name(each, names)) for each in unit_groups(found, kind, spared)]
-    uses, products = _costs(model, example, found, groups) if scope.budget == "macs" else ({}, ())
-    return DependencyGroups(tuple(groups), _tensors(found, uses), unit, scope, products)
+    others = [
+        replace(each, members=_by_first_name(each, names))
+        for other in FAMILY_UNITS
+        if other != kind and expresses(found, other)
+        for each in unit_groups(found, other)
+    ]
+    uses, products = _costs(model, example, found, [*groups, *others]) if scope.budget == "macs" else ({}, ())
+    return DependencyGroups(tuple(groups), _tensors(found, uses), unit, scope, products, tuple(others))
 
 
 def unit_groups(found: StockTransformer, kind: FamilyUnit, spared: Collection[str] = ()) -> Iterator[DependencyGroup]:

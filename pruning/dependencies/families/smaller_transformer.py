@@ -16,7 +16,7 @@ from pruning.choices.axes import EQUAL_WIDTHS, FamilyUnit
 from pruning.dependencies.dependency_groups import DependencyGroup
 from pruning.dependencies.families.family_groups import unit_groups
 from pruning.dependencies.families.family_table import MODEL_TYPES
-from pruning.dependencies.families.stock_transformer import StockTransformer, check_unit, joined, stock_transformer
+from pruning.dependencies.families.stock_transformer import StockTransformer, expresses, joined, stock_transformer
 from pruning.holding.copies import values_with_history
 from pruning.holding.parameter import check_all_have_values, pruned_names, unwrapped
 from pruning.measure.macs import arguments_of, in_mode
@@ -139,11 +139,7 @@ def _cut(found: StockTransformer) -> _Cut:
 
 def _groups(found: StockTransformer, unit: FamilyUnit) -> list[DependencyGroup]:
     """Return the groups of a unit; none if the configuration cannot express fewer of them."""
-    try:
-        check_unit(found, unit)
-    except ValueError:
-        return []
-    return list(unit_groups(found, unit))
+    return list(unit_groups(found, unit)) if expresses(found, unit) else []
 
 
 def _layer_of(found: StockTransformer, group: DependencyGroup) -> str:

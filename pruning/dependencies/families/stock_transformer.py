@@ -155,6 +155,15 @@ def check_unit(found: StockTransformer, unit: FamilyUnit) -> None:
         _require_known_readers(found)
 
 
+def expresses(found: StockTransformer, unit: FamilyUnit) -> bool:
+    """Return whether the configuration of a stock transformer can express fewer of a unit."""
+    try:
+        check_unit(found, unit)
+    except ValueError:
+        return False
+    return True
+
+
 def _require_known_readers(found: StockTransformer) -> None:
     """Refuse a network with parameters of which the family does not say whether they hold the residual stream."""
     family = found.family

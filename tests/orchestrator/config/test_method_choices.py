@@ -59,14 +59,15 @@ def chosen(config: Mapping[str, Any]) -> Choices:
 @pytest.mark.parametrize(
     ("unit", "read"),
     [("entry", set()), ("group", {"budget", "round_to"}), ("layer", {"budget", "round_to"})]
-    + [(unit, {"budget", "round_to", "uniform"}) for unit in ("heads", "mlp")],
+    + [(unit, {"budget", "round_to", "uniform"}) for unit in ("heads", "mlp")]
+    + [("layer_and_mlp", {"budget", "round_to", "uniform", "by_layers"})],
 )
-def test_a_stage_has_only_the_keys_of_a_scope_that_its_unit_reads(unit: str, read: set[str]) -> None:
-    plan = make_plan([Job((), composed(f"unit={unit}"))])
+def test_a_stage_has_only_the_keys_that_its_unit_reads(unit: str, read: set[str]) -> None:
+    plan = make_plan([Job((), composed(f"unit={unit}", *["scope.budget=parameters"] * (unit == "layer_and_mlp")))])
 
-    scopes = [spec.fields["scope"] for spec in plan.stages.values() if "scope" in spec.fields]
-    assert scopes
-    assert all({"budget", "round_to", "uniform"} & set(scope) == read for scope in scopes)
+    found = [{**spec.fields["unit"], **spec.fields["scope"]} for spec in plan.stages.values() if "scope" in spec.fields]
+    assert found
+    assert all({"budget", "round_to", "uniform", "by_layers"} & set(keys) == read for keys in found)
 
 
 def test_equal_widths_are_for_heads_and_hidden_units() -> None:

@@ -129,6 +129,7 @@ def test_left_out_needs_a_loss() -> None:
         ("shortgpt", "num_hidden_layers"),
         ("minitron_mlp", "intermediate_size"),
         ("minitron_heads", "num_key_value_heads"),
+        ("minitron", "num_hidden_layers"),
     ],
 )
 def test_published_methods_of_transformers_leave_a_smaller_network_that_computes_the_same(

@@ -1,0 +1,131 @@
+"""Units of several kinds removed from one masked network: in turns by one plan, or by one plan after another."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import pruning
+from pruning.choices.axes import Unit
+from pruning.measure.macs import macs
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+from small_transformers import inputs_of, logits, network_of
+
+DEEP = {"num_hidden_layers": 8, "intermediate_size": 40}
+
+
+def loss(network: Any, batch: Any) -> Any:
+    """Return the loss of a language model."""
+    return network(**batch).loss
+
+
+def texts() -> list[dict[str, torch.Tensor]]:
+    """Return a batch with its labels."""
+    given = inputs_of(network_of("Llama"))["input_ids"]
+    return [{"input_ids": given, "labels": given}]
+
+
+def size(network: Any) -> int:
+    """Return the number of parameters; a tied one counts once."""
+    return sum(each.numel() for each in network.parameters())
+
+
+@pytest.mark.parametrize(
+    ("kind", "by_layers", "sparsity"),
+    [
+        ("Llama", 0.0, 0.25),
+        ("Llama", 0.5, 0.5),
+        ("Llama", 1.0, 0.5),
+        ("Qwen3", 0.3, 0.25),
+        ("GPT2", 0.5, 0.4),
+        ("ViT", 0.5, 0.25),
+    ],
+)
+def test_layers_reach_their_part_and_hidden_units_the_rest(kind: str, by_layers: float, sparsity: float) -> None:
+    sizes = {"n_layer": 8, "n_inner": 40} if kind == "GPT2" else DEEP
+    network = network_of(kind, **sizes)
+    whole, stack = size(network), next(each for each in network.modules() if isinstance(each, torch.nn.ModuleList))
+    a_layer = size(stack[0])
+
+    plan = pruning.prune(
+        network,
+        "magnitude",
+        unit="layer_and_mlp",
+        sparsity=sparsity,
+        budget="parameters",
+        by_layers=by_layers,
+    )
+    smaller: Any = pruning.smaller_transformer(network)
+
+    layers = math.ceil(round(by_layers * sparsity * whole / a_layer, 9))
+    assert len(smaller.resized.layers) == 8 - layers
+    assert plan.details["removed"] == pytest.approx(1 - size(smaller) / whole, abs=1e-12)
+    assert sparsity <= plan.details["removed"] < sparsity + plan.details["step"]
+    assert not smaller.resized.padding
+    torch.testing.assert_close(logits(smaller), logits(network), rtol=1e-4, atol=1e-4)
+
+
+def test_a_second_round_divides_what_is_left_to_remove() -> None:
+    network = network_of("Llama", **DEEP)
+    given: dict[str, Any] = {"unit": "layer_and_mlp", "budget": "parameters"}
+    first = pruning.prune(network, "magnitude", sparsity=0.25, **given)
+    second = pruning.prune(network, "magnitude", sparsity=0.5, **given)
+
+    assert second.masks.nested_in(first.masks)
+    assert 0.5 <= second.details["removed"] < 0.5 + second.details["step"]
+    assert second.details["kept"]["model.layers"] < first.details["kept"]["model.layers"]
+
+
+@pytest.mark.parametrize("budget", ["parameters", "bytes", "macs"])
+@pytest.mark.parametrize("kind", ["Llama", "ViT"])
+def test_a_budget_counts_what_other_units_removed(kind: str, budget: str) -> None:
+    network = network_of(kind, **DEEP)
+    inputs = inputs_of(network)
+    for unit, sparsity in (("layer", 0.2), ("heads", 0.3), ("mlp", 0.5), ("layer", 0.6)):
+        plan = pruning.prune(network, "magnitude", unit=unit, sparsity=sparsity, budget=budget, example=inputs)
+    smaller = pruning.smaller_transformer(network)
+
+    def cost(model: torch.nn.Module) -> float:
+        if budget == "macs":
+            return float(macs(model, dict(inputs)).total)
+        return float(sum(each.nbytes for each in model.state_dict().values()) if budget == "bytes" else size(model))
+
+    assert plan.details["removed"] >= 0.6
+    if budget != "bytes":  # a state dict names tied tensors twice
+        assert plan.details["removed"] == pytest.approx(1 - cost(smaller) / cost(network_of(kind, **DEEP)), abs=1e-12)
+    torch.testing.assert_close(logits(smaller), logits(network), rtol=1e-4, atol=1e-4)
+
+
+def test_minitron_ranks_layers_by_block_influence_and_hidden_units_under_their_masks() -> None:
+    both, one, other = (network_of("Llama", **DEEP) for _ in range(3))
+    batches = texts()
+
+    plan = pruning.prune(both, "minitron", sparsity=0.4, batches=batches, loss=loss)
+    layers = pruning.prune(one, "shortgpt", sparsity=0.2, budget="parameters", batches=batches, loss=loss)
+    hidden = pruning.prune(one, "minitron_mlp", sparsity=0.4, budget="parameters", batches=batches, loss=loss)
+    alone = pruning.prune(other, "minitron_mlp", sparsity=0.4, budget="parameters", batches=batches, loss=loss)
+
+    assert {name: mask.tolist() for name, mask in plan.masks.items()} == {
+        name: mask.tolist() for name, mask in {**layers.masks, **hidden.masks}.items()
+    }
+    assert plan.details["removed"] == hidden.details["removed"]
+    assert alone.details["kept"] != hidden.details["kept"]
+
+
+def test_two_units_are_refused_where_they_cannot_go() -> None:
+    def refused(said: str, **given: Any) -> None:
+        with pytest.raises(ValueError, match=said):
+            pruning.prune(network_of("Llama"), "magnitude", unit="layer_and_mlp", sparsity=0.25, **given)
+
+    refused(r"^`scope.budget` \(='channels'\) cannot .* it must be 'parameters' or 'bytes' or 'macs'")
+    refused(r"^`unit.by_layers` \(=2\) must lie in \[0, 1\]", budget="parameters", by_layers=2)
+    refused(r"scores whole layers of a transformer", budget="parameters", score="block_influence")
+    refused(r"^`dynamics.kind` \(='free'\) cannot", budget="parameters", dynamics="free")
+    refused(r"^`repair.kind` \(='bn_stats'\) cannot", budget="parameters", repair="bn_stats")
+    with pytest.raises(ValueError, match=r"has no dependency groups of its own; ask for those of 'layer' or 'mlp'"):
+        pruning.dependency_groups(network_of("Llama"), unit=Unit("layer_and_mlp"))
