@@ -298,6 +298,34 @@ def test_in_a_format_that_changes_outputs_what_networks_achieve_is_measured(
     assert outcome.status == "finished"
 
 
+def test_a_smaller_transformer_that_must_differ_has_figures_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.ViTConfig(image_size=8, patch_size=4, num_channels=1, num_labels=10, **sizes)
+    config.architectures = ["ViTForImageClassification"]
+    config.save_pretrained(tmp_path / "vit")
+    monkeypatch.chdir(tmp_path)
+    hydra_options.register()
+    given = ("model=huggingface", "model.path=vit", "model.architecture=AutoModelForImageClassification")
+    given += ("data=digits", "unit=residual", "method=magnitude", "deploy=huggingface", "deploy.batch_sizes=[1]")
+    given += ("finetune.epochs=0", "prune.exclude=[]")
+    with initialize_config_dir(str(CONF), version_base=None):
+        jobs = [Job((), plain(compose("config", [*SETTINGS, *given])))]
+
+    outcome = run(jobs)
+
+    (measured,) = of_kind(outcome, "measure")
+    (own, dense) = sorted(of_kind(outcome, "deploy"), key=lambda record: record.measurements["parameters"])
+    assert outcome.status == "finished"
+    assert own.measurements["difference"] > 1e-3
+    assert own.after == measured.after
+    assert {"val/accuracy", "test/accuracy"} <= set(own.after)
+    assert dense.measurements["difference"] < 1e-5
+    assert not dense.after
+
+
 @pytest.mark.slow
 def test_outputs_are_held_to_those_of_the_masked_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("pruning.shrink", lambda model, _: nn.Sequential(model, nn.Linear(2, 2)))
