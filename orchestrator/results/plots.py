@@ -15,6 +15,7 @@ from orchestrator.views.report.figures import plot_axes as drawn
 from orchestrator.views.report.figures.layers_alone import layers_alone
 from orchestrator.views.report.figures.mask_history import mask_history
 from orchestrator.views.report.figures.overlap import overlap_of
+from orchestrator.views.report.figures.token_speed import token_speed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,6 +75,11 @@ class Plots:
         needs = "measurements of `deploy`" if against in ("latency", "bytes") else "a finished round"
         chosen = _chosen(measured.against(self._comparison, against), panel, needs)
         return _drawn(lambda axes, plot: drawn.deployed(axes, plot, measured.LABELS[against]), chosen, ax)
+
+    def token_speed(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
+        """Draw the primary metric on test against the tokens a second of deployed language models, with intervals."""
+        chosen = _chosen(token_speed(self._comparison), panel, "measurements of tokens by `deploy=huggingface`")
+        return _drawn(drawn.token_speed, chosen, ax)
 
     def frontier(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
         """Draw the primary metric on validation against a quantity, with the frontier that `search=frontier` found."""

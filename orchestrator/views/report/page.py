@@ -28,6 +28,9 @@ CAPTIONS = {
     "masks of each step. Vertical lines: 95% intervals over seeds. Masks save no time in PyTorch.",
     "latency": "Test figures against the measured latency of deployed networks. Dotted: the Pareto front.",
     "bytes": "Test figures against the bytes of deployed networks.",
+    "token_speed": "Test figures against the tokens a second that deployed language models generate one by one after a "
+    "prompt. Horizontal lines: 95% intervals of the speed-up over dense; vertical: of the difference from dense by "
+    "window of text, else over seeds.",
     "frontier": "Validation figures of the networks that a search ran, with 95% intervals over seeds. Dotted: the "
     "frontier that the search found. Networks that it stopped before all seeds have a marker of their own.",
     "sensitivity": "Validation figures with one layer, or one block, alone pruned; bands: 95% intervals over seeds.",

@@ -24,6 +24,7 @@ from orchestrator.views.report.figures import by_method, drawing, figure_data, m
 from orchestrator.views.report.figures.layers_alone import layers_alone
 from orchestrator.views.report.figures.mask_history import mask_history
 from orchestrator.views.report.figures.overlap import ReadFile, overlap_of
+from orchestrator.views.report.figures.token_speed import token_speed
 from orchestrator.views.report.language_tables import generations
 from orchestrator.views.report.page import page
 
@@ -132,6 +133,8 @@ def draw(
         figures["latency"] = lambda: drawing.deployed(latency, measured.LABELS["latency"])
     if sizes := _or_left_out("the figure bytes", lambda: measured.against_bytes(comparison)):
         figures["bytes"] = lambda: drawing.deployed(sizes, measured.LABELS["bytes"])
+    if tokens := _or_left_out("the figure token_speed", lambda: token_speed(comparison)):
+        figures["token_speed"] = lambda: drawing.token_speed(tokens)
     if frontier := _or_left_out("the figure frontier", lambda: searched_frontier.frontier(comparison)):
         figures["frontier"] = lambda: drawing.frontier(frontier)
     if sensitivity := _or_left_out("the figure sensitivity", lambda: layers_alone(sensitivity_curves(plan, records))):

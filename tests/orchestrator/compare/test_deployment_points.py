@@ -16,6 +16,8 @@ from orchestrator.compare.against.gate_verdicts import verdicts
 from orchestrator.compare.audit import audit
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.deployment_points import figures_of, headline
+from orchestrator.compare.secondary.secondary_figures import FurtherTestSet
+from orchestrator.compare.secondary.window_differences import WindowDifference
 from orchestrator.compare.statistics import Estimate
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import DENSE, NETWORK, Plan, StageSpec
@@ -23,6 +25,7 @@ from orchestrator.views.report.columns import columns
 from orchestrator.views.report.figures import drawing
 from orchestrator.views.report.figures.figure_data import FRONT
 from orchestrator.views.report.figures.measured import against_bytes, against_latency, front
+from orchestrator.views.report.figures.token_speed import token_speed
 from orchestrator.views.report.plain_files import points_csv
 from orchestrator.views.report.tables import text_table
 
@@ -128,6 +131,37 @@ def test_the_latency_of_a_token_stands_beside_that_of_a_prompt() -> None:
     assert (float(row["onnx_8_token_ms"]), row["onnx_8_token_speedup_high"]) == (pytest.approx(2.0), "1.6")
     told = {name: value for name, value, _ in headline(trial, records)}
     assert (told["deploy/onnx/8/token_ms"], told["deploy/onnx/8/token_speedup"]) == (2.0, 1.5)
+
+
+def test_a_figure_shows_tokens_a_second_and_the_metric_with_both_intervals() -> None:
+    plan = deploying((1,))
+    records, (trial,) = measured(plan), plan.trials
+    (key,) = trial.measured
+    token = {"token_ms/8": 2.0, "dense_token_ms/8": 4.0, "token_speedup/8": 2.0}
+    ends = {"token_speedup_low/8": 1.5, "token_speedup_high/8": 2.5}
+    records[key] = replace(records[key], measurements={**records[key].measurements, **token, **ends})
+    comparison = compare_trials(plan, records)
+    (plot,) = token_speed(comparison)
+    (own, dense) = plot.series
+
+    assert plot.title == "cnn on digits, onnx, batch 8"
+    assert (own.x, own.left, own.right) == ((4000.0,), (3000.0,), (5000.0,))
+    assert (dense.label, dense.x, dense.left) == ("dense", (2000.0,), (None,))
+    assert not token_speed(compare_trials(plan, measured(plan)))
+
+    (point,) = comparison.operating_points[-1:]
+    perplexity = replace(point.metric, name="perplexity", better="lower")
+    twice = replace(
+        point, metric=perplexity, test=Estimate(1, 20.0), further=(FurtherTestSet("plays", Estimate(1, 400.0), None),)
+    )
+    named = (point.model, point.data, "test", point.line, "dense", point.asked_sparsity, (0,))
+    window = WindowDifference(*named, Estimate(16, 1.0, 0.5, 1 - math.log(2), 1 + math.log(4)), Estimate(1, 1.0))
+    text, plays = token_speed(replace(comparison, points=(twice,), windows=(window,)))
+
+    assert (text.series[0].low, text.series[0].high) == ((pytest.approx(10.0),), (pytest.approx(80.0),))
+    assert plays.title == "cnn on digits: plays, onnx, batch 8"
+    assert (plays.series[0].y, plays.series[0].low) == ((400.0,), (None,))
+    assert drawing.render(lambda: drawing.token_speed((text, plays)))["svg"]
 
 
 def test_unlike_machines_are_never_averaged() -> None:

@@ -100,6 +100,11 @@ def deployed(plots: Sequence[Plot], x_label: str) -> Figure:
     return _panels(plots, lambda axes, plot: drawn.deployed(axes, plot, x_label))
 
 
+def token_speed(plots: Sequence[Plot]) -> Figure:
+    """Draw the primary metric against tokens a second."""
+    return _panels(plots, drawn.token_speed)
+
+
 def frontier(plots: Sequence[Plot]) -> Figure:
     """Draw the frontier that a search found."""
     return _panels(plots, drawn.frontier)

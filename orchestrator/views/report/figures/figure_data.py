@@ -26,7 +26,7 @@ HEAT_ROWS, CURVES, LINES = 40, 6, 20
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a plot; `low` and `high` bound its band, None at points without an interval."""
+    """One line of a plot; `low` and `high` bound y, `left` and `right` x, None at points without an interval."""
 
     label: str
     x: tuple[float, ...]
@@ -35,6 +35,8 @@ class Series:
     high: tuple[float | None, ...] = ()
     marks: tuple[int, ...] | None = None
     """Indices of points with a marker; None: all points."""
+    left: tuple[float | None, ...] = ()
+    right: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ PERCENT = Metric("density", "%", "higher", margin=0.01, format=".2%")
 ERROR = Metric("error", "", "lower", margin=0.0, format=".3g")
 WRITTEN = 480
 """Maximum number of matrix cells with written values: more take long to draw."""
+WIDE = 10
+"""Ratio of the largest and the smallest figure above which the axis of tokens a second is logarithmic."""
 LONGEST = 48
 """Maximum number of characters shown of a label."""
 
@@ -55,6 +57,15 @@ def training_macs(axes: Axes, plot: Plot) -> None:
 def deployed(axes: Axes, plot: Plot, x_label: str) -> None:
     """Draw the primary metric against a measured or counted quantity, a marker for each operating point."""
     _plot(axes, plot, x_label, "test", axis=_axis_from_zero, joined=False)
+
+
+def token_speed(axes: Axes, plot: Plot) -> None:
+    """Draw the primary metric against tokens a second, with both intervals; on a logarithmic axis if it varies much."""
+    _plot(axes, plot, "tokens a second, generated one by one, measured", "test", axis=_axis_from_zero, joined=False)
+    heights = [y for series in plot.series for y in series.y]
+    if min(heights) > 0 and max(heights) > WIDE * min(heights):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")  # powers of ten would be formulas
 
 
 def frontier(axes: Axes, plot: Plot) -> None:
@@ -190,6 +201,9 @@ def _line(axes: Axes, series: Series, metric: Metric, index: int, dash: Any, mar
         markersize=5,
         label=shortened(series.label),
     )
+    for left, right, height in zip(series.left, series.right, series.y, strict=False):
+        if left is not None and right is not None:
+            axes.hlines(metric.scale * height, left, right, color=colour, alpha=0.6, linewidth=1)
     band = [
         (position, *_band(metric, low, high))
         for position, low, high in zip(x, series.low, series.high, strict=False)
