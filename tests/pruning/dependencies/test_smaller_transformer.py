@@ -184,6 +184,34 @@ def test_the_network_of_a_wrapper_is_found_and_settings_stay() -> None:
     assert torch.allclose(logits(smaller.eval()), logits(network.eval()), atol=1e-10)
 
 
+class Wrapper(nn.Module):
+    """Wrapper with the configuration of its network."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.net, self.config = network, network.config
+
+
+@pytest.mark.parametrize("kind", ["Llama", "GPT2", "Bert"])
+def test_the_network_of_a_wrapper_with_its_configuration_is_found(kind: str) -> None:
+    network = network_of(kind)
+    pruning.prune(Wrapper(network), "magnitude", unit="mlp", sparsity=0.3)
+
+    smaller: Any = pruning.smaller_transformer(Wrapper(Wrapper(network)))
+
+    assert type(smaller) is type(network)
+    assert smaller.resized.after < smaller.resized.before
+    assert torch.allclose(logits(smaller.eval()), logits(network), atol=1e-5)
+
+
+def test_two_networks_in_one_wrapper_are_refused() -> None:
+    both = Wrapper(network_of("Llama"))
+    both.other = network_of("Llama")
+
+    with pytest.raises(ValueError, match=r"^`model` \(a Wrapper\) must be a network of transformers whose model_type"):
+        pruning.smaller_transformer(both)
+
+
 @pytest.mark.parametrize(
     ("kind", "head"), [("Llama", "lm_head"), ("GPT2", "lm_head"), ("Bert", "cls.predictions.decoder")]
 )
