@@ -134,7 +134,16 @@ def _cut(found: StockTransformer) -> _Cut:
         (kept_channels,) = _kept([group], found.tensors, cut, "residual")
         if len(kept_channels) < group.units:
             _narrow(found, cut, group.units, len(kept_channels))
+    cut.sizes |= _ties(found)
     return cut
+
+
+def _ties(found: StockTransformer) -> dict[str, Any]:
+    """Return the key of the configuration that ties the head, if it does not say whether the head is tied."""
+    pairs = getattr(found.network, "_tied_weights_keys", None) or {}
+    tensors = [[found.tensors.get(joined(found.path, name)) for name in pair] for pair in pairs.items()]
+    tied = all(head is embedding for head, embedding in tensors)
+    return {"tie_word_embeddings": tied} if pairs and tied != found.config.tie_word_embeddings else {}
 
 
 def _groups(found: StockTransformer, unit: FamilyUnit) -> list[DependencyGroup]:

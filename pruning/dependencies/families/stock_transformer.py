@@ -112,13 +112,12 @@ def stock_transformer(model: nn.Module) -> StockTransformer | None:
     modules = dict(plain_modules(model))
     for path, network in modules.items():
         family = family_of(str(getattr(getattr(network, "config", None), "model_type", "")))
-        if family is None:
-            continue
-        whole = sum(1 for _ in model.parameters()) == sum(1 for _ in network.parameters())
         prefix = str(getattr(network, "base_model_prefix", ""))
         base = joined(path, prefix if joined(path, prefix) in modules else "")
-        found = StockTransformer(family, network, path, base, modules)
-        return found if whole and joined(base, family.layers) in modules else None
+        if family is None or joined(base, family.layers) not in modules:
+            continue  # a wrapper may have the configuration of the network inside it
+        if sum(1 for _ in model.parameters()) == sum(1 for _ in network.parameters()):
+            return StockTransformer(family, network, path, base, modules)
     return None
 
 

@@ -184,6 +184,60 @@ def test_the_network_of_a_wrapper_is_found_and_settings_stay() -> None:
     assert torch.allclose(logits(smaller.eval()), logits(network.eval()), atol=1e-10)
 
 
+class Wrapper(nn.Module):
+    """Wrapper with the configuration of its network."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.net, self.config = network, network.config
+
+
+@pytest.mark.parametrize("kind", ["Llama", "GPT2", "Bert"])
+def test_the_network_of_a_wrapper_with_its_configuration_is_found(kind: str) -> None:
+    network = network_of(kind)
+    pruning.prune(Wrapper(network), "magnitude", unit="mlp", sparsity=0.3)
+
+    smaller: Any = pruning.smaller_transformer(Wrapper(Wrapper(network)))
+
+    assert type(smaller) is type(network)
+    assert smaller.resized.after < smaller.resized.before
+    assert torch.allclose(logits(smaller.eval()), logits(network), atol=1e-5)
+
+
+def test_two_networks_in_one_wrapper_are_refused() -> None:
+    both = Wrapper(network_of("Llama"))
+    both.other = network_of("Llama")
+
+    with pytest.raises(ValueError, match=r"^`model` \(a Wrapper\) must be a network of transformers whose model_type"):
+        pruning.smaller_transformer(both)
+
+
+@pytest.mark.parametrize(
+    ("kind", "head"), [("Llama", "lm_head"), ("GPT2", "lm_head"), ("Bert", "cls.predictions.decoder")]
+)
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_is_tied_as_in_the_network_whatever_its_configuration_says(
+    kind: str, head: str, tied: bool, tmp_path: Path
+) -> None:
+    network = network_of(kind, tie_word_embeddings=not tied)
+    pairs = {"weight": network.get_input_embeddings().weight, "bias": network.get_submodule(head).bias}
+    if kind == "Bert":
+        pairs["bias"] = network.cls.predictions.bias
+    for leaf, parameter in pairs.items():
+        if parameter is not None:
+            setattr(network.get_submodule(head), leaf, parameter if tied else nn.Parameter(parameter.detach() + 0.5))
+    pruning.prune(network, "magnitude", unit="mlp", sparsity=0.3)
+
+    smaller: Any = pruning.smaller_transformer(network, inputs_of(network))
+    smaller.save_pretrained(tmp_path)
+    loaded = class_of(kind).from_pretrained(tmp_path).eval()
+
+    assert smaller.resized.config["tie_word_embeddings"] == (not tied, tied)
+    assert smaller.resized.difference < TOLERANCE
+    assert (smaller.get_input_embeddings().weight is smaller.get_submodule(head).weight) is tied
+    assert torch.equal(logits(loaded), logits(smaller))
+
+
 def test_the_difference_of_a_network_that_normalises_after_additions_is_stated() -> None:
     network = network_of("Bert")
     plan = pruning.prune(network, "magnitude", unit="layer", sparsity=0.25)
