@@ -13,6 +13,7 @@ from orchestrator.catalogue.formats import FORMATS
 from orchestrator.config.config_groups import OF_STAGES
 from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.catalogue.rows import Row
+from pruning.choices.axes import TRANSFORMER_UNITS
 
 SHARED: Mapping[str, int] = {
     "training": 6,
@@ -22,10 +23,12 @@ SHARED: Mapping[str, int] = {
     "layerwise": 2,
     "lora": 1,
     "ranks": 2,
+    "smaller": 1,
 }
 """Versions of shared code. `training`: building, splitting, training and evaluating, in every stage; `round`: pruning;
 `own_class`: the call of a user's own method class; `deploy`: shrinking and measuring;
-`layerwise`: pruning in the sequential order; `lora`: training of low-rank updates; `ranks`: several processes."""
+`layerwise`: pruning in the sequential order; `lora`: training of low-rank updates; `ranks`: several processes;
+`smaller`: training of the smaller transformer that masks leave."""
 FAMILIES: Mapping[str, Mapping[str, Row]] = {
     **{name: group.rows for name, group in OF_STAGES.items()},
     "allocation": ALLOCATIONS,
@@ -59,10 +62,18 @@ def versions_of(parts: Mapping[str, Any], *, sequential: bool = False) -> dict[s
     used += ["own_class"] if parts.get("method", {}).get("_target_") else []
     used += ["layerwise"] if sequential else []
     used += ["lora"] if parts.get("finetune", {}).get("lora_rank") is not None else []
+    used += ["smaller"] if _trains_smaller(parts) else []
     named = {group: parts.get(group, {}).get("kind") for group in OF_STAGES}
     named["allocation"] = parts.get("scope", {}).get("allocation")
     used += [f"{family}/{name}" for family, name in named.items() if name and FAMILIES[family][name].code]
     return {component: version_of(component) for component in used}
+
+
+def _trains_smaller(parts: Mapping[str, Any]) -> bool:
+    """Whether a round with these parts trains, and may do so in the smaller transformer that its masks leave."""
+    training = parts.get("finetune", parts.get("train", {}))
+    trains = training.get("steps") or training.get("epochs")
+    return bool(trains) and parts.get("unit", {}).get("kind") in TRANSFORMER_UNITS
 
 
 def versions_of_deployment(form: str) -> dict[str, int]:

@@ -31,9 +31,10 @@ SHARED = {
     "ranks": [
         f"{TRAINING}.team.{name}" for name in ("together.Together", "ranks.Ranks", "synchronised_norm.synchronised")
     ],
+    "smaller": [f"{TRAINING}.state.from_scratch.{name}" for name in ("transformer_left", "small_transformer_of")],
     "round": [f"{TRAINING}.pruning_rounds.{name}" for name in ("prune_round", "hold_laws", "hold_finite")],
 }
-ALONE = ("own_class", "deploy", "layerwise", "lora", "ranks")
+ALONE = ("own_class", "deploy", "layerwise", "lora", "ranks", "smaller")
 """Shared code that not every training or round uses."""
 HARMLESS = (
     *("orchestrator.config", "orchestrator.core", "orchestrator.store", "orchestrator.__version__"),
@@ -184,10 +185,11 @@ def rows() -> Iterator[tuple[str, str]]:
 def closures() -> tuple[dict[str, ast.stmt], dict[str, ast.stmt]]:
     """Return the code of training and of rounds; code that both use counts as training, which all stages have.
 
-    Code that only the sequential order, low-rank updates or several processes use is in neither.
+    Code that only the sequential order, low-rank updates, several processes or smaller transformers use is in neither.
     """
     read = closure([root for root in SHARED["training"] if root.startswith(WORKLOADS)])
-    apart = dict(filter(None, map(definition_at, [*SHARED["layerwise"], *SHARED["lora"], *SHARED["ranks"]])))
+    left_out = [path for name in ("layerwise", "lora", "ranks", "smaller") for path in SHARED[name]]
+    apart = dict(filter(None, map(definition_at, left_out)))
     rounds = closure(SHARED["round"], left_out=read | apart)
     return closure(SHARED["training"], left_out=rounds | apart), rounds
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from orchestrator.config.parts.method_choices import decides_itself, prunes_channels
+from pruning.choices.axes import TRANSFORMER_UNITS
 
-WHOLE = ("channel", "group")
-"""Units that are whole channels."""
+WHOLE = ("channel", "group", *TRANSFORMER_UNITS)
+"""Units that are whole channels, or whole parts of a transformer."""
 Place = int | str
 """Step of a training, or epochs as in 2.5ep if the number of steps is unknown."""
 

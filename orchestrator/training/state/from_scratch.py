@@ -1,13 +1,13 @@
-"""Small dense network that masks leave, trained from scratch: a control for pruning.
+"""Small dense network that masks leave: trained from scratch as a control for pruning, or with the weights left.
 
-After Liu, Sun, Zhou, Huang and Darrell, "Rethinking the Value of Network Pruning", arXiv 1810.05270.
+The control is that of Liu, Sun, Zhou, Huang and Darrell, "Rethinking the Value of Network Pruning", arXiv 1810.05270.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,9 +18,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 import pruning
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.seeding import seeded
+from orchestrator.core.specs import StageSpec
 from orchestrator.training.pruning_rounds import LawBroken, masked
+from orchestrator.training.scoring.ranking import Round
 from orchestrator.training.state.train_state import module_state, restore_module
 from pruning import MaskSet, Shrunk
+from pruning.choices.axes import TRANSFORMER_UNITS
+from pruning.dependencies.families.smaller_transformer import Left
+from pruning.dependencies.families.stock_transformer import stock_transformer
 
 TOLERANCE = 1e-4
 """Largest allowed difference between outputs of the whole and the small network, relative to the largest output."""
@@ -34,25 +39,32 @@ class ControlError(OrchestratorError):
 
 @dataclass(frozen=True)
 class Small:
-    """Small dense network with new random weights, and its place in the whole network.
+    """Small dense network, and its place in the whole network.
 
     Args:
-        model: the small network; its class and its names are those of the whole network.
+        model: the small network; its class is that of the whole network.
         left: name of each smaller tensor -> bool tensor that broadcasts to its shape in the whole network; True marks
             the entries that the small network has.
+        names: name of a tensor -> its name in the whole network, where it is another one.
+        factors: name of a tensor -> factor of its values against those in the whole network, where it is not 1.
     """
 
     model: nn.Module
     left: Mapping[str, Tensor]
+    names: Mapping[str, str] = field(default_factory=dict)
+    factors: Mapping[str, float] = field(default_factory=dict)
 
     def put_into(self, whole: nn.Module) -> None:
         """Copy the small network into the whole one, with zeros elsewhere, so that both compute the same."""
         state, there = module_state(self.model), module_state(whole)["tensors"]
-        restore_module(
-            whole, {**state, "tensors": {n: self._embedded(n, t, there[n]) for n, t in state["tensors"].items()}}
-        )
+        named = {self.names.get(name, name): (name, tensor) for name, tensor in state["tensors"].items()}
+        learned = dict(whole.named_parameters(remove_duplicate=False))
+        gone = {name: torch.zeros_like(tensor) if name in learned else tensor for name, tensor in there.items()}
+        here = {name: self._embedded(*own, there[name]) for name, own in named.items()}
+        restore_module(whole, {**state, "tensors": {**gone, **here}})
 
     def _embedded(self, name: str, tensor: Tensor, there: Tensor) -> Tensor:
+        tensor = tensor / self.factors[name] if name in self.factors else tensor
         if name not in self.left:
             return tensor
         found = torch.zeros_like(there)
@@ -91,6 +103,77 @@ def small_of(whole: nn.Module, masks: MaskSet, example: Sequence[Any] | Mapping[
     small = Small(model.to(device), report.left)
     _require_equal_outputs(small, emptied, example)
     return small
+
+
+def small_transformer_of(whole: nn.Module, masks: MaskSet, seed: int) -> Small:
+    """Return the stock transformer that masks leave, with weights that `seed` draws as its class does.
+
+    Raises:
+        ControlError: there is none that computes what the masked network does.
+    """
+    small = transformer_left(whole, masks)
+    if small is None:
+        raise _refusal("no stock transformer computes what is left")
+    model: Any = small.model
+    with seeded(seed):
+        drawn = type(model)(model.config)
+    restore_module(model, module_state(drawn.to(next(model.parameters()).device)))
+    return small
+
+
+def trains_smaller(spec: StageSpec, asked: Round) -> bool:
+    """Return whether a round may fine-tune the smaller transformer that its masks leave, at that network's speed.
+
+    The masked network would learn the same, but for a narrower residual stream, whose norms have other scales. A
+    training function of the user's own gets the network that it knows.
+    """
+    config = spec.training_config
+    plain = spec.training == "finetune" and config.get("_target_") is None and config.get("lora_rank") is None
+    trains = plain and bool(config.get("steps") or config.get("epochs"))
+    learns_the_same = asked.choices.unit.kind in TRANSFORMER_UNITS and asked.choices.unit.kind != "residual"
+    return trains and learns_the_same and spec.typed.prune.holding != "hooks"
+
+
+def transformer_left(whole: nn.Module, masks: MaskSet) -> Small | None:
+    """Return the stock transformer that masks leave, with the values that it has in the whole network.
+
+    None if there is none that computes what the masked network does: the network is of no known family, nothing or more
+    than whole units is masked, or layers differ in width.
+
+    Args:
+        whole: a plain network; it is not changed.
+        masks: masks of the network.
+    """
+    found = stock_transformer(whole)
+    if found is None or found.path or not masks.sparsity():
+        return None
+    emptied = copy.deepcopy(whole)
+    masked(emptied, masks)
+    try:
+        model = pruning.smaller_transformer(emptied)
+    except ValueError:
+        return None
+    report: Any = model.resized
+    del model.resized
+    left = {name: _entries_left(each, found.tensors[each.name]) for name, each in report.left.items()}
+    kept = {each.name: left[name] for name, each in report.left.items()}
+    if report.differs or report.padding or report.after == report.before:
+        return None
+    if not all(
+        mask[kept[name].to(mask.device).expand(mask.shape)].all() for name, mask in masks.items() if name in kept
+    ):
+        return None
+    names = {name: each.name for name, each in report.left.items() if each.name != name}
+    return Small(model, left, names, {name: each.factor for name, each in report.left.items() if each.factor != 1})
+
+
+def _entries_left(place: Left, whole: Tensor) -> Tensor:
+    """Return bool of the shape of a whole tensor: whether a smaller network has the entry."""
+    found = torch.ones(whole.shape, dtype=torch.bool)
+    for dim, positions in place.positions.items():
+        own = torch.zeros(whole.shape[dim], dtype=torch.bool).index_fill(0, positions.cpu(), True)
+        found &= own.reshape([-1 if each == dim else 1 for each in range(whole.ndim)])
+    return found
 
 
 def _refusal(reason: str) -> ControlError:

@@ -114,6 +114,8 @@ def _masked_state(masks: Sequence[Tensor | None], state: TrainState, model: nn.M
     found["state"] = {
         index: {name: _masked(value, masks[index]) for name, value in each.items()} for index, each in kept
     }
+    if len(groups := found["param_groups"]) == 1:  # a small network may have fewer parameters
+        found["param_groups"] = [{**groups[0], "params": [*range(len(masks))]}]
     return TrainState.of(parts)
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,20 @@ from pruning.measure.macs import arguments_of, in_mode
 from pruning.methods.functions import remove_all
 
 
+class Left(NamedTuple):
+    """Place of a smaller network's tensor in the whole one, and the factor that its values were multiplied by.
+
+    Args:
+        name: name of the whole tensor.
+        positions: dimension -> positions of the whole tensor that are left, ascending; all of other dimensions are.
+        factor: factor of the values.
+    """
+
+    name: str
+    positions: Mapping[int, Tensor]
+    factor: float
+
+
 @dataclass(frozen=True)
 class Resized:
     """Report of `smaller_transformer`, as plain data.
@@ -36,6 +50,7 @@ class Resized:
         differs: why the outputs differ from the masked network's; empty if they are equal up to rounding.
         difference: largest difference from the masked network's outputs on the example, relative to the largest output;
             None without an example.
+        left: name of a tensor of the smaller network -> its place in the whole one.
     """
 
     before: int
@@ -45,6 +60,7 @@ class Resized:
     padding: Mapping[str, int]
     differs: tuple[str, ...]
     difference: float | None = None
+    left: Mapping[str, Left] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass
@@ -57,6 +73,7 @@ class _Cut:
     sizes: dict[str, Any] = field(default_factory=dict)
     padding: dict[str, int] = field(default_factory=dict)
     differs: list[str] = field(default_factory=list)
+    left: dict[str, Left] = field(default_factory=dict)
 
 
 def smaller_transformer(model: nn.Module, example: Any = None) -> nn.Module:
@@ -105,6 +122,7 @@ def smaller_transformer(model: nn.Module, example: Any = None) -> nn.Module:
         cut.padding,
         tuple(cut.differs),
         None if example is None else _difference(smaller, found.network, example),
+        cut.left,
     )
     smaller.resized = report  # type: ignore[assignment]
     smaller.train(model.training)
@@ -261,7 +279,8 @@ def _build(found: StockTransformer, cut: _Cut) -> Any:
     state, frozen = {}, set()
     learned = dict(network.named_parameters(remove_duplicate=False))
     for name, new, tensor in _renamed(found, cut, network.state_dict()):
-        state[new] = _values(tensor, cut.positions.get(name, {}), cut.factors.get(name, 1.0))
+        cut.left[new] = place = Left(name, cut.positions.get(name, {}), cut.factors.get(name, 1.0))
+        state[new] = _values(tensor, place.positions, place.factor)
         own = name.removeprefix(f"{found.path}.")
         if own in learned and not learned[own].requires_grad:
             frozen.add(new)
