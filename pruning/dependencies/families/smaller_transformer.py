@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,10 @@ from pruning.dependencies.families.family_table import MODEL_TYPES
 from pruning.dependencies.families.stock_transformer import StockTransformer, expresses, joined, stock_transformer
 from pruning.holding.copies import values_with_history
 from pruning.holding.parameter import check_all_have_values, pruned_names, unwrapped
-from pruning.measure.macs import arguments_of, in_mode
+from pruning.measure.macs import arguments_of, eagerly, in_mode
 from pruning.methods.functions import remove_all
+
+_Call: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ class Resized:
         padding: unit -> number of empty units that stay, because other layers have more or the configuration cannot
             express the number.
         differs: why the outputs differ from the masked network's; empty if they are equal up to rounding.
-        difference: largest difference from the masked network's outputs on the example, relative to the largest output;
-            None without an example.
+        difference: largest difference from the masked network's outputs on the example, relative to the largest output,
+            without its loss; None without an example, and for hidden states with fewer channels.
     """
 
     before: int
@@ -74,13 +76,15 @@ def smaller_transformer(model: nn.Module, example: Any = None) -> nn.Module:
 
     Args:
         model: a stock transformer of a known family, or a model that wraps one; pruned or not, it is not changed.
-        example: input of the model, for the difference in the report; a mapping or a tuple is unpacked.
+        example: input of the model, for the difference in the report; a mapping or a tuple is unpacked. In a wrapper,
+            the difference is measured on the inputs that the network gets.
 
     Returns:
         the stock network, in the mode of the model; its attribute `resized` is the report, a `Resized`.
 
     Raises:
-        ValueError: the model is of no known family, or a tensor is on the meta device.
+        ValueError: the model is of no known family, a tensor is on the meta device, or a wrapper does not call its
+            network on the example.
     """
     check_all_have_values(model)
     plain = unwrapped(model)
@@ -93,6 +97,7 @@ def smaller_transformer(model: nn.Module, example: Any = None) -> nn.Module:
             f"`model` (a {type(model).__name__}) must be a network of transformers whose model_type is one of "
             f"{MODEL_TYPES}; call pruning.shrink(model, example), which traces any network."
         )
+    call = None if example is None else _call_of_network(plain, found, example)
     cut = _cut(found)
     smaller: nn.Module = _build(found, cut)
     before, after = found.config, smaller.config
@@ -104,7 +109,7 @@ def smaller_transformer(model: nn.Module, example: Any = None) -> nn.Module:
         tuple(cut.layers),
         cut.padding,
         tuple(cut.differs),
-        None if example is None else _difference(smaller, found.network, example),
+        None if call is None else _difference(smaller, found.network, call),
     )
     smaller.resized = report  # type: ignore[assignment]
     smaller.train(model.training)
@@ -243,6 +248,8 @@ def _narrow(found: StockTransformer, cut: _Cut, before: int, after: int) -> None
             if joined(layer, norm) in found.modules:
                 for place in found.outputs_of(joined(layer, projection)):
                     cut.factors[place.tensor] = math.sqrt(squared)
+    if found.base == found.path:
+        cut.differs.append("the hidden states that it returns have only the channels that are left")
     if not family.root_mean_square:
         cut.differs.append(
             "LayerNorm subtracts the mean of all channels of the masked network, and of fewer in this one"
@@ -314,14 +321,40 @@ def _parameters(network: nn.Module) -> int:
     return sum(each.numel() for each in network.parameters())
 
 
-def _difference(smaller: nn.Module, masked: nn.Module, example: Any) -> float:
+def _call_of_network(model: nn.Module, found: StockTransformer, example: Any) -> _Call:
+    """Return the arguments with which a model calls its network on an example."""
+    given = ((), example) if isinstance(example, Mapping) else (arguments_of(example), {})
+    if found.network is model:
+        return given
+    calls: list[_Call] = []
+    handle = found.network.register_forward_pre_hook(lambda _, *call: calls.append(call), with_kwargs=True)
+    try:
+        with torch.no_grad(), in_mode(model, training=False), eagerly():
+            model(*given[0], **given[1])
+    finally:
+        handle.remove()
+    if not calls:
+        raise ValueError(
+            f"`model` (a {type(model).__name__}) must call its {found.path!r}, a {type(found.network).__name__}, on "
+            "`example`, because the difference is measured on that call; pass this network with an example of its own, "
+            "or no example."
+        )
+    return calls[0]
+
+
+def _difference(smaller: nn.Module, masked: nn.Module, call: _Call) -> float | None:
     """Return the largest difference between the first outputs of two networks, relative to the largest output."""
-    ours, theirs = _first_output(smaller, example), _first_output(masked, example)
+    ours, theirs = _first_output(smaller, call), _first_output(masked, call)
+    if ours.shape != theirs.shape:
+        return None
     return float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(torch.finfo(theirs.dtype).tiny))
 
 
-def _first_output(network: nn.Module, example: Any) -> Tensor:
+def _first_output(network: nn.Module, call: _Call) -> Tensor:
+    """Return the first output that is no loss, which is a number without dimensions."""
     with torch.no_grad(), in_mode(network, training=False):
-        outputs = network(**example) if isinstance(example, Mapping) else network(*arguments_of(example))
-    found: Tensor = outputs if isinstance(outputs, Tensor) else outputs[0]
-    return found
+        outputs = network(*call[0], **call[1])
+    if isinstance(outputs, Tensor):
+        return outputs
+    values = outputs.values() if isinstance(outputs, Mapping) else outputs
+    return next(each for each in values if isinstance(each, Tensor) and each.ndim)

@@ -185,11 +185,15 @@ def test_the_network_of_a_wrapper_is_found_and_settings_stay() -> None:
 
 
 class Wrapper(nn.Module):
-    """Wrapper with the configuration of its network."""
+    """Wrapper with the configuration of its network, which it calls on the next token of the vocabulary."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()
         self.net, self.config = network, network.config
+
+    def forward(self, tokens: torch.Tensor, shift: int = 1) -> torch.Tensor:
+        found: torch.Tensor = self.net(input_ids=tokens + shift).logits.sum()
+        return found
 
 
 @pytest.mark.parametrize("kind", ["Llama", "GPT2", "Bert"])
@@ -236,6 +240,53 @@ def test_a_head_is_tied_as_in_the_network_whatever_its_configuration_says(
     assert smaller.resized.difference < TOLERANCE
     assert (smaller.get_input_embeddings().weight is smaller.get_submodule(head).weight) is tied
     assert torch.equal(logits(loaded), logits(smaller))
+
+
+@pytest.mark.parametrize("return_dict", [True, False])
+def test_the_difference_of_an_example_with_labels_is_that_of_logits(return_dict: bool) -> None:
+    network, tokens = network_of("Bert"), inputs_of(network_of("Bert"))["input_ids"]
+    pruning.prune(network, "magnitude", unit="layer", sparsity=0.25)
+
+    smaller: Any = pruning.smaller_transformer(network, {"input_ids": tokens})
+    labelled: Any = pruning.smaller_transformer(
+        network, {"input_ids": tokens, "labels": tokens, "return_dict": return_dict}
+    )
+
+    assert labelled.resized.difference == smaller.resized.difference > 1e-3
+
+
+def test_the_difference_of_a_wrapped_network_is_that_on_the_inputs_that_it_gets() -> None:
+    network, tokens = network_of("Bert"), inputs_of(network_of("Bert"))["input_ids"] % 20
+    pruning.prune(network, "magnitude", unit="layer", sparsity=0.25)
+    expected: Any = pruning.smaller_transformer(network, {"input_ids": tokens + 3})
+
+    for example in ((tokens, 3), {"tokens": tokens, "shift": 3}):
+        smaller: Any = pruning.smaller_transformer(Wrapper(network).eval(), example)
+        assert smaller.resized.difference == expected.resized.difference > 1e-3
+    assert not network._forward_pre_hooks
+
+
+def test_a_wrapper_that_does_not_call_its_network_on_the_example_is_refused() -> None:
+    wrapper = nn.Sequential(nn.Identity())
+    wrapper[0].network = network_of("Llama")
+
+    with pytest.raises(
+        ValueError, match=r"^`model` \(a Sequential\) must call its '0.network', a LlamaForCausalLM, on"
+    ):
+        pruning.smaller_transformer(wrapper, torch.ones(2))
+
+
+@pytest.mark.parametrize("kind", ["Llama", "ViT"])
+def test_hidden_states_with_fewer_channels_have_no_difference(kind: str) -> None:
+    whole = network_of(kind)
+    network = type(whole.base_model)(whole.config).eval()
+    pruning.prune(network, "magnitude", unit="residual", sparsity=0.25)
+
+    smaller: Any = pruning.smaller_transformer(network, inputs_of(network))
+
+    assert smaller(**inputs_of(network)).last_hidden_state.shape[-1] == 9
+    assert smaller.resized.difference is None
+    assert smaller.resized.differs[0] == "the hidden states that it returns have only the channels that are left"
 
 
 def test_the_difference_of_a_network_that_normalises_after_additions_is_stated() -> None:
