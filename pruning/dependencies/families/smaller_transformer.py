@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from pruning.holding.parameter import check_all_have_values, pruned_names, unwra
 from pruning.measure.macs import arguments_of, eagerly, in_mode
 from pruning.methods.functions import remove_all
 
+_T = TypeVar("_T")
 _Call: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
@@ -80,7 +81,7 @@ def smaller_transformer(model: nn.Module, example: Any = None) -> nn.Module:
             the difference is measured on the inputs that the network gets.
 
     Returns:
-        the stock network, in the mode of the model; its attribute `resized` is the report, a `Resized`.
+        the stock network, each module in the mode that it had; its attribute `resized` is the report, a `Resized`.
 
     Raises:
         ValueError: the model is of no known family, a tensor is on the meta device, or a wrapper does not call its
@@ -112,7 +113,6 @@ def smaller_transformer(model: nn.Module, example: Any = None) -> nn.Module:
         None if call is None else _difference(smaller, found.network, call),
     )
     smaller.resized = report  # type: ignore[assignment]
-    smaller.train(model.training)
     return smaller
 
 
@@ -277,6 +277,9 @@ def _build(found: StockTransformer, cut: _Cut) -> Any:
     smaller.tie_weights()
     for name, parameter in smaller.named_parameters():
         parameter.requires_grad_(name not in frozen)
+    modes = {new: module.training for _, new, module in _renamed(found, cut, dict(network.named_modules()))}
+    for name, module in smaller.named_modules():
+        module.training = modes.get(name, network.training)
     smaller.generation_config = copy.deepcopy(getattr(network, "generation_config", None))
     return smaller.to(next(iter(network.parameters())).device)
 
@@ -295,18 +298,18 @@ def _expressible(network: Any, cut: _Cut) -> Iterator[None]:
         ) from error
 
 
-def _renamed(found: StockTransformer, cut: _Cut, state: Mapping[str, Tensor]) -> Iterator[tuple[str, str, Tensor]]:
-    """Yield (name in the model, name in the smaller network, tensor) of what is kept, with layers numbered anew."""
+def _renamed(found: StockTransformer, cut: _Cut, owned: Mapping[str, _T]) -> Iterator[tuple[str, str, _T]]:
+    """Yield (name in the model, name in the smaller network, value) of what is kept, with layers numbered anew."""
     numbers = {found.layers[old]: new for new, old in enumerate(cut.layers)}
     prefix = f"{found.path}." if found.path else ""
-    for own, tensor in state.items():
+    for own, value in owned.items():
         name = prefix + own
-        layer = next((each for each in found.layers if name.startswith(f"{each}.")), None)
+        layer = next((each for each in found.layers if f"{name}.".startswith(f"{each}.")), None)
         if layer is None:
-            yield name, own, tensor
+            yield name, own, value
         elif layer in numbers:
             moved = f"{layer.rpartition('.')[0]}.{numbers[layer]}{name.removeprefix(layer)}"
-            yield name, moved.removeprefix(prefix), tensor
+            yield name, moved.removeprefix(prefix), value
 
 
 def _values(tensor: Tensor, positions: Mapping[int, Tensor], factor: float) -> Tensor:

@@ -205,7 +205,7 @@ def test_the_network_of_a_wrapper_with_its_configuration_is_found(kind: str) -> 
 
     assert type(smaller) is type(network)
     assert smaller.resized.after < smaller.resized.before
-    assert torch.allclose(logits(smaller.eval()), logits(network), atol=1e-5)
+    assert torch.allclose(logits(smaller), logits(network), atol=1e-5)
 
 
 def test_two_networks_in_one_wrapper_are_refused() -> None:
@@ -287,6 +287,28 @@ def test_hidden_states_with_fewer_channels_have_no_difference(kind: str) -> None
     assert smaller(**inputs_of(network)).last_hidden_state.shape[-1] == 9
     assert smaller.resized.difference is None
     assert smaller.resized.differs[0] == "the hidden states that it returns have only the channels that are left"
+
+
+@pytest.mark.parametrize(("kind", "layers"), [("Llama", "model.layers"), ("GPT2", "transformer.h")])
+def test_each_module_keeps_its_mode(kind: str, layers: str) -> None:
+    network = network_of(kind).train()
+    with torch.no_grad():
+        for parameter in network.get_submodule(f"{layers}.1").parameters():
+            parameter.zero_()
+    for frozen in ("2.mlp", "3"):
+        network.get_submodule(f"{layers}.{frozen}").eval()
+    expected = {
+        f"{layers}.{new}{name and '.'}{name}": module.training
+        for new, old in enumerate((0, 2, 3))
+        for name, module in network.get_submodule(f"{layers}.{old}").named_modules()
+    }
+
+    smaller: Any = pruning.smaller_transformer(network, inputs_of(network))
+
+    modes = {name: module.training for name, module in smaller.named_modules()}
+    assert {name: modes[name] for name in expected} == expected
+    assert {*expected.values()} == {True, False}
+    assert all(mode for name, mode in modes.items() if name not in expected)
 
 
 def test_the_difference_of_a_network_that_normalises_after_additions_is_stated() -> None:
