@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
@@ -277,11 +277,26 @@ def _build(found: StockTransformer, cut: _Cut) -> Any:
     smaller.tie_weights()
     for name, parameter in smaller.named_parameters():
         parameter.requires_grad_(name not in frozen)
-    modes = {new: module.training for _, new, module in _renamed(found, cut, dict(network.named_modules()))}
-    for name, module in smaller.named_modules():
-        module.training = modes.get(name, network.training)
+    _copy_states(found, cut, smaller, state)
     smaller.generation_config = copy.deepcopy(getattr(network, "generation_config", None))
     return smaller.to(next(iter(network.parameters())).device)
+
+
+def _copy_states(found: StockTransformer, cut: _Cut, smaller: nn.Module, state: Collection[str]) -> None:
+    """Copy what is in no state dict: modes of modules, other buffers, and the length that rotary ones were made for."""
+    mine = dict(smaller.named_modules())
+    for module in mine.values():
+        module.training = found.network.training
+    for _, name, module in _renamed(found, cut, dict(found.network.named_modules())):
+        if name in mine:
+            mine[name].training = module.training
+            if hasattr(module, "max_seq_len_cached"):
+                mine[name].max_seq_len_cached = module.max_seq_len_cached
+    buffers = dict(smaller.named_buffers())
+    for _, name, buffer in _renamed(found, cut, dict(found.network.named_buffers())):
+        if name not in state and name in buffers and buffers[name].shape == buffer.shape:
+            path, _, leaf = name.rpartition(".")
+            setattr(mine[path], leaf, buffer.detach().clone())
 
 
 @contextmanager

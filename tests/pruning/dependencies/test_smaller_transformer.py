@@ -311,6 +311,36 @@ def test_each_module_keeps_its_mode(kind: str, layers: str) -> None:
     assert all(mode for name, mode in modes.items() if name not in expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_network_in_16_bits_keeps_its_dtypes_and_all_buffers(kind: str, dtype: torch.dtype) -> None:
+    network = network_of(kind, **({"head_dim": 8} if kind in ("Llama", "Qwen3") else {}))
+    pruning.prune(network, "magnitude", unit="layer", sparsity=0.5)
+    pruning.remove_all(network.to(dtype).float().to(dtype))
+
+    smaller: Any = pruning.smaller_transformer(network, inputs_of(network))
+
+    before, after = dict(network.named_buffers()), dict(smaller.named_buffers())
+    kept = {name: before[name] for name in after if ".layers." not in name and ".h." not in name}
+    assert bool(after) is (kind not in ("GPT2", "ViT"))
+    assert all(after[name].dtype == tensor.dtype and torch.equal(after[name], tensor) for name, tensor in kept.items())
+    assert {each.dtype for each in smaller.parameters()} == {dtype}
+    assert bool(smaller.resized.difference) is (kind == "Bert")
+
+
+def test_the_frequencies_of_dynamic_rotary_embeddings_are_those_for_the_same_length() -> None:
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 100.0}
+    network = network_of("Llama", rope_parameters=rope, max_position_embeddings=6, head_dim=8)
+    pruning.prune(network, "magnitude", unit="layer", sparsity=0.25)
+    long, short = inputs_of(network)["input_ids"], inputs_of(network)["input_ids"][:, :4]
+
+    logits(network, {"input_ids": long})
+    smaller: Any = pruning.smaller_transformer(network)
+
+    assert torch.equal(smaller.model.rotary_emb.inv_freq, network.model.rotary_emb.inv_freq)
+    assert torch.equal(logits(smaller, {"input_ids": short}), logits(network, {"input_ids": short}))
+
+
 def test_the_difference_of_a_network_that_normalises_after_additions_is_stated() -> None:
     network = network_of("Bert")
     plan = pruning.prune(network, "magnitude", unit="layer", sparsity=0.25)
