@@ -16,7 +16,13 @@ from pruning.choices.axes import EQUAL_WIDTHS, FamilyUnit
 from pruning.dependencies.dependency_groups import DependencyGroup
 from pruning.dependencies.families.family_groups import unit_groups
 from pruning.dependencies.families.family_table import MODEL_TYPES
-from pruning.dependencies.families.stock_transformer import StockTransformer, expresses, joined, stock_transformer
+from pruning.dependencies.families.stock_transformer import (
+    StockTransformer,
+    expresses,
+    joined,
+    require_plain_weights,
+    stock_transformer,
+)
 from pruning.holding.copies import values_with_history
 from pruning.holding.parameter import check_all_have_values, pruned_names, unwrapped
 from pruning.measure.macs import arguments_of, eagerly, in_mode
@@ -84,8 +90,8 @@ def smaller_transformer(model: nn.Module, example: Any = None) -> nn.Module:
         the stock network, each module in the mode that it had; its attribute `resized` is the report, a `Resized`.
 
     Raises:
-        ValueError: the model is of no known family, a tensor is on the meta device, or a wrapper does not call its
-            network on the example.
+        ValueError: the model is of no known family, a tensor is on the meta device, a weight is no parameter (as in
+            quantised layers), or a wrapper does not call its network on the example.
     """
     check_all_have_values(model)
     plain = unwrapped(model)
@@ -98,6 +104,7 @@ def smaller_transformer(model: nn.Module, example: Any = None) -> nn.Module:
             f"`model` (a {type(model).__name__}) must be a network of transformers whose model_type is one of "
             f"{MODEL_TYPES}; call pruning.shrink(model, example), which traces any network."
         )
+    require_plain_weights(found)
     call = None if example is None else _call_of_network(plain, found, example)
     cut = _cut(found)
     smaller: nn.Module = _build(found, cut)

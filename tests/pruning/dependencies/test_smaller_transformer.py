@@ -371,6 +371,21 @@ def test_the_page_prints_what_it_says(
     assert capsys.readouterr().out.splitlines() == [said, "3 4"]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("kind", ["Llama", "GPT2", "Bert", "ViT"])  # in GPT-2 only the head is quantised
+def test_a_quantised_network_is_refused_by_a_sentence(kind: str) -> None:
+    network = torch.ao.quantization.quantize_dynamic(network_of(kind), {nn.Linear}, dtype=torch.qint8)
+    said = (
+        r"^`model` \(whose '.*', a torch.ao.nn.quantized.dynamic.*Linear, has no parameter 'weight'\) must hold its w"
+    )
+
+    with pytest.raises(ValueError, match=said):
+        pruning.smaller_transformer(network)
+    for unit in UNITS.get(kind, FAMILY_UNITS):
+        with pytest.raises(ValueError, match=said):
+            pruning.prune(network, "magnitude", unit=unit, sparsity=0.3)
+
+
 def test_a_network_that_its_configuration_does_not_build_is_refused_by_a_sentence() -> None:
     bert = type(network_of("Bert").bert)(network_of("Bert").config, add_pooling_layer=False)
     pruning.prune(bert, "magnitude", unit="mlp", sparsity=0.3)
