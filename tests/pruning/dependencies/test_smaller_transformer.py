@@ -328,6 +328,19 @@ def test_a_network_in_16_bits_keeps_its_dtypes_and_all_buffers(kind: str, dtype:
     assert bool(smaller.resized.difference) is (kind == "Bert")
 
 
+def test_a_masked_vit_is_converted_as_the_page_on_torch_says() -> None:
+    network = network_of("ViT")
+    pruning.prune(network, "magnitude", unit="residual", sparsity=0.25)
+    expected, inputs = logits(network), {"pixel_values": inputs_of(network)["pixel_values"].double()}
+    network.double()
+    smaller: Any = pruning.smaller_transformer(network)
+
+    pruning.MaskSet.collect(network).apply(network)
+
+    assert torch.allclose(logits(network, inputs), expected.double(), atol=1e-5)
+    assert logits(smaller, inputs).dtype == torch.float64
+
+
 def test_the_frequencies_of_dynamic_rotary_embeddings_are_those_for_the_same_length() -> None:
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 100.0}
     network = network_of("Llama", rope_parameters=rope, max_position_embeddings=6, head_dim=8)
