@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from pruning.scores.readings.network import Network
 from pruning.scores.readings.per_example import patches, windows
-from pruning.scores.readings.scoring_data import ScoringInput, call_network, weighted_batches
+from pruning.scores.readings.scoring_data import ScoringInput, call_network, weighted_batches, without_padding
 
 
 def wanda(
@@ -29,7 +29,7 @@ def wanda(
     entry of a patch is multiplied by one weight of a filter.
 
     `loss` calls the network; if None, the network is called with a batch's first tensor, or with the items of a dict as
-    keyword arguments.
+    keyword arguments. Tokens where the `attention_mask` of a dict is 0 do not count.
 
     Raises:
         ValueError: a weight is tied; or its layer runs more than once in a pass; or hooks cannot see the layer's inputs
@@ -67,9 +67,9 @@ def _remembered(net: Network, given: ScoringInput, name: str) -> Mapping[str, Te
 def _input_norms(net: Network, given: ScoringInput, score: str) -> dict[str, Tensor]:
     """Return name -> norms of a layer's inputs over all batches, float64 in a shape that broadcasts to the weight."""
     read: dict[str, _InputSquares] = {}
-    with _recorded_inputs(net, read, score) as seen:
+    with _recorded_inputs(net, read, score) as begin:
         for batch, _ in weighted_batches(score, given.batches, given.size):
-            seen.clear()
+            begin(batch)
             call_network(net.model, given.loss, batch)
     if unseen := [name for name in net.parameters if name not in read]:
         raise ValueError(
@@ -133,11 +133,12 @@ def _by_weight(module: nn.Module, sums: Tensor, output_size: torch.Size) -> Tens
 
 
 @contextmanager
-def _recorded_inputs(net: Network, found: dict[str, _InputSquares], score: str) -> Iterator[set[str]]:
-    """Add the inputs of each layer to `found`, under the name of its weight.
+def _recorded_inputs(net: Network, found: dict[str, _InputSquares], score: str) -> Iterator[Callable[[Any], None]]:
+    """Add the inputs of each layer to `found`, under the name of its weight, without padding.
 
-    Yields the names of the layers that have run in this pass; the caller clears them before the next pass.
+    Yields a function that the caller calls with each batch before the pass that reads it.
     """
+    batches: list[Any] = []
     names = {id(parameter): name for name, parameter in net.parameters.items()}
     seen: set[str] = set()
 
@@ -149,7 +150,14 @@ def _recorded_inputs(net: Network, found: dict[str, _InputSquares], score: str) 
                 f"which reads its inputs; leave the weight out of `parameters`, in a sweep by prune.exclude=[{name}]."
             )
         seen.add(name)
-        found.setdefault(name, _InputSquares(module)).add(given[0] if given else named["input"], output)
+        inputs: Tensor = given[0] if given else named["input"]
+        if not isinstance(module, _ConvNd):  # whose inputs have channels where others have tokens
+            inputs = without_padding(batches[-1], inputs)
+        found.setdefault(name, _InputSquares(module)).add(inputs, output)
+
+    def begin(batch: Any) -> None:
+        seen.clear()
+        batches[:] = [batch]
 
     handles = [
         module.register_forward_hook(read, prepend=True, with_kwargs=True)
@@ -157,7 +165,7 @@ def _recorded_inputs(net: Network, found: dict[str, _InputSquares], score: str) 
         if id(module._parameters.get("weight")) in names
     ]
     try:
-        yield seen
+        yield begin
     finally:
         for handle in handles:
             handle.remove()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pruning.dependencies.families.family_groups import unit_groups
 from pruning.dependencies.families.stock_transformer import StockTransformer, require_unit
 from pruning.scores.readings.network import Network
-from pruning.scores.readings.scoring_data import ScoringInput, call_network, weighted_batches
+from pruning.scores.readings.scoring_data import ScoringInput, call_network, weighted_batches, without_padding
 
 
 def block_influence(
@@ -23,10 +23,12 @@ def block_influence(
         score_i = 1 - mean over tokens t of cos(x_it, x_(i+1)t)         x_it the stream before layer i
 
     Each entry of a layer has an equal part of the layer's score, so that their sum is the score. `loss` calls the
-    network; if None, the network is called with a batch's first tensor, or with the items of a dict.
+    network; if None, the network is called with a batch's first tensor, or with the items of a dict. Tokens where the
+    `attention_mask` of a dict is 0 do not count.
 
     Raises:
-        ValueError: the network is no stock transformer, or its configuration cannot express fewer layers.
+        ValueError: the network is no stock transformer, its configuration cannot express fewer layers, or all tokens
+            are padding.
     """
     found = require_unit(given.model, "layer")
     turned, tokens = [0.0] * len(found.layers), [0] * len(found.layers)
@@ -35,10 +37,16 @@ def block_influence(
             for batch, _ in weighted_batches("block_influence", given.batches, given.size):
                 streams.clear()
                 call_network(net.model, given.loss, batch)
-                for number, (before, after) in streams.items():
-                    cosines = torch.cosine_similarity(before.double(), after.double(), dim=-1)
+                for number, stream in streams.items():
+                    before, after = (without_padding(batch, each).double() for each in stream)
+                    cosines = torch.cosine_similarity(before, after, dim=-1)
                     turned[number] += float((1 - cosines).sum())
                     tokens[number] += cosines.numel()
+        if not all(tokens):
+            raise ValueError(
+                "`batches` (with an `attention_mask` of zeros) must hold tokens, which `block_influence` reads; pass "
+                "masks with 1 for each token."
+            )
         return _spread(net, found, [each / count for each, count in zip(turned, tokens, strict=True)])
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,20 @@ from pruning.choices.axes import EQUAL_WIDTHS, FamilyUnit
 from pruning.dependencies.dependency_groups import DependencyGroup
 from pruning.dependencies.families.family_groups import unit_groups
 from pruning.dependencies.families.family_table import MODEL_TYPES
-from pruning.dependencies.families.stock_transformer import StockTransformer, expresses, joined, stock_transformer
+from pruning.dependencies.families.stock_transformer import (
+    StockTransformer,
+    expresses,
+    joined,
+    require_plain_weights,
+    stock_transformer,
+)
 from pruning.holding.copies import values_with_history
 from pruning.holding.parameter import check_all_have_values, pruned_names, unwrapped
-from pruning.measure.macs import arguments_of, in_mode
+from pruning.measure.macs import arguments_of, eagerly, in_mode
 from pruning.methods.functions import remove_all
+
+_T = TypeVar("_T")
+_Call: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
 class Left(NamedTuple):
@@ -48,8 +57,8 @@ class Resized:
         padding: unit -> number of empty units that stay, because other layers have more or the configuration cannot
             express the number.
         differs: why the outputs differ from the masked network's; empty if they are equal up to rounding.
-        difference: largest difference from the masked network's outputs on the example, relative to the largest output;
-            None without an example.
+        difference: largest difference from the masked network's outputs on the example, relative to the largest output,
+            without its loss; None without an example, and for hidden states with fewer channels.
         left: name of a tensor of the smaller network -> its place in the whole one.
     """
 
@@ -91,13 +100,15 @@ def smaller_transformer(model: nn.Module, example: Any = None) -> nn.Module:
 
     Args:
         model: a stock transformer of a known family, or a model that wraps one; pruned or not, it is not changed.
-        example: input of the model, for the difference in the report; a mapping or a tuple is unpacked.
+        example: input of the model, for the difference in the report; a mapping or a tuple is unpacked. In a wrapper,
+            the difference is measured on the inputs that the network gets.
 
     Returns:
-        the stock network, in the mode of the model; its attribute `resized` is the report, a `Resized`.
+        the stock network, each module in the mode that it had; its attribute `resized` is the report, a `Resized`.
 
     Raises:
-        ValueError: the model is of no known family, or a tensor is on the meta device.
+        ValueError: the model is of no known family, a tensor is on the meta device, a weight is no parameter (as in
+            quantised layers), or a wrapper does not call its network on the example.
     """
     check_all_have_values(model)
     plain = unwrapped(model)
@@ -110,6 +121,8 @@ def smaller_transformer(model: nn.Module, example: Any = None) -> nn.Module:
             f"`model` (a {type(model).__name__}) must be a network of transformers whose model_type is one of "
             f"{MODEL_TYPES}; call pruning.shrink(model, example), which traces any network."
         )
+    require_plain_weights(found)
+    call = None if example is None else _call_of_network(plain, found, example)
     cut = _cut(found)
     smaller: nn.Module = _build(found, cut)
     before, after = found.config, smaller.config
@@ -121,11 +134,10 @@ def smaller_transformer(model: nn.Module, example: Any = None) -> nn.Module:
         tuple(cut.layers),
         cut.padding,
         tuple(cut.differs),
-        None if example is None else _difference(smaller, found.network, example),
+        None if call is None else _difference(smaller, found.network, call),
         cut.left,
     )
     smaller.resized = report  # type: ignore[assignment]
-    smaller.train(model.training)
     return smaller
 
 
@@ -261,6 +273,8 @@ def _narrow(found: StockTransformer, cut: _Cut, before: int, after: int) -> None
             if joined(layer, norm) in found.modules:
                 for place in found.outputs_of(joined(layer, projection)):
                     cut.factors[place.tensor] = math.sqrt(squared)
+    if found.base == found.path:
+        cut.differs.append("the hidden states that it returns have only the channels that are left")
     if not family.root_mean_square:
         cut.differs.append(
             "LayerNorm subtracts the mean of all channels of the masked network, and of fewer in this one"
@@ -289,8 +303,26 @@ def _build(found: StockTransformer, cut: _Cut) -> Any:
     smaller.tie_weights()
     for name, parameter in smaller.named_parameters():
         parameter.requires_grad_(name not in frozen)
+    _copy_states(found, cut, smaller, state)
     smaller.generation_config = copy.deepcopy(getattr(network, "generation_config", None))
     return smaller.to(next(iter(network.parameters())).device)
+
+
+def _copy_states(found: StockTransformer, cut: _Cut, smaller: nn.Module, state: Collection[str]) -> None:
+    """Copy what is in no state dict: modes of modules, other buffers, and the length that rotary ones were made for."""
+    mine = dict(smaller.named_modules())
+    for module in mine.values():
+        module.training = found.network.training
+    for _, name, module in _renamed(found, cut, dict(found.network.named_modules())):
+        if name in mine:
+            mine[name].training = module.training
+            if hasattr(module, "max_seq_len_cached"):
+                mine[name].max_seq_len_cached = module.max_seq_len_cached
+    buffers = dict(smaller.named_buffers())
+    for _, name, buffer in _renamed(found, cut, dict(found.network.named_buffers())):
+        if name not in state and name in buffers and buffers[name].shape == buffer.shape:
+            path, _, leaf = name.rpartition(".")
+            setattr(mine[path], leaf, buffer.detach().clone())
 
 
 @contextmanager
@@ -307,18 +339,18 @@ def _expressible(network: Any, cut: _Cut) -> Iterator[None]:
         ) from error
 
 
-def _renamed(found: StockTransformer, cut: _Cut, state: Mapping[str, Tensor]) -> Iterator[tuple[str, str, Tensor]]:
-    """Yield (name in the model, name in the smaller network, tensor) of what is kept, with layers numbered anew."""
+def _renamed(found: StockTransformer, cut: _Cut, owned: Mapping[str, _T]) -> Iterator[tuple[str, str, _T]]:
+    """Yield (name in the model, name in the smaller network, value) of what is kept, with layers numbered anew."""
     numbers = {found.layers[old]: new for new, old in enumerate(cut.layers)}
     prefix = f"{found.path}." if found.path else ""
-    for own, tensor in state.items():
+    for own, value in owned.items():
         name = prefix + own
-        layer = next((each for each in found.layers if name.startswith(f"{each}.")), None)
+        layer = next((each for each in found.layers if f"{name}.".startswith(f"{each}.")), None)
         if layer is None:
-            yield name, own, tensor
+            yield name, own, value
         elif layer in numbers:
             moved = f"{layer.rpartition('.')[0]}.{numbers[layer]}{name.removeprefix(layer)}"
-            yield name, moved.removeprefix(prefix), tensor
+            yield name, moved.removeprefix(prefix), value
 
 
 def _values(tensor: Tensor, positions: Mapping[int, Tensor], factor: float) -> Tensor:
@@ -333,14 +365,40 @@ def _parameters(network: nn.Module) -> int:
     return sum(each.numel() for each in network.parameters())
 
 
-def _difference(smaller: nn.Module, masked: nn.Module, example: Any) -> float:
+def _call_of_network(model: nn.Module, found: StockTransformer, example: Any) -> _Call:
+    """Return the arguments with which a model calls its network on an example."""
+    given = ((), example) if isinstance(example, Mapping) else (arguments_of(example), {})
+    if found.network is model:
+        return given
+    calls: list[_Call] = []
+    handle = found.network.register_forward_pre_hook(lambda _, *call: calls.append(call), with_kwargs=True)
+    try:
+        with torch.no_grad(), in_mode(model, training=False), eagerly():
+            model(*given[0], **given[1])
+    finally:
+        handle.remove()
+    if not calls:
+        raise ValueError(
+            f"`model` (a {type(model).__name__}) must call its {found.path!r}, a {type(found.network).__name__}, on "
+            "`example`, because the difference is measured on that call; pass this network with an example of its own, "
+            "or no example."
+        )
+    return calls[0]
+
+
+def _difference(smaller: nn.Module, masked: nn.Module, call: _Call) -> float | None:
     """Return the largest difference between the first outputs of two networks, relative to the largest output."""
-    ours, theirs = _first_output(smaller, example), _first_output(masked, example)
+    ours, theirs = _first_output(smaller, call), _first_output(masked, call)
+    if ours.shape != theirs.shape:
+        return None
     return float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(torch.finfo(theirs.dtype).tiny))
 
 
-def _first_output(network: nn.Module, example: Any) -> Tensor:
+def _first_output(network: nn.Module, call: _Call) -> Tensor:
+    """Return the first output that is no loss, which is a number without dimensions."""
     with torch.no_grad(), in_mode(network, training=False):
-        outputs = network(**example) if isinstance(example, Mapping) else network(*arguments_of(example))
-    found: Tensor = outputs if isinstance(outputs, Tensor) else outputs[0]
-    return found
+        outputs = network(*call[0], **call[1])
+    if isinstance(outputs, Tensor):
+        return outputs
+    values = outputs.values() if isinstance(outputs, Mapping) else outputs
+    return next(each for each in values if isinstance(each, Tensor) and each.ndim)

@@ -125,7 +125,8 @@ def require_unit(model: nn.Module, unit: FamilyUnit) -> StockTransformer:
     """Return the stock transformer of a model, if its configuration can express fewer of a unit.
 
     Raises:
-        ValueError: the model is of no known family, or its configuration cannot express fewer of the unit.
+        ValueError: the model is of no known family, its configuration cannot express fewer of the unit, or one of its
+            weights is no parameter.
     """
     found = stock_transformer(model)
     if found is None:
@@ -133,8 +134,21 @@ def require_unit(model: nn.Module, unit: FamilyUnit) -> StockTransformer:
             f"`unit.kind` (={unit!r}) is for networks of transformers whose model_type is one of {MODEL_TYPES}, "
             f"and `model` is a {type(model).__name__}; type unit='group', which traces any network."
         )
+    require_plain_weights(found)
     check_unit(found, unit)
     return found
+
+
+def require_plain_weights(found: StockTransformer) -> None:
+    """Raise ValueError if a weight of a stock transformer is no parameter, as in quantised layers."""
+    for path, module in found.modules.items():
+        if getattr(module, "weight", None) is not None and joined(path, "weight") not in found.tensors:
+            kind = type(module)
+            raise ValueError(
+                f"`model` (whose {path!r}, a {kind.__module__}.{kind.__name__}, has no parameter 'weight') must hold "
+                "its weights as parameters; prune it, and call `smaller_transformer`, before it is quantised or "
+                "parametrised."
+            )
 
 
 def check_unit(found: StockTransformer, unit: FamilyUnit) -> None:

@@ -135,6 +135,19 @@ def call_network(model: nn.Module, loss: Loss, batch: Any) -> None:
         model(next(tensors(batch)))
 
 
+def without_padding(batch: Any, values: Tensor) -> Tensor:
+    """Return the values of tokens, (batch, tokens, width), without those where an `attention_mask` of the batch is 0.
+
+    Args:
+        batch: as the loss gets it; a mapping may hold a mask of shape (batch, tokens).
+        values: returned unchanged if there is no padding, or the mask has another shape.
+    """
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape != values.shape[:-1] or bool(mask.all()):
+        return values
+    return values[mask.to(values.device) != 0]
+
+
 def loss_of(score: str, loss: Loss, model: nn.Module, batch: Any, sources: Sequence[Tensor] = ()) -> Tensor:
     """Return `loss(model, batch)`, the batch's mean loss; refuse a value without a gradient in any of `sources`.
 

@@ -185,11 +185,15 @@ def test_the_network_of_a_wrapper_is_found_and_settings_stay() -> None:
 
 
 class Wrapper(nn.Module):
-    """Wrapper with the configuration of its network."""
+    """Wrapper with the configuration of its network, which it calls on the next token of the vocabulary."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()
         self.net, self.config = network, network.config
+
+    def forward(self, tokens: torch.Tensor, shift: int = 1) -> torch.Tensor:
+        found: torch.Tensor = self.net(input_ids=tokens + shift).logits.sum()
+        return found
 
 
 @pytest.mark.parametrize("kind", ["Llama", "GPT2", "Bert"])
@@ -201,7 +205,7 @@ def test_the_network_of_a_wrapper_with_its_configuration_is_found(kind: str) -> 
 
     assert type(smaller) is type(network)
     assert smaller.resized.after < smaller.resized.before
-    assert torch.allclose(logits(smaller.eval()), logits(network), atol=1e-5)
+    assert torch.allclose(logits(smaller), logits(network), atol=1e-5)
 
 
 def test_two_networks_in_one_wrapper_are_refused() -> None:
@@ -238,6 +242,118 @@ def test_a_head_is_tied_as_in_the_network_whatever_its_configuration_says(
     assert torch.equal(logits(loaded), logits(smaller))
 
 
+@pytest.mark.parametrize("return_dict", [True, False])
+def test_the_difference_of_an_example_with_labels_is_that_of_logits(return_dict: bool) -> None:
+    network, tokens = network_of("Bert"), inputs_of(network_of("Bert"))["input_ids"]
+    pruning.prune(network, "magnitude", unit="layer", sparsity=0.25)
+
+    smaller: Any = pruning.smaller_transformer(network, {"input_ids": tokens})
+    labelled: Any = pruning.smaller_transformer(
+        network, {"input_ids": tokens, "labels": tokens, "return_dict": return_dict}
+    )
+
+    assert labelled.resized.difference == smaller.resized.difference > 1e-3
+
+
+def test_the_difference_of_a_wrapped_network_is_that_on_the_inputs_that_it_gets() -> None:
+    network, tokens = network_of("Bert"), inputs_of(network_of("Bert"))["input_ids"] % 20
+    pruning.prune(network, "magnitude", unit="layer", sparsity=0.25)
+    expected: Any = pruning.smaller_transformer(network, {"input_ids": tokens + 3})
+
+    for example in ((tokens, 3), {"tokens": tokens, "shift": 3}):
+        smaller: Any = pruning.smaller_transformer(Wrapper(network).eval(), example)
+        assert smaller.resized.difference == expected.resized.difference > 1e-3
+    assert not network._forward_pre_hooks
+
+
+def test_a_wrapper_that_does_not_call_its_network_on_the_example_is_refused() -> None:
+    wrapper = nn.Sequential(nn.Identity())
+    wrapper[0].network = network_of("Llama")
+
+    with pytest.raises(
+        ValueError, match=r"^`model` \(a Sequential\) must call its '0.network', a LlamaForCausalLM, on"
+    ):
+        pruning.smaller_transformer(wrapper, torch.ones(2))
+
+
+@pytest.mark.parametrize("kind", ["Llama", "ViT"])
+def test_hidden_states_with_fewer_channels_have_no_difference(kind: str) -> None:
+    whole = network_of(kind)
+    network = type(whole.base_model)(whole.config).eval()
+    pruning.prune(network, "magnitude", unit="residual", sparsity=0.25)
+
+    smaller: Any = pruning.smaller_transformer(network, inputs_of(network))
+
+    assert smaller(**inputs_of(network)).last_hidden_state.shape[-1] == 9
+    assert smaller.resized.difference is None
+    assert smaller.resized.differs[0] == "the hidden states that it returns have only the channels that are left"
+
+
+@pytest.mark.parametrize(("kind", "layers"), [("Llama", "model.layers"), ("GPT2", "transformer.h")])
+def test_each_module_keeps_its_mode(kind: str, layers: str) -> None:
+    network = network_of(kind).train()
+    with torch.no_grad():
+        for parameter in network.get_submodule(f"{layers}.1").parameters():
+            parameter.zero_()
+    for frozen in ("2.mlp", "3"):
+        network.get_submodule(f"{layers}.{frozen}").eval()
+    expected = {
+        f"{layers}.{new}{name and '.'}{name}": module.training
+        for new, old in enumerate((0, 2, 3))
+        for name, module in network.get_submodule(f"{layers}.{old}").named_modules()
+    }
+
+    smaller: Any = pruning.smaller_transformer(network, inputs_of(network))
+
+    modes = {name: module.training for name, module in smaller.named_modules()}
+    assert {name: modes[name] for name in expected} == expected
+    assert {*expected.values()} == {True, False}
+    assert all(mode for name, mode in modes.items() if name not in expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_network_in_16_bits_keeps_its_dtypes_and_all_buffers(kind: str, dtype: torch.dtype) -> None:
+    network = network_of(kind, **({"head_dim": 8} if kind in ("Llama", "Qwen3") else {}))
+    pruning.prune(network, "magnitude", unit="layer", sparsity=0.5)
+    pruning.remove_all(network.to(dtype).float().to(dtype))
+
+    smaller: Any = pruning.smaller_transformer(network, inputs_of(network))
+
+    before, after = dict(network.named_buffers()), dict(smaller.named_buffers())
+    kept = {name: before[name] for name in after if ".layers." not in name and ".h." not in name}
+    assert bool(after) is (kind not in ("GPT2", "ViT"))
+    assert all(after[name].dtype == tensor.dtype and torch.equal(after[name], tensor) for name, tensor in kept.items())
+    assert {each.dtype for each in smaller.parameters()} == {dtype}
+    assert bool(smaller.resized.difference) is (kind == "Bert")
+
+
+def test_a_masked_vit_is_converted_as_the_page_on_torch_says() -> None:
+    network = network_of("ViT")
+    pruning.prune(network, "magnitude", unit="residual", sparsity=0.25)
+    expected, inputs = logits(network), {"pixel_values": inputs_of(network)["pixel_values"].double()}
+    network.double()
+    smaller: Any = pruning.smaller_transformer(network)
+
+    pruning.MaskSet.collect(network).apply(network)
+
+    assert torch.allclose(logits(network, inputs), expected.double(), atol=1e-5)
+    assert logits(smaller, inputs).dtype == torch.float64
+
+
+def test_the_frequencies_of_dynamic_rotary_embeddings_are_those_for_the_same_length() -> None:
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 100.0}
+    network = network_of("Llama", rope_parameters=rope, max_position_embeddings=6, head_dim=8)
+    pruning.prune(network, "magnitude", unit="layer", sparsity=0.25)
+    long, short = inputs_of(network)["input_ids"], inputs_of(network)["input_ids"][:, :4]
+
+    logits(network, {"input_ids": long})
+    smaller: Any = pruning.smaller_transformer(network)
+
+    assert torch.equal(smaller.model.rotary_emb.inv_freq, network.model.rotary_emb.inv_freq)
+    assert torch.equal(logits(smaller, {"input_ids": short}), logits(network, {"input_ids": short}))
+
+
 def test_the_difference_of_a_network_that_normalises_after_additions_is_stated() -> None:
     network = network_of("Bert")
     plan = pruning.prune(network, "magnitude", unit="layer", sparsity=0.25)
@@ -266,6 +382,21 @@ def test_the_page_prints_what_it_says(
 
     (said,) = re.findall(r"^prints `(.*)`", page, re.MULTILINE)
     assert capsys.readouterr().out.splitlines() == [said, "3 4"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("kind", ["Llama", "GPT2", "Bert", "ViT"])  # in GPT-2 only the head is quantised
+def test_a_quantised_network_is_refused_by_a_sentence(kind: str) -> None:
+    network = torch.ao.quantization.quantize_dynamic(network_of(kind), {nn.Linear}, dtype=torch.qint8)
+    said = (
+        r"^`model` \(whose '.*', a torch.ao.nn.quantized.dynamic.*Linear, has no parameter 'weight'\) must hold its w"
+    )
+
+    with pytest.raises(ValueError, match=said):
+        pruning.smaller_transformer(network)
+    for unit in UNITS.get(kind, FAMILY_UNITS):
+        with pytest.raises(ValueError, match=said):
+            pruning.prune(network, "magnitude", unit=unit, sparsity=0.3)
 
 
 def test_a_network_that_its_configuration_does_not_build_is_refused_by_a_sentence() -> None:

@@ -155,6 +155,30 @@ class Twice(nn.Sequential):
         return super().forward(super().forward(x))
 
 
+class OfTokens(nn.Module):
+    """Linear layer over the features of four tokens, and a convolution whose channels are the tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.mixed = nn.Linear(3, 2), nn.Conv1d(4, 4, 1)
+
+    def forward(self, values: Tensor, attention_mask: Tensor) -> Tensor:
+        found: Tensor = self.mixed(self.linear(values))
+        return found
+
+
+def test_padding_does_not_count_in_norms_of_inputs() -> None:
+    generator, model = torch.Generator().manual_seed(0), OfTokens().double()
+    values = torch.randn(2, 4, 3, generator=generator, dtype=torch.float64)
+    mask = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1]])
+    batch = {"values": values, "attention_mask": mask}
+    norms = values[mask != 0].square().sum(0).sqrt()
+
+    assert_close(activation(model, [batch])["linear.weight"], norms.expand(2, 3))
+    assert_close(wanda(model, [batch])["linear.weight"], model.linear.weight.abs() * norms)
+    assert_close(wanda(model, [batch])["mixed.weight"], slow_wanda(model.mixed, model.linear(values)))
+
+
 def test_activation_is_the_norm_of_the_input_alone() -> None:
     model, batches = golden_network(), split(GOLDEN_BATCH, 4, 2)
     with torch.no_grad():

@@ -53,6 +53,25 @@ def test_block_influence_is_one_minus_the_mean_cosine_over_tokens() -> None:
     assert not scores["lm_head.weight"].any(), "it is in no layer"
 
 
+@pytest.mark.parametrize("left", [True, False])
+def test_padding_has_no_block_influence(left: bool) -> None:
+    network, (long, short) = network_of("Llama"), (tokens(1, 0), tokens(1, 1)[:, :4])
+    padding = torch.zeros(1, 5, dtype=torch.long)
+
+    def padded(text: Tensor) -> Tensor:
+        return torch.cat([long, torch.cat([padding, text] if left else [text, padding], 1)])
+
+    whole, mask = padded(short), padded(torch.ones_like(short))
+    mask[0] = 1
+    batch = {"input_ids": whole, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+    scores = block_influence(network, [batch], None)
+    expected = block_influence(network, [long, short], None)
+
+    assert by_layer(scores, 4) == pytest.approx(by_layer(expected, 4), rel=1e-5)
+    with pytest.raises(ValueError, match=r"^`batches` \(with an `attention_mask` of zeros\) must hold tokens, which"):
+        block_influence(network, [{"input_ids": long, "attention_mask": torch.zeros_like(long)}], None)
+
+
 @pytest.mark.parametrize(("kind", "path"), [("Llama", "model.layers"), ("GPT2", "transformer.h")])
 def test_left_out_is_the_loss_of_the_smaller_network_less_that_of_the_whole(kind: str, path: str) -> None:
     network, batches = network_of(kind), [tokens(3, 0), tokens(1, 1)]
