@@ -27,7 +27,7 @@ def readme(sweep: SavedSweep, choice: Choice, kept: StoredNetwork, smaller: nn.M
         f"# {markdown(choice.trial.name)}",
         "",
         f"{name} on {data}, pruned by {line} to a sparsity of {percent(record.sparsity)} of its prunable weights; "
-        "channels, units and heads that the masks emptied are removed.",
+        "layers, channels, units and heads that the masks emptied are removed.",
         "",
         f"- sweep {markdown(sweep.info.name)}, trial {markdown(choice.trial.name)}, "
         f"seed {markdown(config.get('seed', 0))}, round {record.round}",

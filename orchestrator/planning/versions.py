@@ -70,10 +70,14 @@ def versions_of(parts: Mapping[str, Any], *, sequential: bool = False) -> dict[s
 
 
 def _trains_smaller(parts: Mapping[str, Any]) -> bool:
-    """Whether a round with these parts trains, and may do so in the smaller transformer that its masks leave."""
-    training = parts.get("finetune", parts.get("train", {}))
-    trains = training.get("steps") or training.get("epochs")
-    return bool(trains) and parts.get("unit", {}).get("kind") in TRANSFORMER_UNITS
+    """Whether a round with these parts may train the smaller transformer that its masks leave."""
+    if parts.get("unit", {}).get("kind") not in TRANSFORMER_UNITS:
+        return False
+    if "finetune" not in parts:
+        return "train" in parts  # the control from scratch
+    tuning = parts["finetune"]
+    plain = not tuning.get("_target_") and tuning.get("lora_rank") is None and parts["prune"]["holding"] != "hooks"
+    return plain and bool(tuning.get("steps") or tuning.get("epochs")) and parts["unit"]["kind"] != "residual"
 
 
 def versions_of_deployment(form: str) -> dict[str, int]:

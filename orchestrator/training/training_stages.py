@@ -35,13 +35,7 @@ from orchestrator.training.scoring.ranking import Read, Round, Scoring, example_
 from orchestrator.training.scoring.shared_statistics import source_of
 from orchestrator.training.stage_networks import Network, fitting, initialised, restored
 from orchestrator.training.state.checkpointing import Checkpointing
-from orchestrator.training.state.from_scratch import (
-    Small,
-    small_of,
-    small_transformer_of,
-    trains_smaller,
-    transformer_left,
-)
+from orchestrator.training.state.from_scratch import Small, small_of, small_transformer_of, smaller_to_fit
 from orchestrator.training.state.resuming import Unfit
 from orchestrator.training.state.rewinding import furthest, masks_of
 from orchestrator.training.state.stage_environment import environment
@@ -268,7 +262,8 @@ class Stage:
         if self.is_small:
             return self._ways.train(self, partial(self._fit_small, masks, state))
         in_order = masks_of(self.model, masks)
-        if trains_smaller(self.spec, asked) and (small := transformer_left(self.model, masks)) is not None:
+        example = partial(example_of, self.model, self.data)
+        if (small := smaller_to_fit(self.spec, asked, self.model, masks, example)) is not None:
             return self._fit_inside(small, state)
         if asked.choices.dynamics.row.in_training:
             self.sparse = SparseTraining(asked, masks, self._read(), self.spec.training)
@@ -347,16 +342,15 @@ class Stage:
     def _fit_small(self, masks: MaskSet, state: TrainState | None) -> training_loop.FitResult:
         """Train the small dense network that the masks leave, with new weights, and copy it into the whole one."""
         seed = derive(self.spec.typed.seed, f"{self.spec.round}/small")
-        if self.spec.typed.unit.kind in TRANSFORMER_UNITS:
-            return self._fit_inside(small_transformer_of(self.model, masks, seed), state)
-        return self._fit_inside(small_of(self.model, masks, example_of(self.model, self.data), seed), state)
+        make = small_transformer_of if self.spec.typed.unit.kind in TRANSFORMER_UNITS else small_of
+        return self._fit_inside(make(self.model, masks, example_of(self.model, self.data), seed), state)
 
     def _fit_inside(self, small: Small, state: TrainState | None) -> training_loop.FitResult:
         """Train a smaller network in the place of the whole one, and copy it into that."""
-        whole, network = self.model, self.network
+        whole, network, cost = self.model, self.network, None if self.is_small else self._cost()
         self.model, self.network = small.model, replace(network, model=small.model, masks=MaskSet({}))
         masks_in_order = [None for each in small.model.parameters() if each.requires_grad]
-        fit = self._train(state or self._ways.onward(self, masks_in_order))
+        fit = self._train(state or self._ways.onward(self, masks_in_order), cost=cost)
         self.model, self.network = whole, network
         small.put_into(whole)
         return fit

@@ -210,7 +210,7 @@ SCORES: Mapping[str, Score] = named(
             paper="Sun et al. 2023, arXiv 2306.11695",
             needs=frozenset({"inputs", "trained"}),
             in_sweeps={"examples": 128},
-            version=2,
+            version=3,
         ),
         Score(
             "activation",
@@ -219,6 +219,7 @@ SCORES: Mapping[str, Score] = named(
             paper="Muralidharan et al. 2024, arXiv 2407.14679",
             needs=frozenset({"inputs", "trained"}),
             in_sweeps={"examples": 128},
+            version=2,
         ),
         Score(
             "block_influence",
@@ -228,10 +229,11 @@ SCORES: Mapping[str, Score] = named(
             needs=frozenset({"inputs", "trained"}),
             of_layers=True,
             in_sweeps={"examples": 128},
+            version=2,
         ),
         Score(
             "minitron",
-            "pruning.scores.input_norms:activation",
+            "pruning.scores.input_norms:minitron",
             "block_influence for whole layers of a transformer, activation for its other units",
             paper="Muralidharan et al. 2024, arXiv 2407.14679",
             needs=frozenset({"inputs", "trained"}),

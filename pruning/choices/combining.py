@@ -52,6 +52,11 @@ def check_combination(choices: Choices) -> None:
             "`scope.kind` (='row') ranks within the weights of one output, which leaves nothing to rank for "
             "unit.kind='channel'; use kind='layer'."
         )
+    if choices.unit.by_layers != Unit().by_layers and choices.unit.kind not in TWO_UNITS:
+        raise ValueError(
+            f"`unit.by_layers` (={choices.unit.by_layers!r}) is for unit.kind {_either(TWO_UNITS)}, and unit.kind is "
+            f"{choices.unit.kind!r}; leave it at {Unit().by_layers}."
+        )
     _check_groups(choices)
     _check_dynamics(choices)
     _check_order(choices)
@@ -147,8 +152,12 @@ def _check_groups(choices: Choices) -> None:
         "repair.kind": (choices.repair.kind, tuple(name for name, each in REPAIRS.items() if each.spans_tensors)),
         "select": (None if choices.select is None else str(choices.select), (None,)),
     }
+    if choices.unit.kind in TWO_UNITS and scope.budget == "channels":
+        raise ValueError(
+            f"`scope.budget` (='channels') counts units of one kind, and unit.kind={choices.unit.kind!r} removes two; "
+            "use 'parameters', 'bytes' or 'macs'."
+        )
     if choices.unit.kind in TWO_UNITS:
-        taken["scope.budget"] = (scope.budget, ("parameters", "bytes", "macs"))  # channels of two kinds have no sum
         taken["repair.kind"] = (choices.repair.kind, (Repair().kind,))
         taken["dynamics.kind"] = (choices.dynamics.kind, (Dynamics().kind,))
     for name, (value, allowed) in taken.items():

@@ -80,15 +80,26 @@ def check_reachable(groups: DependencyGroups, sparsity: float, alive: Mapping[st
         groups, sparsity, alive: see `kept_channels`.
     """
     alive, budget = alive or groups.alive(), groups.scope.budget
-    whole = groups.whole(budget)
+    whole, left = groups.whole(budget), _least(groups, alive)
+    if left > whole - sparsity * whole + TINY * whole:
+        raise ValueError(_unreachable(budget, sparsity, left, whole, groups))
+
+
+def most_removable(groups: DependencyGroups, alive: Mapping[str, Tensor]) -> float:
+    """Return the largest fraction of the budget that can be removed, whatever the scores."""
+    budget = groups.scope.budget
+    return 1 - _least(groups, alive) / max(1, groups.whole(budget))
+
+
+def _least(groups: DependencyGroups, alive: Mapping[str, Tensor]) -> int:
+    """Return what is left of the budget if every group keeps as few channels as it may."""
     fewest = {
         group.name: _kept(
             groups, group, _own_order(torch.zeros(group.units), alive[group.name]), alive[group.name], group.units
         )
         for group in groups
     }
-    if (left := groups.remaining(fewest, budget)) > whole - sparsity * whole + TINY * whole:
-        raise ValueError(_unreachable(budget, sparsity, left, whole, groups))
+    return groups.remaining(fewest, groups.scope.budget)
 
 
 def gone(groups: DependencyGroups, kept: Mapping[str, Tensor]) -> float:

@@ -16,7 +16,7 @@ from pruning.catalogue.repairs import REPAIRS
 from pruning.catalogue.rows import load
 from pruning.choices.axes import FAMILY_UNITS, TWO_UNITS, Schedule, Score, Unit
 from pruning.choices.combining import Choices
-from pruning.dependencies.budgets import check_reachable, gone, kept_channels, largest_step
+from pruning.dependencies.budgets import check_reachable, gone, kept_channels, largest_step, most_removable
 from pruning.dependencies.dependency_groups import DependencyGroups
 from pruning.engine.classes import masks_of_class, with_unit_of_class
 from pruning.engine.controls import inverted, shuffle
@@ -110,11 +110,29 @@ def plan(
         )
     if choices.schedule.order == "sequential":
         raise no_plan(choices.score)
-    if choices.unit.kind in TWO_UNITS:
-        return _in_turns(model, choices, batches=batches, loss=loss, size=size, generator=generator,
-            parameters=parameters, masks=masks, example=example, remember=remember)  # fmt: skip
+    given: dict[str, Any] = {"batches": batches, "loss": loss, "size": size, "generator": generator}
+    given |= {"parameters": parameters, "masks": masks, "example": example, "remember": remember}
+    return (_in_turns if choices.unit.kind in TWO_UNITS else _planned)(model, choices, **given)
+
+
+def _planned(
+    model: nn.Module,
+    choices: Choices,
+    *,
+    batches: Batches,
+    loss: Loss,
+    size: Size,
+    generator: torch.Generator | None,
+    parameters: Iterable[str] | None,
+    masks: Masks | None,
+    example: Any,
+    remember: Remember,
+    alone: bool = False,
+) -> Plan:
+    """Plan the pruning of one unit as `plan` does; `alone` counts costs as if no other unit had been removed."""
     choices = replace(choices, score=score_for(choices.score, choices.unit.kind))
-    cut, before = _cut(model, choices, masks, names_to_score(model, choices.score, parameters), example)
+    names = names_to_score(model, choices.score, parameters)
+    cut, before = _cut(model, choices, masks, names, example, alone=alone)
     if choices.dynamics.kind == "free":
         model = _with_full_masks(model)
     if isinstance(cut, DependencyGroups) and choices.schedule.sparsity is not None:
@@ -134,38 +152,63 @@ def plan(
     return Plan(MaskSet(now), run.repaired(now), _details(cut, now, len(steps)), run.seconds)
 
 
-def _in_turns(model: nn.Module, choices: Choices, *, masks: Masks | None, remember: Remember, **given: Any) -> Plan:
+def _in_turns(
+    model: nn.Module,
+    choices: Choices,
+    *,
+    batches: Batches,
+    parameters: Iterable[str] | None,
+    masks: Masks | None,
+    remember: Remember,
+    **given: Any,
+) -> Plan:
     """Plan the pruning of two units in turns, the second one under the masks of the first.
 
-    Before it r of the budget is removed, in the end s: the first unit is pruned to r + unit.by_layers (s - r).
+    The first unit is pruned until it alone makes up `unit.by_layers` of what is removed in the end, or as far as it can
+    be. Rounding and floors of a scope are for the second unit.
     """
-    target, before, plans = choices.schedule.sparsity, dict(masks or {}), list[Plan]()
+    given |= {"batches": _listed(batches), "parameters": None if parameters is None else [*parameters]}
+    target, share, before, plans = choices.schedule.sparsity, choices.unit.by_layers, dict(masks or {}), list[Plan]()
     for kind in TWO_UNITS[choices.unit.kind]:
-        own = replace(choices, unit=replace(choices.unit, kind=kind))
-        if target is not None and not plans:
-            cut, kept = _cut(model, own, before, given["parameters"], given["example"])
-            removed = gone(cut, cut.alive(kept)) if isinstance(cut, DependencyGroups) else 0.0
-            first = min(target, removed + choices.unit.by_layers * max(0.0, target - removed))
-            own = replace(own, schedule=replace(own.schedule, sparsity=first))
-        plans.append(plan(model, own, masks=before, remember=remember, **given))
+        own = replace(choices, unit=replace(choices.unit, kind=kind, by_layers=Unit().by_layers))
+        if not plans:
+            own = replace(own, scope=replace(own.scope, round_to=1, min_kept=0, uniform=False))
+            sparsity = None if target is None else _reached_by_first(model, own, before, given, target * share)
+            own = replace(own, schedule=replace(own.schedule, sparsity=sparsity))
+        plans.append(_planned(model, own, masks=before, remember=remember, alone=not plans, **given))
         before, remember = {**before, **plans[-1].masks}, None  # statistics of the second unit need the masks
     one, other = plans
     counts = {name: {**one.details[name], **other.details[name]} for name in ("units", "kept")}
-    within = target is None or one.details["removed"] <= target
-    details = {**other.details, "unit": choices.unit.kind, **counts, "step": (other if within else one).details["step"]}
+    step = max(each.details["step"] for each in plans) if other.details["removed"] > (target or 0.0) else 0.0
+    details = {**other.details, "unit": choices.unit.kind, **counts, "step": step}
     seconds = {name: one.seconds[name] + other.seconds[name] for name in one.seconds}
     return Plan(MaskSet({**one.masks, **other.masks}), {}, details, seconds)
 
 
+def _reached_by_first(
+    model: nn.Module, choices: Choices, masks: Masks, given: Mapping[str, Any], asked: float
+) -> float:
+    """Return the fraction of the budget that the first of two units can make up, if a fraction `asked` is to go."""
+    cut, before = _cut(model, choices, masks, given["parameters"], given["example"], alone=True)
+    assert isinstance(cut, DependencyGroups)
+    return min(max(asked, gone(cut, cut.alive(before))), most_removable(cut, cut.alive(before)))
+
+
 def _cut(
-    model: nn.Module, choices: Choices, masks: Masks | None, parameters: Iterable[str] | None, example: Any
+    model: nn.Module,
+    choices: Choices,
+    masks: Masks | None,
+    parameters: Iterable[str] | None,
+    example: Any,
+    *,
+    alone: bool = False,
 ) -> tuple[Cut, dict[str, Tensor]]:
     """Return the units, and name -> mask so far of each pruned tensor that has a mask; bool on the CPU."""
     cut: Cut
     if choices.unit.spans:
         cut = groups_of_weights(model, choices, example, parameters)
         weights = weights_of(model, masks, cut.parameters)
-        if cut.others:
+        if cut.others and not alone:
             members = {m.tensor for group in cut.others for m in group.members if cut.tensors[m.tensor].trained}
             found = weights_of(model, masks, members).items()
             cut = cut.beside({name: weight.kept for name, weight in found if weight.kept is not None})

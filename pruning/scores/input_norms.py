@@ -54,8 +54,25 @@ def activation(
     Raises:
         ValueError: as `wanda`.
     """
+    return _norms_of_kept(given, "activation")
+
+
+def minitron(
+    given: ScoringInput,
+) -> dict[str, Tensor]:
+    """Score entries as `activation` does; whole layers of a transformer are ranked by `block_influence` in its place.
+
+    Layers and hidden units can so be removed in one pruning (Muralidharan et al. 2024, arXiv 2407.14679).
+
+    Raises:
+        ValueError: as `wanda`.
+    """
+    return _norms_of_kept(given, "minitron")
+
+
+def _norms_of_kept(given: ScoringInput, name: str) -> dict[str, Tensor]:
     with given.network() as net, torch.no_grad():
-        norms = _remembered(net, given, "activation")
+        norms = _remembered(net, given, name)
         return {n: torch.where(p != 0, norms[n].expand_as(p), 0.0) for n, p in net.parameters.items()}
 
 

@@ -6,7 +6,7 @@ The control is that of Liu, Sun, Zhou, Huang and Darrell, "Rethinking the Value 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ import pruning
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.seeding import seeded
 from orchestrator.core.specs import StageSpec
+from orchestrator.training.loop.steps import ELEMENTWISE
 from orchestrator.training.pruning_rounds import LawBroken, masked
 from orchestrator.training.scoring.ranking import Round
 from orchestrator.training.state.train_state import module_state, restore_module
@@ -26,6 +27,7 @@ from pruning import MaskSet, Shrunk
 from pruning.choices.axes import TRANSFORMER_UNITS
 from pruning.dependencies.families.smaller_transformer import Left
 from pruning.dependencies.families.stock_transformer import stock_transformer
+from pruning.measure.macs import in_mode
 
 TOLERANCE = 1e-4
 """Largest allowed difference between outputs of the whole and the small network, relative to the largest output."""
@@ -105,15 +107,21 @@ def small_of(whole: nn.Module, masks: MaskSet, example: Sequence[Any] | Mapping[
     return small
 
 
-def small_transformer_of(whole: nn.Module, masks: MaskSet, seed: int) -> Small:
+def small_transformer_of(
+    whole: nn.Module, masks: MaskSet, example: Sequence[Any] | Mapping[str, Any], seed: int
+) -> Small:
     """Return the stock transformer that masks leave, with weights that `seed` draws as its class does.
 
     Raises:
         ControlError: there is none that computes what the masked network does.
     """
-    small = transformer_left(whole, masks)
+    small = transformer_left(whole, masks, example)
     if small is None:
-        raise _refusal("no stock transformer computes what is left")
+        raise ControlError(
+            "`restart.control` (=small) trains the transformer that is left without what masks empty, but the "
+            "configuration of the network does not express it; pass scope=layer or scope.uniform=true, so that all "
+            "layers have equal widths, or another control."
+        )
     model: Any = small.model
     with seeded(seed):
         drawn = type(model)(model.config)
@@ -121,28 +129,34 @@ def small_transformer_of(whole: nn.Module, masks: MaskSet, seed: int) -> Small:
     return small
 
 
-def trains_smaller(spec: StageSpec, asked: Round) -> bool:
-    """Return whether a round may fine-tune the smaller transformer that its masks leave, at that network's speed.
+def smaller_to_fit(
+    spec: StageSpec, asked: Round, whole: nn.Module, masks: MaskSet, example: Callable[[], Any]
+) -> Small | None:
+    """Return the smaller transformer that a round fine-tunes in the place of the masked network; None: it trains that.
 
-    The masked network would learn the same, but for a narrower residual stream, whose norms have other scales. A
-    training function of the user's own gets the network that it knows.
+    The masked network would learn the same, but for a narrower residual stream, whose norms have other scales, and for
+    optimizers that read more than an entry. A training function of the user's own gets the network that it knows.
     """
     config = spec.training_config
     plain = spec.training == "finetune" and config.get("_target_") is None and config.get("lora_rank") is None
-    trains = plain and bool(config.get("steps") or config.get("epochs"))
+    trains = (
+        plain and bool(config.get("steps") or config.get("epochs")) and config["optimizer"]["_target_"] in ELEMENTWISE
+    )
     learns_the_same = asked.choices.unit.kind in TRANSFORMER_UNITS and asked.choices.unit.kind != "residual"
-    return trains and learns_the_same and spec.typed.prune.holding != "hooks"
+    may = trains and learns_the_same and spec.typed.prune.holding != "hooks"
+    return transformer_left(whole, masks, example()) if may else None
 
 
-def transformer_left(whole: nn.Module, masks: MaskSet) -> Small | None:
+def transformer_left(whole: nn.Module, masks: MaskSet, example: Sequence[Any] | Mapping[str, Any]) -> Small | None:
     """Return the stock transformer that masks leave, with the values that it has in the whole network.
 
-    None if there is none that computes what the masked network does: the network is of no known family, nothing or more
-    than whole units is masked, or layers differ in width.
+    None if there is none that computes what the masked network does: the network is of no known family, something else
+    than whole units is masked, layers differ in width, or the network was changed after its class had built it.
 
     Args:
         whole: a plain network; it is not changed.
         masks: masks of the network.
+        example: the network's arguments, by position or by name.
     """
     found = stock_transformer(whole)
     if found is None or found.path or not masks.sparsity():
@@ -157,14 +171,22 @@ def transformer_left(whole: nn.Module, masks: MaskSet) -> Small | None:
     del model.resized
     left = {name: _entries_left(each, found.tensors[each.name]) for name, each in report.left.items()}
     kept = {each.name: left[name] for name, each in report.left.items()}
-    if report.differs or report.padding or report.after == report.before:
-        return None
-    if not all(
-        mask[kept[name].to(mask.device).expand(mask.shape)].all() for name, mask in masks.items() if name in kept
-    ):
+    if report.differs or report.padding or report.after == report.before or not _is_what_masks_keep(whole, masks, kept):
         return None
     names = {name: each.name for name, each in report.left.items() if each.name != name}
-    return Small(model, left, names, {name: each.factor for name, each in report.left.items() if each.factor != 1})
+    small = Small(model, left, names, {name: each.factor for name, each in report.left.items() if each.factor != 1})
+    return small if _equal_outputs(model, emptied, example, 1) else None
+
+
+def _is_what_masks_keep(whole: nn.Module, masks: MaskSet, kept: Mapping[str, Tensor]) -> bool:
+    """Whether a smaller network has the entries that masks keep, and no others; a value of 0 alone removes nothing."""
+    by_parameter = {id(whole.get_parameter(name)): mask for name, mask in masks.items()}  # also under a tied name
+    for name, parameter in whole.named_parameters():
+        own = kept.get(name, torch.zeros(()).bool()).expand(parameter.shape)
+        mask = by_parameter.get(id(parameter))
+        if not (bool(own.all()) if mask is None else torch.equal(own, mask.cpu().bool())):
+            return False
+    return True
 
 
 def _entries_left(place: Left, whole: Tensor) -> Tensor:
@@ -226,13 +248,20 @@ def _draw_weights(module: nn.Module) -> None:
 def _require_equal_outputs(small: Small, whole: nn.Module, example: Sequence[Any] | Mapping[str, Any]) -> None:
     """Raise `LawBroken` unless the whole network computes what the small one does, once that is copied into it."""
     small.put_into(whole)
-    outputs = []
-    with torch.no_grad():
-        for model in (small.model, whole.eval()):
+    if not _equal_outputs(small.model, whole, example):
+        raise LawBroken("the whole network computes something else after the small one was copied into it.")
+
+
+def _equal_outputs(
+    small: nn.Module, whole: nn.Module, example: Sequence[Any] | Mapping[str, Any], count: int | None = None
+) -> bool:
+    """Whether the first `count` outputs of two networks are equal, up to `TOLERANCE` of the largest."""
+    device, outputs = next(whole.parameters()).device, []
+    example = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, example)
+    for model in (small, whole):
+        with torch.no_grad(), in_mode(model, training=False):
             found = model(**example) if isinstance(example, Mapping) else model(*example)
-            outputs.append(
-                [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-            )
-    for one, other in zip(*outputs, strict=True):
-        if not bool((one - other).abs().max() <= TOLERANCE * other.abs().max()):
-            raise LawBroken("the whole network computes something else after the small one was copied into it.")
+        numbers = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        outputs.append(numbers[:count])
+    pairs = zip(*outputs, strict=True)
+    return all(bool((one - other).abs().max() <= TOLERANCE * other.abs().max()) for one, other in pairs)

@@ -18,10 +18,17 @@ from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
-from orchestrator.training import training_stages
 from orchestrator.training.loop import training_loop
 from orchestrator.training.preflight.rehearsal import run_preflight
-from orchestrator.training.state.from_scratch import ControlError, Small, small_transformer_of, transformer_left
+from orchestrator.training.scoring.ranking import Round
+from orchestrator.training.state import from_scratch
+from orchestrator.training.state.from_scratch import (
+    ControlError,
+    Small,
+    small_transformer_of,
+    smaller_to_fit,
+    transformer_left,
+)
 from orchestrator.workloads import data_loading
 from orchestrator.workloads.tasks.language.language_modelling import LanguageModelling
 from pruning import MaskSet
@@ -68,8 +75,8 @@ def test_the_smaller_network_learns_what_the_masked_one_would(
 ) -> None:
     found: list[Small | None] = []
 
-    def seen(model: nn.Module, masks: MaskSet) -> Small | None:
-        found.append(transformer_left(model, masks))
+    def seen(*given: Any) -> Small | None:
+        found.append(transformer_left(*given))
         return found[-1]
 
     plan = planned(settings(f"unit={unit}", f"scope.budget={'channels' if unit == 'heads' else 'parameters'}"))
@@ -77,7 +84,7 @@ def test_the_smaller_network_learns_what_the_masked_one_would(
     stores = [Store(str(folder / name)) for name in ("smaller", "masked")]
     records = []
     for store, way in zip(stores, (seen, lambda *_: None), strict=True):
-        monkeypatch.setattr(training_stages, "transformer_left", way)
+        monkeypatch.setattr(from_scratch, "transformer_left", way)
         records.append(train(plan, store)[key])
     (small,) = found
     assert small is not None
@@ -101,20 +108,24 @@ def whole_of(store: Store, key: str) -> list[nn.Module]:
     return [model]
 
 
-def test_a_narrower_residual_stream_trains_masked_and_from_scratch_by_itself(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def never() -> Any:
+    """Fail, as nothing should ask for an example."""
+    raise AssertionError
+
+
+def test_a_narrower_residual_stream_trains_masked_and_from_scratch_by_itself(folder: Path) -> None:
     """Its norms have other scales, so that a step of the optimizer would be another one."""
-    monkeypatch.setattr(training_stages, "transformer_left", None)
     plan = planned(*(settings("unit=residual", f"restart.control={each}") for each in ("none", "small")))
     store = Store(str(folder / "store"))
     records = train(plan, store)
+    first = Round.of(plan.stages[plan.trials[0].stages[-1]].fields)
+    assert smaller_to_fit(plan.stages[plan.trials[0].stages[-1]], first, nn.Linear(1, 1), MaskSet({}), never) is None
     key = plan.trials[1].stages[-1]
     whole, *_ = whole_of(store, key)
 
-    small = transformer_left(whole, MaskSet.from_bytes(store.read(key, "masks.npz")))
-    assert small is not None
     batch = torch.arange(16).reshape(2, 8) % 20
+    small = transformer_left(whole, MaskSet.from_bytes(store.read(key, "masks.npz")), (batch,))
+    assert small is not None
     with torch.no_grad():
         torch.testing.assert_close(small.model(batch).logits, whole(batch).logits, rtol=1e-4, atol=1e-5)
     assert records[key].steps == 15
@@ -187,22 +198,45 @@ def unequal_widths(network: nn.Module) -> MaskSet:
     return MaskSet(masks)
 
 
+def unchanged(network: nn.Module) -> None:
+    """Leave the network as its class has built it."""
+
+
+def another_activation(network: Any) -> None:
+    network.model.layers[0].mlp.act_fn = nn.ReLU()
+
+
+def zeros_without_a_mask(network: Any) -> None:
+    with torch.no_grad():
+        for layer in network.model.layers:
+            layer.mlp.down_proj.weight[:, :5] = 0
+
+
 @pytest.mark.parametrize(
-    ("masks", "some"),
-    [(without_layers, True), (single_entries, False), (unequal_widths, False), (lambda _: MaskSet({}), False)],
+    ("change", "masks", "some"),
+    [
+        (unchanged, without_layers, True),
+        (unchanged, single_entries, False),
+        (unchanged, unequal_widths, False),
+        (unchanged, lambda _: MaskSet({}), False),
+        (another_activation, without_layers, False),
+        (zeros_without_a_mask, without_layers, False),
+    ],
 )
 def test_the_masked_network_trains_where_no_stock_network_computes_the_same(
-    masks: Callable[[nn.Module], MaskSet], some: bool
+    change: Callable[[nn.Module], None], masks: Callable[[nn.Module], MaskSet], some: bool
 ) -> None:
     torch.manual_seed(0)
     network = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
+    change(network)
+    given = (network, masks(network), (torch.arange(16).reshape(2, 8) % 20,))
 
-    found = transformer_left(network, masks(network))
-
-    assert (found is not None) == some
+    assert (transformer_left(*given) is not None) == some
     if not some:
-        with pytest.raises(ControlError, match=r"no stock transformer computes what is left; pass"):
-            small_transformer_of(network, masks(network), 0)
+        with pytest.raises(
+            ControlError, match=r"the configuration of the network does not express it; pass scope=layer"
+        ):
+            small_transformer_of(*given, 0)
 
 
 def test_it_is_tried_before_any_is_trained(folder: Path) -> None:

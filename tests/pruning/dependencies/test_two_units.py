@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -70,15 +71,38 @@ def test_layers_reach_their_part_and_hidden_units_the_rest(kind: str, by_layers:
     torch.testing.assert_close(logits(smaller), logits(network), rtol=1e-4, atol=1e-4)
 
 
-def test_a_second_round_divides_what_is_left_to_remove() -> None:
-    network = network_of("Llama", **DEEP)
+def test_rounds_end_with_the_sizes_of_one_pruning() -> None:
+    network, at_once = (network_of("Llama", **DEEP) for _ in range(2))
     given: dict[str, Any] = {"unit": "layer_and_mlp", "budget": "parameters"}
-    first = pruning.prune(network, "magnitude", sparsity=0.25, **given)
-    second = pruning.prune(network, "magnitude", sparsity=0.5, **given)
+    plans = [pruning.prune(network, "magnitude", sparsity=0.1 * number, **given) for number in range(1, 6)]
+    one: Any = pruning.prune(at_once, "magnitude", sparsity=0.5, **given)
 
-    assert second.masks.nested_in(first.masks)
-    assert 0.5 <= second.details["removed"] < 0.5 + second.details["step"]
-    assert second.details["kept"]["model.layers"] < first.details["kept"]["model.layers"]
+    assert all(later.masks.nested_in(earlier.masks) for earlier, later in pairwise(plans))
+    assert 0.5 <= plans[-1].details["removed"] < 0.5 + plans[-1].details["step"]
+    assert plans[-1].details["kept"] == one.details["kept"]
+
+
+def test_floors_and_rounding_are_for_hidden_units_and_layers_give_what_they_can() -> None:
+    network = network_of("Llama", **DEEP)
+    given: dict[str, Any] = {"unit": "layer_and_mlp", "budget": "parameters", "scope": {"round_to": 8}}
+    plan = pruning.prune(network, "magnitude", sparsity=0.3, by_layers=0.4, **given)
+    most = pruning.prune(network, "magnitude", sparsity=0.9, by_layers=1.0, **given)
+
+    assert plan.details["kept"]["model.layers"] == 7
+    assert plan.details["kept"]["model.layers.0.mlp.gate_proj.weight"] % 8 == 0
+    assert most.details["kept"]["model.layers"] == 1
+    assert most.details["removed"] >= 0.9
+
+
+def test_batches_and_names_may_be_iterators() -> None:
+    one, other = (network_of("Llama", **DEEP) for _ in range(2))
+    names = [name for name, _ in one.named_parameters() if name.endswith("proj.weight")]
+    given = {"sparsity": 0.4, "loss": loss}
+
+    listed = pruning.prune(one, "minitron", batches=texts(), parameters=names, **given)
+    read_once = pruning.prune(other, "minitron", batches=iter(texts()), parameters=iter(names), **given)
+
+    assert listed.masks == read_once.masks
 
 
 @pytest.mark.parametrize("budget", ["parameters", "bytes", "macs"])
@@ -122,10 +146,12 @@ def test_two_units_are_refused_where_they_cannot_go() -> None:
         with pytest.raises(ValueError, match=said):
             pruning.prune(network_of("Llama"), "magnitude", unit="layer_and_mlp", sparsity=0.25, **given)
 
-    refused(r"^`scope.budget` \(='channels'\) cannot .* it must be 'parameters' or 'bytes' or 'macs'")
+    refused(r"^`scope.budget` \(='channels'\) counts units of one kind.* use 'parameters', 'bytes' or 'macs'")
     refused(r"^`unit.by_layers` \(=2\) must lie in \[0, 1\]", budget="parameters", by_layers=2)
     refused(r"scores whole layers of a transformer", budget="parameters", score="block_influence")
     refused(r"^`dynamics.kind` \(='free'\) cannot", budget="parameters", dynamics="free")
     refused(r"^`repair.kind` \(='bn_stats'\) cannot", budget="parameters", repair="bn_stats")
+    with pytest.raises(ValueError, match=r"^`unit.by_layers` \(=0.9\) is for unit.kind 'layer_and_mlp'"):
+        pruning.prune(network_of("Llama"), "magnitude", unit="mlp", sparsity=0.25, by_layers=0.9)
     with pytest.raises(ValueError, match=r"has no dependency groups of its own; ask for those of 'layer' or 'mlp'"):
         pruning.dependency_groups(network_of("Llama"), unit=Unit("layer_and_mlp"))
