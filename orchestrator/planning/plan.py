@@ -162,8 +162,7 @@ def _stages(
     config = {**config, "task": pinned["task"]}
     if config["schedule"]["amount"] is None and not method_choices.decides_itself(config["method"]):
         config = {**config, "method": {}}  # the name adds nothing to the choices
-    scope = densities_file.without_file(config["scope"])
-    unit = config["unit"]
+    scope, unit = densities_file.without_file(config["scope"]), config["unit"]
     config = {
         **config,
         "scope": method_choices.scope_in_key(scope, unit["kind"]),

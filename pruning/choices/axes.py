@@ -30,6 +30,8 @@ SPANNING = ("group", *TRANSFORMER_UNITS)
 """Units that span several tensors: dependency groups."""
 EQUAL_WIDTHS: tuple[FamilyUnit, ...] = ("heads", "mlp")
 """Units of which a stock transformer has equal numbers in all layers."""
+TAKE_UNIFORM = (*EQUAL_WIDTHS, *(kind for kind, parts in TWO_UNITS.items() if {*parts} & {*EQUAL_WIDTHS}))
+"""Units that `scope.uniform` is for."""
 Reduction: TypeAlias = Literal["sum", "l1", "l2", "square_of_sum"]
 ScopeKind: TypeAlias = Literal["layer", "global", "row", "window"]
 Normalisation: TypeAlias = Literal["size", "group"]

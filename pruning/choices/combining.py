@@ -10,7 +10,18 @@ from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.catalogue.reconstructions import RECONSTRUCTIONS, SOLVERS
 from pruning.catalogue.repairs import REPAIRS
 from pruning.catalogue.scores import SCORES
-from pruning.choices.axes import EQUAL_WIDTHS, TWO_UNITS, Control, Dynamics, Repair, Schedule, Scope, Score, Unit
+from pruning.choices.axes import (
+    EQUAL_WIDTHS,
+    TAKE_UNIFORM,
+    TWO_UNITS,
+    Control,
+    Dynamics,
+    Repair,
+    Schedule,
+    Scope,
+    Score,
+    Unit,
+)
 
 
 @dataclass(frozen=True)
@@ -129,7 +140,7 @@ def _check_dynamics(choices: Choices) -> None:
 def _check_groups(choices: Choices) -> None:
     """Raise ValueError for choices that need dependency groups, or that dependency groups do not support."""
     scope = choices.scope
-    if scope.uniform and not {*EQUAL_WIDTHS} & {*TWO_UNITS.get(choices.unit.kind, (choices.unit.kind,))}:
+    if scope.uniform and choices.unit.kind not in TAKE_UNIFORM:
         raise ValueError(
             f"`scope.uniform` (={scope.uniform!r}) gives all layers equal numbers of units of kind "
             f"{_either(EQUAL_WIDTHS)}, not of {choices.unit.kind!r}; leave it at False."
@@ -152,12 +163,12 @@ def _check_groups(choices: Choices) -> None:
         "repair.kind": (choices.repair.kind, tuple(name for name, each in REPAIRS.items() if each.spans_tensors)),
         "select": (None if choices.select is None else str(choices.select), (None,)),
     }
-    if choices.unit.kind in TWO_UNITS and scope.budget == "channels":
-        raise ValueError(
-            f"`scope.budget` (='channels') counts units of one kind, and unit.kind={choices.unit.kind!r} removes two; "
-            "use 'parameters', 'bytes' or 'macs'."
-        )
     if choices.unit.kind in TWO_UNITS:
+        if scope.budget == "channels":
+            raise ValueError(
+                f"`scope.budget` (='channels') counts units of one kind, and unit.kind={choices.unit.kind!r} removes "
+                "two; use 'parameters', 'bytes' or 'macs'."
+            )
         taken["repair.kind"] = (choices.repair.kind, (Repair().kind,))
         taken["dynamics.kind"] = (choices.dynamics.kind, (Dynamics().kind,))
     for name, (value, allowed) in taken.items():

@@ -254,7 +254,7 @@ class DependencyGroups:
 
     def _left(self, kept: Mapping[str, Tensor], budget: Budget, tensors: Collection[str] | None = None) -> int:
         left = sum(
-            cost * _entries(self.tensors[name].shape, self._by_tensor.get(name, ()), kept)
+            cost * self.entries(name, kept)
             for name in (self.tensors if tensors is None else tensors)
             if (cost := self.tensors[name].cost(budget))
         )

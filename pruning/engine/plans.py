@@ -179,7 +179,7 @@ def _in_turns(
         before, remember = {**before, **plans[-1].masks}, None  # statistics of the second unit need the masks
     one, other = plans
     counts = {name: {**one.details[name], **other.details[name]} for name in ("units", "kept")}
-    step = max(each.details["step"] for each in plans) if other.details["removed"] > (target or 0.0) else 0.0
+    step = max(each.details["step"] for each in plans)
     details = {**other.details, "unit": choices.unit.kind, **counts, "step": step}
     seconds = {name: one.seconds[name] + other.seconds[name] for name in one.seconds}
     return Plan(MaskSet({**one.masks, **other.masks}), {}, details, seconds)

@@ -79,8 +79,7 @@ else:
 
 def scope_in_key(scope: Mapping[str, Any], unit: str) -> dict[str, Any]:
     """Return the keys of a scope that a unit reads; the others are in no stage's key."""
-    equal = {*axes.EQUAL_WIDTHS} & {*axes.TWO_UNITS.get(unit, (unit,))}
-    unread = {*(() if unit in axes.SPANNING else OF_GROUPS), *(() if equal else OF_EQUAL_WIDTHS)}
+    unread = {*(() if unit in axes.SPANNING else OF_GROUPS), *(() if unit in axes.TAKE_UNIFORM else OF_EQUAL_WIDTHS)}
     return {key: value for key, value in scope.items() if key not in unread}
 
 

@@ -137,13 +137,17 @@ def smaller_to_fit(
     The masked network would learn the same, but for a narrower residual stream, whose norms have other scales, and for
     optimizers that read more than an entry. A training function of the user's own gets the network that it knows.
     """
-    config = spec.training_config
-    plain = spec.training == "finetune" and config.get("_target_") is None and config.get("lora_rank") is None
-    trains = (
-        plain and bool(config.get("steps") or config.get("epochs")) and config["optimizer"]["_target_"] in ELEMENTWISE
+    config, unit = spec.training_config, asked.choices.unit.kind
+    may = (
+        spec.training == "finetune"
+        and bool(config.get("steps") or config.get("epochs"))
+        and unit in TRANSFORMER_UNITS
+        and unit != "residual"
+        and config.get("_target_") is None
+        and config.get("lora_rank") is None
+        and config["optimizer"]["_target_"] in ELEMENTWISE
+        and spec.typed.prune.holding != "hooks"
     )
-    learns_the_same = asked.choices.unit.kind in TRANSFORMER_UNITS and asked.choices.unit.kind != "residual"
-    may = trains and learns_the_same and spec.typed.prune.holding != "hooks"
     return transformer_left(whole, masks, example()) if may else None
 
 

@@ -114,13 +114,19 @@ def test_one_seed_has_the_interval_of_its_measurement() -> None:
     assert (speedup.mean, speedup.low, speedup.high) == pytest.approx((2.0, 1.8, 2.2))
 
 
+def with_tokens(plan: Plan, dense_ms: float, speedup: float, low: float, high: float) -> dict[str, StageRecord]:
+    """Return records in which one more token takes 2 ms at batch 8."""
+    records = measured(plan)
+    (key,) = plan.trials[0].measured
+    times = {"token_ms/8": 2.0, "dense_token_ms/8": dense_ms}
+    ratios = {"token_speedup/8": speedup, "token_speedup_low/8": low, "token_speedup_high/8": high}
+    records[key] = replace(records[key], measurements={**records[key].measurements, **times, **ratios})
+    return records
+
+
 def test_the_latency_of_a_token_stands_beside_that_of_a_prompt() -> None:
     plan = deploying((1,))
-    records, (trial,) = measured(plan), plan.trials
-    (key,) = trial.measured
-    token = {"token_ms/8": 2.0, "dense_token_ms/8": 3.0, "token_speedup/8": 1.5}
-    ends = {"token_speedup_low/8": 1.4, "token_speedup_high/8": 1.6}
-    records[key] = replace(records[key], measurements={**records[key].measurements, **token, **ends})
+    records, (trial,) = with_tokens(plan, 3.0, 1.5, 1.4, 1.6), plan.trials
     (point,) = compare_trials(plan, records).operating_points[-1:]
     one, eight = point.deployed
 
@@ -135,12 +141,7 @@ def test_the_latency_of_a_token_stands_beside_that_of_a_prompt() -> None:
 
 def test_a_figure_shows_tokens_a_second_and_the_metric_with_both_intervals() -> None:
     plan = deploying((1,))
-    records, (trial,) = measured(plan), plan.trials
-    (key,) = trial.measured
-    token = {"token_ms/8": 2.0, "dense_token_ms/8": 4.0, "token_speedup/8": 2.0}
-    ends = {"token_speedup_low/8": 1.5, "token_speedup_high/8": 2.5}
-    records[key] = replace(records[key], measurements={**records[key].measurements, **token, **ends})
-    comparison = compare_trials(plan, records)
+    comparison = compare_trials(plan, with_tokens(plan, 4.0, 2.0, 1.5, 2.5))
     (plot,) = token_speed(comparison)
     (own, dense) = plot.series
 

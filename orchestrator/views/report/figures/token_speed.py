@@ -14,7 +14,7 @@ from orchestrator.compare.statistics import Estimate
 from orchestrator.views.report.figures.figure_data import Panel, Plot, Series, lines_of, title
 
 SECOND = 1000.0
-"""Milliseconds."""
+"""A second in milliseconds."""
 
 
 class _Place(NamedTuple):
@@ -96,8 +96,7 @@ def _scaled(speedup: Estimate, rate: float) -> Estimate:
 
 
 def _series(places: list[_Place]) -> Iterator[Series]:
-    ordered = sorted(places, key=lambda place: [each.line for each in places].index(place.line))
-    for line, group in groupby(ordered, key=lambda place: place.line):
+    for line, group in groupby(places, key=lambda place: place.line):  # points come line by line
         own = sorted(group, key=lambda place: place.rate.mean)
         yield Series(
             line,
