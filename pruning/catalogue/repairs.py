@@ -46,6 +46,7 @@ REPAIRS: Mapping[str, Repair] = named(
             (_OF_MATRIX,),
             "Singh & Alistarh 2020, arXiv 2004.14340",
             unlisted=("block", "matrix"),
+            version=2,
         ),
         Repair(
             "obs_joint",
@@ -54,6 +55,7 @@ REPAIRS: Mapping[str, Repair] = named(
             (_OF_MATRIX,),
             "Hassibi & Stork 1993",
             unlisted=("block", "matrix"),
+            version=2,
         ),
         Repair(
             "least_squares",

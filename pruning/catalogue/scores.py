@@ -139,6 +139,7 @@ SCORES: Mapping[str, Score] = named(
             "Molchanov et al. 2019, arXiv 1906.10771",
             needs=frozenset({"gradient"}),
             in_sweeps={"examples": 1920, "batch_size": 64},
+            version=2,
         ),
         Score(
             "fisher",
@@ -147,7 +148,7 @@ SCORES: Mapping[str, Score] = named(
             paper="Theis et al. 2018, arXiv 1801.05787",
             needs=frozenset({"per_example", "trained"}),
             in_sweeps=_BY_EXAMPLE,
-            version=2,
+            version=3,
         ),
         Score(
             "obd",
@@ -157,7 +158,7 @@ SCORES: Mapping[str, Score] = named(
             needs=frozenset({"per_example", "trained"}),
             signed=True,
             in_sweeps=_BY_EXAMPLE,
-            version=2,
+            version=3,
         ),
         Score(
             "obs",
@@ -177,7 +178,7 @@ SCORES: Mapping[str, Score] = named(
             needs=frozenset({"per_example", "trained"}),
             unlisted=("form", "matrix"),
             in_sweeps=_BY_EXAMPLE,
-            version=2,
+            version=3,
         ),
         Score(
             "lamp",

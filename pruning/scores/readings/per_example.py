@@ -158,9 +158,7 @@ def batch_passes(
 
 def _shares(batch: Any, count: int, weight: float, size: Size) -> list[float]:
     """Return the examples' weights: `size` of each, or equal parts if these do not add up to the batch's weight."""
-    if size is None or float(size(_example(batch, 0, count))) * count == weight:  # if the first weighs the mean, all do
-        return [weight / count] * count
-    if count > 1:
+    if size is not None:
         shares = [float(size(_example(batch, index, count))) for index in range(count)]
         if abs(sum(shares) - weight) <= 1e-9 * weight:
             return shares

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from scored_networks import (
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from pruning.scores import fisher, fisher_matrix, obd, obs
+from pruning.scores import fisher, fisher_matrix, obd, obs, taylor
 
 
 def example_gradients(model: nn.Module, names: list[str], batch: Batch, loss: Any = cross_entropy) -> Tensor:
@@ -226,6 +227,35 @@ def test_the_cut_into_batches_does_not_matter_where_examples_have_unlike_many_to
     )
     for other in others:
         assert_close(other, whole)
+
+
+def by_example(score: Any) -> Any:
+    """Return Taylor's gates with the square of each example's gradient; another score as it is."""
+    return partial(score, form="gate", per_example=True) if score is taylor else score
+
+
+@pytest.mark.parametrize("score", [fisher, obd, obs, taylor])
+def test_examples_weigh_what_they_are_given_where_the_first_weighs_the_mean(score: Any) -> None:
+    model, sizes = nn.Linear(4, 3).double(), torch.tensor([2.0, 1.0, 3.0], dtype=torch.float64)
+    torch.manual_seed(0)
+    batch = (torch.randn(3, 4, dtype=torch.float64), torch.tensor([0, 2, 1]), sizes)
+
+    def loss(net: nn.Module, given: tuple[Tensor, ...]) -> Tensor:
+        inputs, labels, weights = given
+        return (F.cross_entropy(net(inputs), labels, reduction="none") * weights).sum() / weights.sum()
+
+    def size(given: tuple[Tensor, ...]) -> float:
+        return float(given[2].sum())
+
+    found = [
+        flat(by_example(score)(model, batches, loss, size=size, parameters=["weight"]))
+        for batches in ([batch], [tuple(each[n : n + 1] for each in batch) for n in range(3)])
+    ]
+
+    assert_close(found[0], found[1])
+    if score is fisher:
+        rows = example_gradients(model, ["weight"], batch[:2])
+        assert_close(found[0], model.weight.detach().flatten() ** 2 * (sizes @ rows**2) / sizes.sum() / 2)
 
 
 # --- OBS --------------------------------------------------------------------------------------------------------------
