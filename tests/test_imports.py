@@ -38,8 +38,6 @@ FLOORS = (
 )
 """The rooms of `orchestrator` from the ground up: each imports from those before it only. Doors stand above all."""
 DOORS = ("orchestrator", "orchestrator.__main__", "orchestrator.gate", "orchestrator.sync", "orchestrator.views")
-ENTRIES_OF_A_ROOT, ENTRIES_OF_A_ROOM, LINES_OF_A_FILE = 18, 12, 450
-NOT_COUNTED = {"__init__.py", "py.typed", "conf", "__pycache__"}
 NOUNS = (
     *("errors", "file_names", "plain_data", "stage_fields", "stage_kinds", "metrics"),
     *("specs", "records", "events", "redact", "work_order"),
@@ -79,16 +77,9 @@ def test_the_rooms_are_those_of_the_tree() -> None:
 
 
 @pytest.mark.parametrize("package", ["orchestrator", "pruning"])
-def test_a_room_can_be_taken_in_at_a_glance(package: str) -> None:
-    for folder in [ROOT / package, *(path for path in (ROOT / package).rglob("*") if path.is_dir())]:
-        if NOT_COUNTED & set(folder.parts):
-            continue
-        entries = {path.name for path in folder.iterdir()} - NOT_COUNTED
-        most = ENTRIES_OF_A_ROOT if folder == ROOT / package else ENTRIES_OF_A_ROOM
-        assert len(entries) <= most, f"{folder} has {len(entries)} entries"
+def test_each_room_says_its_purpose(package: str) -> None:
+    for folder in {path.parent for path in FILES.values() if path.is_relative_to(ROOT / package)}:
         assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), f"{folder} does not say its purpose"
-        for file in folder.glob("*.py"):
-            assert len(file.read_text().splitlines()) <= LINES_OF_A_FILE, f"{file} is long"
 
 
 def imports(module: str, *, top_level: bool = False) -> Iterator[str]:
@@ -120,17 +111,6 @@ def reached(module: str) -> set[str]:
             found.add(name)
             pending.extend(imports(name, top_level=True))
     return found
-
-
-TASKS = {"orchestrator.catalogue.tasks", "orchestrator.workloads.tasks"}
-
-
-def test_only_the_tasks_say_what_a_network_is_measured_by() -> None:
-    said = [name for name, path in FILES.items() if "accurac" in path.read_text().lower()]
-
-    assert [
-        name for name in said if name.startswith("orchestrator") and not TASKS & {name, name.rpartition(".")[0]}
-    ] == []
 
 
 @pytest.mark.parametrize(("package", "room"), [("ray", "execution.on_ray"), ("mlflow", "views.tracking")])
@@ -241,9 +221,6 @@ def pruning_floor(module: str) -> int:
 
 def test_the_rooms_of_the_engine_are_those_of_the_tree() -> None:
     assert {module.split(".")[1] for module in FILES if module.startswith("pruning.")} == set(PRUNING_FLOORS)
-    for room in (path for path in (ROOT / "pruning").iterdir() if (path / "__init__.py").exists()):
-        assert ast.get_docstring(ast.parse((room / "__init__.py").read_text())), f"{room.name} says no purpose"
-        assert len([*room.glob("*.py")]) - 1 <= 12, f"{room.name} holds too much to be seen at once"
 
 
 def test_the_rooms_of_the_engine_import_downwards() -> None:
