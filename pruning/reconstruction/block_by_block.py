@@ -21,12 +21,10 @@ from torch.utils._pytree import tree_leaves
 from pruning.catalogue.reconstructions import RECONSTRUCTIONS
 from pruning.masks.mask_set import MaskSet
 from pruning.measure.macs import eagerly, in_mode
+from pruning.reconstruction.block_calls import Batch, BlockCalls, call_model, without_key_caches
 from pruning.reconstruction.block_order import Part, parts_of
 from pruning.reconstruction.layer_problem import LayerProblem, Solution, Target
 from pruning.reconstruction.layer_statistics import Collector, InputStatistics, rows_of_weight, weight_of_rows
-from pruning.reconstruction.replay.block_calls import BlockCalls
-from pruning.reconstruction.replay.dependency_tracking import TracedCall, traced_calls
-from pruning.reconstruction.replay.whole_passes import Batch, call_model, without_key_caches
 from pruning.reconstruction.streamed_weights import StreamedWeights
 
 Solve = Callable[[LayerProblem], Solution]
@@ -88,7 +86,7 @@ def layerwise(
     """Prune a network block by block with calibration data, in place, and return its masks.
 
     For each block in the order of their calls, its inputs in a pass of the network as it is by then give the statistics
-    of the block's layers; then each layer is pruned. Where this is proven equal, a block is called with the outputs of
+    of the block's layers; then each layer is pruned. Where this gives equal bits, a block is called with the outputs of
     the pruned block before it, without a pass of the network. The network stays plain, with zeros, and keeps its dtype
     and modes.
 
@@ -110,7 +108,8 @@ def layerwise(
         offload: safetensors file or directory, also in shards, whose weights are read one block at a time; the network
             may be on the meta device, with values in its buffers. Blocks are on the meta device afterwards.
         output: directory for the weights of the pruned network, with `offload`: a file for each block, and an index.
-        replay: call single blocks where this is proven equal to whole passes. False: whole passes for each block.
+        replay: call single blocks where the first and the last batch of each form give the bits of whole passes. False:
+            whole passes for each block, for networks in which values decide which blocks are called.
         activation_bytes: bytes of activations that stay in memory; others go to temporary files. None: all stay.
         done: result of an interrupted call, as `on_block` received it, with the network restored to that state.
         on_block: called after each block with the result so far.
@@ -135,9 +134,8 @@ def layerwise(
     run.streamed = _streamed(model, parts, listed, offload, output, run.done_blocks(parts))
     loaded = run.streamed.streaming(parts) if run.streamed else nullcontext()
     with in_mode(model, training=False), torch.no_grad(), eagerly(), without_key_caches(model), loaded:
-        traced = _traced(model, parts, listed[0]) if replay else []
-        order = _order(model, parts, listed, [call.part for call in traced])
-        with closing(BlockCalls(model, order, listed, traced, activation_bytes)) as calls:
+        order = _order(model, parts, listed)
+        with closing(BlockCalls(model, order, listed, replay, activation_bytes)) as calls:
             for index, part in enumerate(order):
                 if part.name not in run.done_blocks(parts):
                     run.prune_part(part, calls.of(index))
@@ -178,30 +176,16 @@ def _listed(batches: Iterable[Batch]) -> list[Batch]:
     return found
 
 
-def _traced(model: nn.Module, parts: Sequence[Part], batch: Batch) -> list[TracedCall]:
-    """Return the calls of the parts in a pass; none if the pass cannot be tracked."""
-    try:
-        return traced_calls(model, parts, batch)
-    except Exception:  # code of the network under tracking; if whole passes fail too, they say so
-        return []
-
-
-def _order(model: nn.Module, parts: Sequence[Part], batches: Sequence[Batch], called: list[Part]) -> list[Part]:
-    """Return the parts in the order of their first calls; batches are run until all parts were called.
-
-    Args:
-        model: the network.
-        parts: its parts.
-        batches: calibration data.
-        called: the parts that the first batch calls; empty if it was not run yet.
-    """
+def _order(model: nn.Module, parts: Sequence[Part], batches: Sequence[Batch]) -> list[Part]:
+    """Return the parts in the order of their first calls; batches are run until all parts were called."""
+    called: list[Part] = []
 
     def note(part: Part) -> Callable[..., None]:
         return lambda *_: None if part in called else called.append(part)
 
     handles = [part.module.register_forward_pre_hook(note(part)) for part in parts]
     try:
-        for batch in batches[1 if called else 0 :]:
+        for batch in batches:
             if len(called) < len(parts):
                 call_model(model, batch)
     finally:

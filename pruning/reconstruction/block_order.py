@@ -35,6 +35,11 @@ class Part:
     layers: Mapping[str, nn.Module]
     in_lists: Collection[str] = ()
 
+    @property
+    def is_block(self) -> bool:
+        """Whether the part is a block, not a single layer."""
+        return self.module not in self.layers.values()
+
 
 def parts_of(model: nn.Module, blocks: str | Sequence[str] | None, parameters: Iterable[str] | None) -> list[Part]:
     """Return the parts of a network in the order of its modules.

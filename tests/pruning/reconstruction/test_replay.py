@@ -15,8 +15,10 @@ from torch import Tensor, nn
 import pruning
 
 BLOCKS, BATCHES = 4, 3
-FEW = BATCHES + 2
-"""Whole passes of a chain: one that finds the order, the capture of each batch, and the proof."""
+CHAIN = BATCHES + 3
+"""Whole passes of a chain: the capture of each batch, and comparisons with the first batch, then the first and last."""
+FEW = 1 + CHAIN
+"""Whole passes of a network that is one chain: the first finds the order of its parts."""
 
 
 class Block(nn.Module):
@@ -99,6 +101,16 @@ class Passing(Block):
         return super().forward(x + bias), bias
 
 
+class EarlyExit(Network):
+    """Branch on values that pruning does not turn."""
+
+    def blocks(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if float(x.detach().abs().max()) < 1e9:
+                x = layer(x)
+        return x
+
+
 class Branches(Network):
     def blocks(self, x: Tensor) -> Tensor:
         return sum(layer(x) for layer in self.layers)  # type: ignore[return-value]
@@ -116,6 +128,7 @@ REPEATED: dict[str, Callable[[], nn.Module]] = {
     "arguments of a batch": lambda: Positions(Scaled),
     "several outputs": lambda: Passed(Passing),
     "branches": Branches,
+    "early exit": EarlyExit,
     "hooks": with_a_hook,
     "a Sequential": lambda: nn.Sequential(*(Block() for _ in range(BLOCKS))),
 }
@@ -157,14 +170,6 @@ class NumberOfOutputs(Network):
 
 class ListOfOutputs(NumberOfOutputs):
     reads = staticmethod(lambda x: x.flatten().tolist()[0])
-
-
-class EarlyExit(Network):
-    def blocks(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            if float(x.detach().abs().max()) < 1e9:
-                x = layer(x)
-        return x
 
 
 class Twice(Network):
@@ -284,7 +289,6 @@ WHOLE: dict[str, Callable[[], nn.Module]] = {
     "argument from outputs": lambda: ArgumentOfOutputs(Attending),
     "number from outputs": lambda: NumberOfOutputs(Attending),
     "list from outputs": lambda: ListOfOutputs(Attending),
-    "early exit": EarlyExit,
     "called twice": Twice,
     "cache": lambda: Cached(Caching),
     "list of skips": lambda: Listed(Skipping),
@@ -362,7 +366,7 @@ def test_each_list_of_an_encoder_and_a_decoder_is_a_chain() -> None:
     found, whole = pruned(model, batches()), pruned(model, batches(), replay=False)
 
     assert equal(found, whole)
-    assert found[2] == 1 + 2 * (BATCHES + 1)
+    assert found[2] == 1 + 2 * CHAIN
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
@@ -446,5 +450,5 @@ def test_models_of_transformers_are_repeated_without_their_caches(kind: str) -> 
     found, whole = pruned(model, given), pruned(model, given, replay=False)
 
     assert equal(found, whole)
-    assert found[2] == (1 + 2 * (BATCHES + 1) if kind.startswith("T5") else FEW)
+    assert found[2] == (1 + 2 * CHAIN if kind.startswith("T5") else FEW)
     assert model.config.use_cache

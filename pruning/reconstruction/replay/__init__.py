@@ -1,1 +1,0 @@
-"""Inputs of blocks for calibration: by calls of single blocks where this is proven equal to whole passes."""
