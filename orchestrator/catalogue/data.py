@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 from pruning.catalogue.rows import Option, Row, named
 from pruning.catalogue.value_rules import Rule, whole, within
 
 
+@dataclass(frozen=True)
 class DataSet(Row):
-    """Row of a data set."""
+    """Row of a data set.
+
+    Args:
+        of_text: examples are blocks of a text.
+    """
 
     FAMILY: ClassVar[str] = "data"
+
+    of_text: bool = False
 
 
 TEST_FRACTION = within(": reports use the test split")
@@ -138,6 +146,7 @@ DATA: Mapping[str, DataSet] = named(
             ),
             in_sweeps={"val_fraction": 0.1},
             unlisted=("content",),
+            of_text=True,
         ),
     )
 )

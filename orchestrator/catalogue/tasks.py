@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pruning.catalogue.rows import REQUIRED, Option, Row, named
 from pruning.catalogue.value_rules import Rule, at_least, one_of, whole
 
 
+@dataclass(frozen=True)
 class Task(Row):
-    """Row of a task."""
+    """Row of a task.
+
+    Args:
+        of_text: the network is a language model.
+    """
 
     FAMILY: ClassVar[str] = "task"
+
+    of_text: bool = False
 
 
 def has_target(value: Any) -> bool:
@@ -98,6 +106,7 @@ TASKS: Mapping[str, Task] = named(
                 Option("generate", int, 32, "Tokens of each continuation.", (whole(1),), later=True),
             ),
             unlisted=("content",),
+            of_text=True,
         ),
         Task(
             "segmentation",

@@ -18,7 +18,7 @@ from orchestrator.commands.arguments import (
 from orchestrator.commands.named_files import check_output_folder
 from orchestrator.compare.against.pairing import Side
 from orchestrator.compare.against.two_sweeps import TwoSweeps, compare_two
-from orchestrator.compare.audit import audit
+from orchestrator.compare.audit.checklist import audit
 from orchestrator.compare.compare_trials import compare_trials, merge_plans
 from orchestrator.compare.comparison import Comparison
 from orchestrator.config.parts.results import MARGIN

@@ -9,7 +9,7 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.stage_fields import Restart, StageFields
 from pruning.catalogue.methods import METHODS
-from pruning.choices.axes import SPANNING, TRANSFORMER_UNITS
+from pruning.choices.axes import SPANNING
 
 WEIGHTS, CHANNELS = "weights", "channels"
 """Budgets that a sparsity can be a fraction of, besides the parameters, MACs and bytes of a whole network."""
@@ -93,13 +93,6 @@ def budget_of(fields: StageFields) -> str:
     if unit in SPANNING:
         return fields.scope.budget.replace("macs", "MACs")
     return CHANNELS if unit == "channel" else WEIGHTS
-
-
-def dead_tensors(fields: StageFields, record: StageRecord) -> list[str]:
-    """Return the tensors without an entry left; none for units of a transformer, whose residual stream goes around."""
-    if fields.unit.kind in TRANSFORMER_UNITS:
-        return []
-    return [name for name, sparsity in record.tensor_sparsity.items() if sparsity >= 1.0]
 
 
 def reached_of(budget: str, record: StageRecord) -> float | None:

@@ -94,7 +94,7 @@ def _nothing_started() -> Iterator[None]:
 def _run(
     outcome: Outcome, info: SweepInfo, store: Store, config: Mapping[str, Any], search: PlannedSearch | None
 ) -> Outcome:
-    from orchestrator.compare.audit import audit  # not needed for a dry run
+    from orchestrator.compare.audit.checklist import audit  # not needed for a dry run
     from orchestrator.compare.compare_trials import compare_trials
     from orchestrator.views.report.report_files import kept, report, write
     from orchestrator.views.report.tables import print_audit, print_comparison, print_forecast

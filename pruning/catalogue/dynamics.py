@@ -25,6 +25,7 @@ class DynamicsRow(Row):
         units: the units that the dynamics can change.
         scopes: the scopes in which it works.
         has_target: a sparsity can be requested, by the schedule or by a window.
+        is_control: masks stay, so that a line shows what changing them adds.
     """
 
     FAMILY: ClassVar[str] = "dynamics"
@@ -35,6 +36,7 @@ class DynamicsRow(Row):
     units: tuple[str, ...] = ("entry",)
     scopes: tuple[str, ...] = ("layer", "global", "row")
     has_target: bool = True
+    is_control: bool = False
 
     @property
     def ranks(self) -> bool:
@@ -85,6 +87,7 @@ DYNAMICS: Mapping[str, DynamicsRow] = named(
             "pruning.dynamics.static_masks:Static",
             "masks stay: the baseline",
             paper="Evci et al. 2020, arXiv 1911.11134",
+            is_control=True,
             keeps_counts=True,
             nested=True,
             units=_ANY_UNIT,

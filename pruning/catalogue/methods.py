@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pruning.catalogue.rows import REQUIRED, Option, Row, named
+from pruning.catalogue.rows import REQUIRED, Baseline, Option, Row, named
 from pruning.catalogue.value_rules import Rule, is_int, is_number
 
 NORMS = ("inf", "-inf", "fro", "nuc")
@@ -20,12 +20,14 @@ class MethodClass(Row):
     Args:
         channels: the class prunes whole channels along `dim`.
         in_sweep: sweeps offer the class by its name.
+        baseline: what comparisons use the class as.
     """
 
     FAMILY: ClassVar[str] = "method"
 
     channels: bool = False
     in_sweep: bool = True
+    baseline: Baseline = ""
 
 
 _DIM = Option(
@@ -43,8 +45,18 @@ _NORM = Rule(
 METHODS: Mapping[str, MethodClass] = named(
     (
         MethodClass("identity", "pruning.methods.unstructured:Identity", "nothing is pruned"),
-        MethodClass("random_unstructured", "pruning.methods.unstructured:RandomUnstructured", "random entries"),
-        MethodClass("l1_unstructured", "pruning.methods.unstructured:L1Unstructured", "entries with the smallest |w|"),
+        MethodClass(
+            "random_unstructured",
+            "pruning.methods.unstructured:RandomUnstructured",
+            "random entries",
+            baseline="random",
+        ),
+        MethodClass(
+            "l1_unstructured",
+            "pruning.methods.unstructured:L1Unstructured",
+            "entries with the smallest |w|",
+            baseline="magnitude",
+        ),
         MethodClass(
             "random_structured",
             "pruning.methods.structured:RandomStructured",
@@ -52,6 +64,7 @@ METHODS: Mapping[str, MethodClass] = named(
             (_DIM,),
             in_sweeps={"dim": 0},
             channels=True,
+            baseline="random",
         ),
         MethodClass(
             "ln_structured",
@@ -60,6 +73,7 @@ METHODS: Mapping[str, MethodClass] = named(
             (_DIM, Option("n", Any, REQUIRED, "The order of the norm.", (_NORM,))),
             in_sweeps={"dim": 0, "n": 2},
             channels=True,
+            baseline="magnitude",
         ),
         MethodClass(
             "custom_from_mask", "pruning.methods.unstructured:CustomFromMask", "a mask of your own", in_sweep=False

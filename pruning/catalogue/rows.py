@@ -12,12 +12,14 @@ from importlib import import_module
 from importlib.util import find_spec
 from inspect import Parameter
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
 from pruning.catalogue.value_rules import Rule
 
 REQUIRED: Any = Parameter.empty
 """The default of an option that must be given."""
+Baseline: TypeAlias = Literal["", "random", "magnitude"]
+"""What comparisons use a built-in as: the random control, the baseline of the smallest weights, or neither."""
 Check = Callable[[str, Mapping[str, Any]], Iterator[str]]
 """(place in a configuration, values) -> an error sentence for each broken rule over several options."""
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
-from pruning.catalogue.rows import Option, Row, named
+from pruning.catalogue.rows import Baseline, Option, Row, named
 from pruning.catalogue.value_rules import Rule, above, one_of, whole
 
 Need: TypeAlias = Literal["weights", "gradient", "per_example", "hvp", "inputs", "trained"]
@@ -31,6 +31,7 @@ class Score(Row):
         for_layers: name of the score that ranks whole layers in its place; empty: the score itself.
         draws: the score is random and draws from `generator`.
         session: "module:class" with a method `scores(masks)`, built once for several re-scorings under shrinking masks.
+        baseline: what comparisons use the score as.
     """
 
     FAMILY: ClassVar[str] = "score"
@@ -44,11 +45,17 @@ class Score(Row):
     for_layers: str = ""
     draws: bool = False
     session: str = ""
+    baseline: Baseline = ""
 
     @property
     def reads_data(self) -> bool:
         """Whether the score needs batches."""
         return bool(self.needs & {"gradient", "per_example", "hvp", "inputs"})
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the score reads the inputs of layers over calibration data, without labels."""
+        return "inputs" in self.needs
 
     @property
     def reads_batch_norm(self) -> bool:
@@ -75,9 +82,14 @@ SCORES: Mapping[str, Score] = named(
             "pruning.scores.weight_scores:magnitude",
             "|w|",
             paper="Han et al. 2015, arXiv 1506.02626",
+            baseline="magnitude",
         ),
         Score(
-            "random", "pruning.scores.weight_scores:random", "a random number, drawn again in each round", draws=True
+            "random",
+            "pruning.scores.weight_scores:random",
+            "a random number, drawn again in each round",
+            draws=True,
+            baseline="random",
         ),
         Score(
             "gradient",

@@ -19,7 +19,7 @@ from orchestrator.compare.against.paired_figures import (
 from orchestrator.compare.against.pairing import Side, pair
 from orchestrator.compare.against.provenance_differences import differences_beyond_settings
 from orchestrator.compare.against.verdict import Places, Values, Verdict, elsewhere, judge
-from orchestrator.compare.audit import TOLERANCE
+from orchestrator.compare.audit.rounds import TOLERANCE
 from orchestrator.compare.comparison import Point
 from orchestrator.compare.round_columns import WEIGHTS
 from orchestrator.compare.statistics import LEVEL, Estimate, at_level, has_spread, least_gain

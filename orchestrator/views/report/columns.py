@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from orchestrator.compare.audit import TOLERANCE
+from orchestrator.compare.audit.rounds import TOLERANCE
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.deployment_points import Deployed
 from orchestrator.compare.round_columns import WEIGHTS

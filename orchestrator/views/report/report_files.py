@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from orchestrator.compare.audit import Finding, audit
+from orchestrator.compare.audit.checklist import audit
+from orchestrator.compare.audit.rule import Finding
 from orchestrator.compare.comparison import Comparison
 from orchestrator.compare.secondary.sensitivity import sensitivity_curves
 from orchestrator.core.events import SweepInfo

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from orchestrator.compare.audit import Finding
+from orchestrator.compare.audit.rule import Finding
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.statistics import LEVEL, Estimate, has_spread, t_quantile
 from orchestrator.core.events import SweepInfo

@@ -6,12 +6,14 @@ from dataclasses import replace
 import pytest
 from factories import EPOCH, config, make_plan, make_records, plan_of
 
-from orchestrator.compare.audit import Finding, audit
+from orchestrator.compare.audit.checklist import audit
+from orchestrator.compare.audit.rule import Finding
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.metrics import Metric
 from orchestrator.core.plain_data import digest
 from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import NETWORK, REWIND, Plan, StageSpec
+from pruning.catalogue.scores import SCORES
 
 FIVE = (0.5, 0.75, 0.875, 0.9375, 0.96875)
 
@@ -492,3 +494,31 @@ def test_language_models_that_are_pruned_with_calibration_data_need_more(
     found = one(*made, word)
 
     assert (found.verdict, found.reason) == (verdict, reason)
+
+
+@pytest.mark.parametrize("score", [name for name, row in SCORES.items() if row.calibrated])
+def test_every_score_of_the_inputs_of_layers_is_calibrated(score: str) -> None:
+    plan, records = calibrated(["wanda"], (0, 1))
+    for key, record in records.items():
+        if record.details:
+            records[key] = replace(record, details={"scoring": {**record.details["scoring"], "score": score}})
+
+    assert {"wanda", "activation", "block_influence", "minitron", "left_out"} <= {
+        n for n in SCORES if SCORES[n].calibrated
+    }
+    assert [one(plan, records, word).verdict for word in ("tested on", "draws of", "at each sparsity")] == [
+        *("pass", "fail", "fail"),
+    ]
+
+
+def test_layers_removed_on_purpose_are_not_dead_and_are_counted() -> None:
+    plan, records = broken(tensor_sparsity={"conv1.weight": 1.0, "fc.weight": 0.5})
+    removed = {
+        key: replace(spec, fields={**spec.fields, "unit": {"kind": "layer"}}) if spec.round else spec
+        for key, spec in plan.stages.items()
+    }
+
+    found = one(Plan(removed, plan.trials), records, "dead layer")
+
+    assert found.verdict == "n/a"
+    assert "removed units of a transformer on purpose, 1 tensor whole" in found.reason

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from factories import ACCURACY, DENSE_STEPS, PARAMETERS, ROUND_STEPS, SIZES, config, make_plan, make_records, plan_of
 
-from orchestrator.compare.audit import Finding
+from orchestrator.compare.audit.rule import Finding
 from orchestrator.compare.compare_trials import compare_trials, merge_plans
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.round_columns import Chosen

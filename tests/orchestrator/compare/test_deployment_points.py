@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.compare.against.baseline import make_baseline
 from orchestrator.compare.against.gate_verdicts import verdicts
-from orchestrator.compare.audit import audit
+from orchestrator.compare.audit.checklist import audit
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.deployment_points import figures_of, headline
 from orchestrator.compare.secondary.secondary_figures import FurtherTestSet

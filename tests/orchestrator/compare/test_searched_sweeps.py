@@ -7,7 +7,7 @@ from dataclasses import replace
 from factories import make_plan, make_record, make_records, sweep_info
 from searched_plans import crossing, grid, records_of, run_search
 
-from orchestrator.compare.audit import audit
+from orchestrator.compare.audit.checklist import audit
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.events import Decision
 from orchestrator.core.specs import Plan

@@ -11,7 +11,7 @@ import pytest
 from factories import SIZES, make_plan, make_records, sweep_info
 from matplotlib.figure import Figure
 
-from orchestrator.compare.audit import audit
+from orchestrator.compare.audit.checklist import audit
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord

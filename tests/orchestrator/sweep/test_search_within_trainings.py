@@ -11,7 +11,7 @@ import pytest
 from searched_plans import grid, in_parts, noisy, records_of, run_search, titles
 from small_trials import planned, small, train
 
-from orchestrator.compare.audit import audit
+from orchestrator.compare.audit.checklist import audit
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.trial_rows import statuses
 from orchestrator.config.schema import ConfigError

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import pruning
 from orchestrator.catalogue.models import MODELS
-from orchestrator.compare.audit import audit
+from orchestrator.compare.audit.checklist import audit
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.specs import StageSpec

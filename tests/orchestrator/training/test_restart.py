@@ -15,7 +15,7 @@ from small_trials import planned, small, train
 from small_workloads import normed
 from torch import Tensor
 
-from orchestrator.compare.audit import audit
+from orchestrator.compare.audit.checklist import audit
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.errors import OrchestratorError, StageMissing
 from orchestrator.core.records import StageRecord
