@@ -16,11 +16,13 @@ class Task(Row):
 
     Args:
         of_text: the network is a language model.
+        fraction: title of the primary metric if it is a fraction, shown in percent; empty for another metric.
     """
 
     FAMILY: ClassVar[str] = "task"
 
     of_text: bool = False
+    fraction: str = ""
 
 
 def has_target(value: Any) -> bool:
@@ -44,6 +46,7 @@ TASKS: Mapping[str, Task] = named(
             "classification",
             "orchestrator.workloads.tasks.classification:Classification",
             "One class for each example: accuracy, accuracy by class, and top-5 accuracy for more than 5 classes.",
+            fraction="accuracy",
         ),
         Task(
             "regression",
@@ -113,6 +116,7 @@ TASKS: Mapping[str, Task] = named(
             "orchestrator.workloads.tasks.segmentation:Segmentation",
             "One class for each pixel: mean IoU, and the fraction of right pixels.",
             (Option("ignore_index", int, 255, "Label of pixels to ignore."),),
+            fraction="mean iou",
         ),
         Task(
             "torchmetrics",

@@ -17,7 +17,9 @@ from orchestrator.compare.secondary.secondary_figures import asked_figures, furt
 from orchestrator.compare.secondary.window_differences import window_differences
 from orchestrator.compare.statistics import Match, estimate, matches, paired_difference
 from orchestrator.compare.trial_rows import reasons, rows_of_each, statuses
+from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Decision
+from orchestrator.core.metrics import margin_fault
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.core.stage_kinds import KINDS, START
@@ -256,6 +258,9 @@ def _margins(plan: Plan, records: Mapping[str, StageRecord], margin: float | Non
     """Return name of a primary metric -> margin to test with.
 
     The margin is `margin` if given, else the smallest among the trials with that metric: merged sweeps may differ.
+
+    Raises:
+        OrchestratorError: a margin of 1 or more for a metric that is a fraction
     """
     asked: dict[Any, set[str]] = {}
     for trial in plan.trials:
@@ -264,6 +269,9 @@ def _margins(plan: Plan, records: Mapping[str, StageRecord], margin: float | Non
     for each, keys in asked.items():
         for metric in (records[key].primary for key in keys if key in records):
             own = margin if margin is not None else metric.margin if each is None else float(each)
+            asked_for = margin is not None or each is not None
+            if asked_for and (fault := margin_fault(metric, own)):
+                raise OrchestratorError(f"`{'compare.' if margin is None else ''}margin` (={own:g}) {fault}")
             least[metric.name] = min(least.get(metric.name, own), own)
     return least
 

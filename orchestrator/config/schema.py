@@ -15,6 +15,7 @@ from omegaconf import MISSING
 
 from orchestrator.catalogue.formats import FORMATS
 from orchestrator.catalogue.models import MODELS
+from orchestrator.catalogue.tasks import TASKS
 from orchestrator.config import cluster, config_groups, sources, well_formed
 from orchestrator.config.key_rules import key
 from orchestrator.config.key_rules import violations as broken
@@ -29,6 +30,7 @@ from orchestrator.config.parts import (
 )
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.file_names import component
+from orchestrator.core.metrics import fraction_fault
 from pruning.catalogue.value_rules import Rule, at_least
 
 
@@ -179,6 +181,7 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
         yield from together or sparse_training.violations(config)
     if not told:
         yield from _stride_violations(config["task"], config["data"])
+        yield from _margin_violations(config)
     for name in ("model", "data", "task", "score", "method", "dynamics", "search", "train", "finetune"):
         yield from sources.unreadable(name, config[name])
     if config["train"]["teacher"] is not None:
@@ -206,6 +209,13 @@ def _stride_violations(task: Mapping[str, Any], data: Mapping[str, Any]) -> Iter
             f"`task.stride` (={stride}) must be at most {block}, the tokens of an example (`data.block`); pass "
             f"task.stride={block}, or a larger data.block."
         )
+
+
+def _margin_violations(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield an error for a margin in points of a built-in task whose primary metric is a fraction."""
+    task, margin = TASKS.get(str(config["task"].get("kind"))), config["compare"]["margin"]
+    if task and task.fraction and margin is not None and (fault := fraction_fault(task.fraction, margin)):
+        yield f"`compare.margin` (={margin}) {fault}"
 
 
 def _group_violations(group: str, node: Any) -> Iterator[str]:

@@ -71,9 +71,12 @@ class Metric:
 
 def margin_fault(metric: Metric, margin: float) -> str:
     """Return the fault of a margin as the rest of a sentence; empty if the margin is valid."""
-    if metric.scale == 1 or margin < 1:
-        return ""
-    return f"must lie in [0, 1): {metric.title} is a fraction; pass 0.01 for one point."
+    return "" if metric.scale == 1 else fraction_fault(metric.title, margin)
+
+
+def fraction_fault(title: str, margin: float) -> str:
+    """Return the fault of a margin of a metric that is a fraction, as the rest of a sentence; empty if it is valid."""
+    return "" if margin < 1 else f"must lie in [0, 1): {title} is a fraction; pass 0.01 for one point."
 
 
 def in_format(value: float, form: str, sign: str = "", width: float | None = None) -> str:

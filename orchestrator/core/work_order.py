@@ -230,6 +230,8 @@ class Passed:
     unmatched: tuple[tuple[str, str], ...] = ()
     figures: tuple[str, ...] = ()
     """Names of the figures that the task measures on the validation split."""
+    primary: Metric | None = None
+    """Primary metric of the task; None if the stage was not built."""
 
 
 Item = TypeVar("Item", StageRecord, Passed)

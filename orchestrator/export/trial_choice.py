@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from orchestrator.compare.comparison import Comparison, Point
@@ -13,7 +13,7 @@ from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.deploy.formats.format import ExportError
-from orchestrator.planning.number_formats import percent, significant
+from orchestrator.planning.number_formats import counted, percent, significant
 
 RELATIONS: Mapping[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -21,6 +21,8 @@ RELATIONS: Mapping[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     "<": operator.lt,
 }
+MOST_OFFSET = 0.1
+"""Largest offset from dense of a metric that is a fraction: 10 points. Larger ones are taken for points."""
 WITH_NONE = "with search=none if a search has stopped it"
 """End of the remedy for a trial that has not run."""
 _NUMBER = r"\d+(?:\.\d*)?|\.\d+"
@@ -32,19 +34,42 @@ CONDITION = re.compile(
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition on the mean of a validation metric, in the units that are displayed.
+    """A condition on the mean of a validation metric, in the metric's own scale, as in margins.
 
     Args:
         metric: name of the metric.
         relation: a key of `RELATIONS`.
         dense: whether `bound` is added to the mean of the dense networks.
-        bound: number to compare with; with `dense`, -0.5 means half a point less than the dense networks.
+        bound: number to compare with; with `dense`, -0.005 means half a point of a fraction less than the dense
+            networks.
     """
 
     metric: str
     relation: str
     dense: bool
     bound: float
+
+    def __str__(self) -> str:
+        return f"val/{self.metric}{self.relation}{self._of_dense(self.bound) if self.dense else f'{self.bound:g}'}"
+
+    @staticmethod
+    def _of_dense(offset: float) -> str:
+        return f"dense{offset:+g}" if offset else "dense"
+
+    def in_points(self, metric: Metric) -> str:
+        """Return why the bound is taken for percentage points of a metric that is a fraction; empty if it is not."""
+        if metric.scale == 1:
+            return ""
+        fraction = f"{self.bound / metric.scale:g}"
+        if not self.dense and not 0 <= self.bound <= 1:
+            return f"{metric.title} is a fraction between 0 and 1; type val/{self.metric}{self.relation}{fraction}."
+        if self.dense and abs(self.bound) > MOST_OFFSET:
+            meant, offset = replace(self, bound=self.bound / metric.scale), abs(self.bound)
+            return (
+                f"{metric.title} is a fraction, and {offset:g} is {offset * metric.scale:g} points of it; type {meant} "
+                f"for {offset:g} points, or name a bound without dense."
+            )
+        return ""
 
     def margin(self, value: float, dense: float) -> float:
         """Return the distance of a mean from the bound; positive if the condition holds, negative if not."""
@@ -77,8 +102,8 @@ def conditions(text: str) -> tuple[Condition, ...]:
         if match is None:
             meant = f"; did you mean 'val/{part.strip()}'?" if CONDITION.fullmatch(f"val/{part.strip()}") else "."
             raise ExportError(
-                f"`--best` (={text!r}) must be conditions such as 'val/loss<=dense+0.1' or 'val/loss<0.5', joined by "
-                f"`and`; {part.strip()!r} is not a condition{meant}"
+                f"`--best` (={text!r}) must be conditions such as 'val/loss<=dense+0.1' or 'val/accuracy>=0.9', joined "
+                f"by `and`; {part.strip()!r} is not a condition{meant}"
             )
         if match["split"] != "val":
             raise ExportError(
@@ -103,12 +128,11 @@ def points_meeting(text: str, comparison: Comparison, plan: Plan, records: Mappi
             f"`--best` (={text!r}) has nothing to choose from: no pruned trial is finished with all its seeds; run "
             f"the sweep again, {WITH_NONE}."
         )
-    dense_of = {key: trial.dense for trial in plan.trials for key in trial.stages}
+    _refuse_points(text, asked, points, records)
     closest: tuple[float, str] | None = None
     found = []
     for point in points:
-        dense = list(dict.fromkeys(dense_of[stage] for stage in point.stages))
-        pairs = [(one, _mean(one, point.stages, records), _mean(one, dense, records)) for one in asked]
+        pairs = _figures(asked, point, plan, records)
         if all(one.holds(value, reference) for one, value, reference in pairs):
             found.append(point)
         short, figure = min(
@@ -119,6 +143,38 @@ def points_meeting(text: str, comparison: Comparison, plan: Plan, records: Mappi
     if not found and closest:
         raise ExportError(f"`--best` (={text!r}) is met by no trial: the closest is {closest[1]}; ask for less.")
     return found
+
+
+def figures_text(text: str, stage: str, points: Sequence[Point], plan: Plan, records: Mapping[str, StageRecord]) -> str:
+    """Return the figures by which a stage's point meets the conditions, in the scale of the conditions.
+
+    Args:
+        text: the conditions.
+        stage: a stage of one of the points.
+        points: the points that meet the conditions.
+        plan: plan of the sweep.
+        records: records of the stages.
+    """
+    point = next(each for each in points if stage in each.stages)
+    said = "; ".join(_figure_text(*figures) for figures in _figures(conditions(text), point, plan, records))
+    return f"{said} (mean over {counted(len(point.stages), 'seed')}); {len(points)} met it"
+
+
+def _figures(
+    asked: Sequence[Condition], point: Point, plan: Plan, records: Mapping[str, StageRecord]
+) -> list[tuple[Condition, float, float]]:
+    """Return each condition with its metric's mean over the point's seeds, and over their dense networks."""
+    dense = [*dict.fromkeys(plan.trials[plan.trials_of[stage][0]].dense for stage in point.stages)]
+    return [(one, _mean(one, point.stages, records), _mean(one, dense, records)) for one in asked]
+
+
+def _refuse_points(
+    text: str, asked: Sequence[Condition], points: Sequence[Point], records: Mapping[str, StageRecord]
+) -> None:
+    """Raise ExportError for a condition in percentage points on a metric that is a fraction."""
+    for one in asked:
+        if fault := one.in_points(metric_named(one.metric, records[points[0].stages[0]])):
+            raise ExportError(f"`--best` (={text!r}) must be in the metric's own scale, as margins: {fault}")
 
 
 def smallest_stage(points: Sequence[Point], size: Callable[[str], float], records: Mapping[str, StageRecord]) -> str:
@@ -189,14 +245,14 @@ def metric_named(name: str, record: StageRecord) -> Metric:
 
 
 def _mean(condition: Condition, stages: Sequence[str], records: Mapping[str, StageRecord]) -> float:
-    """Return the mean over stages of a condition's metric on validation, in displayed units."""
+    """Return the mean over stages of a condition's metric on validation."""
     figure = f"val/{condition.metric}"
     for stage in stages:
         if stage in records and figure not in records[stage].after:
             known = ", ".join(sorted(name for name in records[stage].after if name.startswith("val/")))
             raise ExportError(f"`--best` asks for {figure}, which was not measured; type one of {known}.")
     held = [records[stage] for stage in stages if stage in records]
-    return fmean(record.after[figure] * metric_named(condition.metric, record).scale for record in held)
+    return fmean(record.after[figure] for record in held)
 
 
 def _figure_text(condition: Condition, value: float, dense: float) -> str:

@@ -103,7 +103,7 @@ def _run(
     with Interruptible() as interrupt, ExitStack() as stack:
         with _nothing_started():
             outcome.records = store.resumable(plan)
-            outcome.hold_objectives()
+            outcome.require_measured()
             portions = Portions(outcome, search)
             pace, made = estimated(store, portions.most(), outcome.records)
         info = replace(info, forecast=made if made.stages else earlier_forecast(store, info.name))

@@ -1,4 +1,4 @@
-"""Objectives of a trial for a search plugin."""
+"""Objectives of a trial for a search plugin, and the checks of names and margins against the measured metrics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from orchestrator.config.schema import MATCHING, SIZES
+from orchestrator.core.metrics import Metric, margin_fault
 from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan
 
 
 def objective(name: str | None, records: Sequence[StageRecord], measured: Mapping[str, float] | None = None) -> float:
@@ -27,6 +29,13 @@ def objective(name: str | None, records: Sequence[StageRecord], measured: Mappin
         return max((each.sparsity for each in rounds if metric.gain(each.figure("val"), floor) >= 0), default=0.0)
     known = {**records[-1].figures, **(measured or {})}
     return known.get(name or f"val/{metric.name}", math.nan)
+
+
+def invalid_margin(plan: Plan, metric: Metric | None) -> Iterator[str]:
+    """Yield a sentence if the margin of the sweep is not one of its primary metric."""
+    margin = (plan.trials[0].config.get("compare") or {}).get("margin")
+    if metric is not None and margin is not None and (fault := margin_fault(metric, float(margin))):
+        yield f"`compare.margin` (={margin}) {fault}"
 
 
 def unmeasured(names: Collection[str | None], figures: Collection[str]) -> Iterator[str]:

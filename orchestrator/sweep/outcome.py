@@ -20,7 +20,7 @@ from orchestrator.core.specs import Plan
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.execution.interrupts import EXIT_INTERRUPTED
 from orchestrator.planning.number_formats import counted, first_few
-from orchestrator.sweep.objective import objective, unmeasured
+from orchestrator.sweep.objective import invalid_margin, objective, unmeasured
 from orchestrator.sweep.search.building import search_digest
 
 Status = Literal["finished", "failed", "killed"]
@@ -124,8 +124,11 @@ class Outcome:
         """Whether the store holds every stage of the trial."""
         return all(key in self.records for key in self.plan.work[trial])
 
-    def hold_objectives(self) -> None:
-        """Raise `ConfigError` for an objective that a finished trial did not measure."""
+    def require_measured(self) -> None:
+        """Raise `ConfigError` for an objective that a finished trial did not measure, or an invalid margin."""
+        for metric in {record.primary for record in self.records.values()}:
+            for sentence in invalid_margin(self.plan, metric):
+                raise ConfigError(sentence)
         for trial in self.plan.trials:
             if (record := self.records.get(trial.stages[-1])) is not None:
                 figures = [*(metric.name for metric in record.metrics), "loss"]

@@ -12,7 +12,7 @@ from orchestrator.execution.on_ray.ray_executor import RayExecutor
 from orchestrator.planning.plan import refusal
 from orchestrator.planning.preflights import combinations
 from orchestrator.store.store import Store
-from orchestrator.sweep.objective import unmeasured
+from orchestrator.sweep.objective import invalid_margin, unmeasured
 from orchestrator.sweep.outcome import own_frames
 
 
@@ -50,7 +50,8 @@ def preflight(
         each = left[index]
         if not isinstance(outcome, Failure):
             passed.add(each.key)
-            for sentence in unmeasured(each.objectives, outcome.figures):
+            sentences = [*unmeasured(each.objectives, outcome.figures), *invalid_margin(plan, outcome.primary)]
+            for sentence in sentences:
                 wrong[sentence] = [*dict.fromkeys([*wrong.get(sentence, ()), *each.trials])]
             if len(each.specs) > 1:
                 unmatched.append(set(outcome.unmatched))

@@ -161,7 +161,7 @@ COMMANDS: dict[str, Callable[[], object]] = {
     },
     "export": lambda: export(["first", "--trial", f"{PLANTED} first 0", "--to", "safetensors", "--output", "net"]),
     "export refused": lambda: export(["first", "--trial", "=1", "--to", "torch", "--output", "net"]),
-    "export none": lambda: export(["first", "--best", "val/accuracy>101", "--to", "torch", "--output", "net"]),
+    "export none": lambda: export(["first", "--best", "val/accuracy>1", "--to", "torch", "--output", "net"]),
     "sync --list": lambda: sync(["--list"]),
 }
 

@@ -87,7 +87,10 @@ def run_preflight(order: WorkOrder) -> Iterator[Passed]:
         raise
     except (Exception, SystemExit) as error:
         raise misfit(dense, spec, None if rehearsal is None else rehearsal.tried, error) from error
-    yield Passed(unmatched, () if rehearsal is None else rehearsal.figures)
+    if rehearsal is None:
+        yield Passed(unmatched)
+    else:
+        yield Passed(unmatched, rehearsal.figures, rehearsal.stage.task.metrics[0])
 
 
 def _require_device(device: str) -> None:

@@ -88,10 +88,15 @@ def test_the_readme_lists_latencies_from_the_smallest_batch_on() -> None:
     assert said[place + 1].startswith("| speed-up of a token at batch 8 as onnx | 1.50× [1.50, 1.50] |")
 
 
-def test_the_readme_s_code_runs_without_this_project(here: Path, tmp_path: Path) -> None:
+def test_the_readme_s_code_runs_without_this_project(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = tmp_path / "new" / "network"
     assert export(["--best", "val/accuracy>=0", "--to", "safetensors", "--to", "torch", "--output", str(made)]) == 0
 
+    assert re.match(
+        r"--best 'val/accuracy>=0': val/accuracy 0\.\d+ \(mean over 1 seed\); 2 met it\n", capsys.readouterr().out
+    )
     assert sorted(path.name for path in made.iterdir()) == [
         *("README.md", "network.pt2", "network.py", "network.safetensors"),
     ]
@@ -126,7 +131,8 @@ def test_what_cannot_be_done_is_told_in_a_sentence(here: Path, capsys: pytest.Ca
     assert "`SWEEP` (='x') does not exist" in refusal(capsys, "x", *out)
     assert "`--trial` (='y') is not in the sweep" in refusal(capsys, "--trial", "y", *out)
     assert "`--best` (='z') must be conditions" in refusal(capsys, "--best", "z", *out)
-    assert "is met by no trial: the closest is" in refusal(capsys, "--best", "val/accuracy>100", *out)
+    assert "is met by no trial: the closest is" in refusal(capsys, "--best", "val/accuracy>1", *out)
+    assert "type val/accuracy>=0.97" in refusal(capsys, "--best", "val/accuracy>=97", *out)
     below = refusal(capsys, "--to", "torch", "--output", "store/store.json/net")
     assert below.startswith("`--output` (=store/store.json/net) cannot be written: ")
     assert below.endswith("store.json is not a directory; name another folder.\n")

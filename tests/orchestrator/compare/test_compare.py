@@ -17,6 +17,7 @@ from orchestrator.compare.audit.rule import Finding
 from orchestrator.compare.compare_trials import compare_trials, merge_plans
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.round_columns import Chosen
+from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import NETWORK, Plan, StageSpec
@@ -206,6 +207,13 @@ def test_the_margin_is_that_of_the_trials_the_strictest_where_they_differ() -> N
     assert margins(plan) == [0.02]
     assert margins(plan, 0.05) == [0.05]
     assert margins(configured(0.03, None)) == margins(make_plan()) == [ACCURACY.margin] == [0.01]
+    with pytest.raises(
+        OrchestratorError, match=r"`compare.margin` \(=2\) must lie in \[0, 1\): accuracy is a fraction"
+    ):
+        margins(configured(2))
+    with pytest.raises(OrchestratorError, match=r"`margin` \(=2\) must lie in \[0, 1\): accuracy is a fraction"):
+        margins(plan, 2)
+    assert margins(configured(2), 0.02) == [0.02], "a margin that is typed replaces that of a saved sweep"
     assert set(plan.stages) == set(plan_of([config("l1_unstructured", 0.9, seed) for seed in (0, 1)]).stages)
 
 

@@ -369,3 +369,8 @@ def test_a_loss_of_ones_own_is_a_mapping(ask: Ask) -> None:
     told = ask("train.loss={_target_: torch.nn.NoLoss}", "++finetune.loss={_target_: theirs.no_loss, width: 3}")
 
     assert "`finetune.loss._target_` (=theirs.no_loss) is not defined" in told
+
+
+def test_a_margin_in_points_is_refused(ask: Ask) -> None:
+    told = "`compare.margin` (=2.0) must lie in [0, 1): accuracy is a fraction; pass 0.01 for one point."
+    assert told in ask("compare.margin=2", "tracking=none")

@@ -18,6 +18,7 @@ from orchestrator.export.trial_choice import (
     Condition,
     conditions,
     ending_with,
+    figures_text,
     points_meeting,
     smallest_stage,
     trial_named,
@@ -58,7 +59,7 @@ def lines(text: str, plan: Plan, records: Mapping[str, StageRecord]) -> list[tup
 
 
 def test_conditions_are_read_as_they_are_written() -> None:
-    assert conditions("val/accuracy>=dense-0.5") == (Condition("accuracy", ">=", True, -0.5),)
+    assert conditions("val/accuracy>=dense-0.005") == (Condition("accuracy", ">=", True, -0.005),)
     assert conditions(" val/loss < .4 and val/top5 >= dense + 2 ") == (
         Condition("loss", "<", False, 0.4),
         Condition("top5", ">=", True, 2.0),
@@ -82,18 +83,43 @@ def test_no_choice_is_made_by_test_figures() -> None:
         conditions("test/accuracy>=dense-1")
 
 
-def test_means_over_seeds_meet_conditions_in_displayed_units(sweep: tuple[Plan, dict[str, StageRecord]]) -> None:
+def test_means_over_seeds_meet_conditions_in_the_scale_of_margins(sweep: tuple[Plan, dict[str, StageRecord]]) -> None:
     assert lines("val/accuracy>=dense", *sweep) == [("magnitude", 0.5)], "0.98 is the mean of 0.97 and 0.99"
-    assert lines("val/accuracy>=dense-2.5", *sweep) == [("magnitude", 0.5), ("magnitude", 0.9)]
-    assert lines("val/accuracy>=95.6", *sweep) == [("magnitude", 0.5)]
-    assert len(lines("val/accuracy>=50", *sweep)) == 3
-    assert lines("val/accuracy>=50 and val/accuracy<90", *sweep) == [("random_unstructured", 0.9)]
+    assert lines("val/accuracy>=dense-0.025", *sweep) == [("magnitude", 0.5), ("magnitude", 0.9)]
+    assert lines("val/accuracy>=0.956", *sweep) == [("magnitude", 0.5)]
+    assert len(lines("val/accuracy>=0.5", *sweep)) == 3
+    assert lines("val/accuracy>=0.5 and val/accuracy<0.9", *sweep) == [("random_unstructured", 0.9)]
+
+
+@pytest.mark.parametrize(
+    ("condition", "told"),
+    [
+        ("val/accuracy>=97", "accuracy is a fraction between 0 and 1; type val/accuracy>=0.97."),
+        ("val/accuracy>=dense-0.5", "0.5 is 50 points of it; type val/accuracy>=dense-0.005 for 0.5 points, or name"),
+        ("val/loss<2 and val/accuracy>=dense-1", "1 is 100 points of it; type val/accuracy>=dense-0.01 for 1 points"),
+    ],
+)
+def test_a_condition_in_points_is_refused(
+    sweep: tuple[Plan, dict[str, StageRecord]], condition: str, told: str
+) -> None:
+    with pytest.raises(ExportError, match="must be in the metric's own scale, as margins: accuracy is a") as refused:
+        lines(condition, *sweep)
+    assert told in str(refused.value)
+
+
+def test_the_figures_of_the_chosen_trial_are_said(sweep: tuple[Plan, dict[str, StageRecord]]) -> None:
+    plan, records = sweep
+    asked = "val/accuracy>=dense-0.025 and val/accuracy<0.99"
+    points = points_meeting(asked, compare_trials(plan, records), plan, records)
+    stage = next(point.stages[1] for point in points if point.requested_sparsity == 0.9)
+    said = figures_text(asked, stage, points, plan, records)
+    assert said == "val/accuracy 0.955, dense 0.98; val/accuracy 0.955 (mean over 2 seeds); 2 met it"
 
 
 def test_where_none_meets_it_the_closest_is_told(sweep: tuple[Plan, dict[str, StageRecord]]) -> None:
     plan, records = sweep
     with pytest.raises(
-        ExportError, match=r"met by no trial: the closest is magnitude at 50.* with val/accuracy 98, dense"
+        ExportError, match=r"met by no trial: the closest is magnitude at 50.* with val/accuracy 0.98, dense 0.98"
     ):
         lines("val/accuracy>dense", plan, records)
     with pytest.raises(
@@ -107,7 +133,7 @@ def test_where_none_meets_it_the_closest_is_told(sweep: tuple[Plan, dict[str, St
 
 def test_the_fewest_bytes_leave_by_the_best_validated_seed(sweep: tuple[Plan, dict[str, StageRecord]]) -> None:
     plan, records = sweep
-    points = points_meeting("val/accuracy>=50", compare_trials(plan, records), plan, records)
+    points = points_meeting("val/accuracy>=0.5", compare_trials(plan, records), plan, records)
     sizes = {(p.method, p.requested_sparsity): p.stages for p in points}
 
     def size(stage: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from orchestrator.config.key_rules import violations
 from orchestrator.config.schema import Config, ConfigError
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord
-from orchestrator.sweep.objective import objective, unmeasured
+from orchestrator.sweep.objective import invalid_margin, objective, unmeasured
 from orchestrator.sweep.outcome import Outcome
 
 
@@ -46,7 +47,7 @@ def test_several_objectives_are_told_as_a_list() -> None:
     outcome, last = Outcome(replace(plan, trials=(trial,)), records), records[trial.stages[-1]]
 
     assert outcome.objective(0) == [last.after["val/loss"], last.remaining_parameters]
-    outcome.hold_objectives()
+    outcome.require_measured()
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,22 @@ def test_an_objective_that_a_finished_trial_did_not_measure_is_refused() -> None
     outcome = Outcome(replace(plan, trials=(trial,)), make_records(plan))
 
     with pytest.raises(ConfigError, match=r"`objective` \(=val/acc\) must be one of val/accuracy, val/loss"):
-        outcome.hold_objectives()
+        outcome.require_measured()
+
+
+def test_a_margin_in_points_is_refused_for_a_fraction() -> None:
+    plan = make_plan(("random_unstructured",), (0.5,), (0,))
+    trials = tuple(replace(trial, config={**trial.config, "compare": {"margin": 2}}) for trial in plan.trials)
+    plan = replace(plan, trials=trials)
+    records = make_records(plan)
+    (record, *_) = records.values()
+    told = r"`compare.margin` \(=2\) must lie in \[0, 1\): accuracy is a fraction; pass 0.01 for one point."
+
+    (sentence,) = invalid_margin(plan, record.primary)
+    assert re.fullmatch(told, sentence)
+    with pytest.raises(ConfigError, match=told):
+        Outcome(plan, records).require_measured()
+    assert not [*invalid_margin(plan, Metric("perplexity", "", "lower", margin=0.1))], "its own scale has no such limit"
 
 
 @pytest.mark.parametrize(

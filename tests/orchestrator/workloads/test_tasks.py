@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from sklearn import metrics as reference
 from torch import Tensor, nn
 
+from orchestrator.catalogue.tasks import TASKS
+from orchestrator.catalogue.tasks import Task as Row
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.metrics import Metric
 from orchestrator.workloads.tasks import task_building
@@ -505,3 +507,9 @@ def test_a_figure_that_is_not_a_number_is_named_with_its_kind(figures: dict[str,
         "loss": 1.0,
         "rmse": 2.0,
     }
+
+
+@pytest.mark.parametrize("row", [row for row in TASKS.values() if "measures" not in row.in_sweeps])
+def test_a_row_names_the_primary_metric_that_is_a_fraction(row: Row) -> None:
+    primary = row.load()().metrics[0]
+    assert row.fraction == ("" if primary.scale == 1 else primary.title)
