@@ -16,7 +16,7 @@ from orchestrator.compare.round_columns import WEIGHTS
 from orchestrator.compare.secondary.secondary_figures import asked_figures, further_test_sets, harmed
 from orchestrator.compare.secondary.window_differences import window_differences
 from orchestrator.compare.statistics import Match, estimate, matches, paired_difference
-from orchestrator.compare.trial_rows import reasons, rows_of_each, statuses
+from orchestrator.compare.trial_rows import reasons, rows_of_each, statuses, warnings
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Decision
 from orchestrator.core.metrics import margin_fault
@@ -75,6 +75,7 @@ def compare_trials(
         failures=reasons(plan, records, failures),
         cost=_cost(plan, records),
         search=None if search is None else _searched(plan, known, left_out, search),
+        warnings=warnings(plan, records),
     )
     windows = window_differences(plan, records, comparison.whole_points)
     return replace(comparison, points=_tested(comparison), windows=windows)

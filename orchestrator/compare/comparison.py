@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -239,6 +239,8 @@ class Comparison:
     """Differences paired by window of held-out text, of language models."""
     search: Search | None = None
     """Search that chose what was run; None if all trials were to be run."""
+    warnings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Warning in records of finished stages -> these stages, as a trial's name and the kind of stage."""
 
     @cached_property
     def operating_points(self) -> tuple[Point, ...]:
@@ -308,6 +310,7 @@ class Comparison:
             "cost": asdict(self.cost),
             "windows": [asdict(each) for each in self.windows],
             **({} if self.search is None else {"search": asdict(self.search)}),
+            **({"warnings": dict(self.warnings)} if self.warnings else {}),
         }
 
 

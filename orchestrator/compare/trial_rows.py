@@ -190,6 +190,16 @@ def reasons(plan: Plan, records: Records, failures: Mapping[str, str]) -> dict[s
     return {name: text for name, text in found.items() if text is not None}
 
 
+def warnings(plan: Plan, records: Records) -> dict[str, tuple[str, ...]]:
+    """Return warning in records -> the stages with it, as a trial's name and the kind of stage."""
+    found: dict[str, list[str]] = {}
+    for key, spec in plan.stages.items():
+        for text in records[key].warnings if key in records else ():
+            first = next((plan.trials[index].name for index in plan.trials_of[key]), key[:12])
+            found.setdefault(text, []).append(f"{first}, {KINDS[spec.kind].named(spec.typed)}")
+    return {text: tuple(stages) for text, stages in found.items()}
+
+
 def reason(trial: TrialSpec, keys: Sequence[str], records: Records, failures: Mapping[str, str]) -> str | None:
     """Return why a trial with the stages `keys` failed, None if it did not."""
     left = (key for key in (*keys, *trial.parts) if key not in records)

@@ -141,6 +141,11 @@ def _searched(sweep: Audited) -> Answer:
     return held([search], [] if search.ended else [f"the search has not ended: {reason}"], reason)
 
 
+def _without_warnings(sweep: Audited) -> Answer:
+    faults = (f"{stages[0]}: {text}" for text, stages in sweep.comparison.warnings.items())
+    return held(sweep.finished, faults, "no finished stage has one", NOTHING_FINISHED)
+
+
 MEASURED = (
     Rule(f"{LEAST_POINTS} or more operating points on every line", _operating_points),
     Rule("compression and theoretical speed-up, both", _both_measures),
@@ -156,6 +161,7 @@ MEASURED = (
 ENDED = (
     Rule("one kind of processor, one release of torch", _one_kind),
     Rule("every trial finished", _finished),
+    Rule("no stage has a warning", _without_warnings),
     Rule("a search says what it has seen and left out", _searched, searches_only=True),
 )
 """Rules about the run."""

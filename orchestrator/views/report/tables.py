@@ -164,6 +164,15 @@ def notes(comparison: Comparison) -> Iterator[str]:
             f"stages it would have taken {whole_number(cost.unshared_steps)} steps and "
             f"{duration(cost.unshared_seconds)}."
         )
+    yield from warning_notes(comparison)
+
+
+def warning_notes(comparison: Comparison) -> Iterator[str]:
+    """Yield the warnings of finished stages, each with the stages that have it."""
+    for text, (first, *others) in islice(comparison.warnings.items(), LINES_LISTED):
+        yield f"Warning of {first}{f' and {len(others)} more' if others else ''}: {text}."
+    if (more := len(comparison.warnings) - LINES_LISTED) > 0:
+        yield f"{whole_number(more)} more warnings are in comparison.json of the report."
 
 
 def search_notes(comparison: Comparison) -> Iterator[str]:

@@ -204,6 +204,8 @@ class Progress:
             event.kind in ("failed", "retried") and not known
         ):
             self.say(self._line(event, named(self._plan, event.key) if began else "", printed=printed))
+        for text in event.record.warnings if event.record is not None else ():
+            self.say(f"Warning of {named(self._plan, event.key)}: {text}.")
 
     def _has_line(self, event: StageEvent) -> bool:
         """Whether an event gets a line if there is no display; in a long sweep not every event does."""

@@ -13,6 +13,7 @@ from orchestrator.core.metrics import Metric
 from orchestrator.core.plain_data import digest
 from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import NETWORK, REWIND, Plan, StageSpec
+from orchestrator.views.report.tables import notes, warning_notes
 from pruning.catalogue.scores import SCORES
 
 FIVE = (0.5, 0.75, 0.875, 0.9375, 0.96875)
@@ -522,3 +523,19 @@ def test_layers_removed_on_purpose_are_not_dead_and_are_counted() -> None:
 
     assert found.verdict == "n/a"
     assert "removed units of a transformer on purpose, 1 tensor whole" in found.reason
+
+
+def test_warnings_of_records_fail_a_rule_and_stand_below_the_table() -> None:
+    plan = make_plan(("l1_unstructured",), (0.5,), (0, 1))
+    records, said = make_records(plan), "masks changed in 2 of 240 steps: too few for rigl"
+    assert one(plan, records, "warning").verdict == "pass"
+    assert one(plan, {}, "warning").verdict == "n/a"
+    assert not [*warning_notes(compare_trials(plan, records))]
+
+    for trial in plan.trials:
+        records[trial.stages[-1]] = replace(records[trial.stages[-1]], warnings=(said,))
+    found, compared = one(plan, records, "warning"), compare_trials(plan, records)
+    first = f"{plan.trials[0].name}, round {len(plan.trials[0].stages) - 1}"
+    assert (found.verdict, found.reason) == ("fail", f"{first}: {said}")
+    assert [*notes(compared)][-1] == f"Warning of {first} and 1 more: {said}."
+    assert [*compared.to_json()["warnings"]] == [said]

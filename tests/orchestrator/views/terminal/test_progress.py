@@ -67,6 +67,16 @@ def test_without_a_terminal_every_event_is_one_plain_line() -> None:
     assert lines[-2].startswith("4 of 4 trials done, in 0:")
 
 
+def test_a_warning_of_a_finished_stage_gets_a_line() -> None:
+    plan = make_plan(methods=("l1_unstructured",), sparsities=(0.9,), seeds=(0,))
+    last = plan.trials[0].stages[-1]
+    record = replace(make_record(plan, last), warnings=("masks changed in 2 of 240 steps",))
+
+    assert f"Warning of {plan.trials[0].name}, round 2/2: masks changed in 2 of 240 steps." in shown(
+        plan, [started(last, EPOCH), finished(record)]
+    )
+
+
 def test_the_opening_says_what_runs_what_is_done_and_where_things_are() -> None:
     plan = make_plan(seeds=(0,))
 
