@@ -20,7 +20,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from orchestrator.__main__ import COMMANDS, CONF
+from orchestrator.catalogue.data import DATA
+from orchestrator.catalogue.formats import FORMATS
+from orchestrator.catalogue.models import MODELS
+from orchestrator.catalogue.tasks import TASKS
 from orchestrator.config import compose, config_groups, hydra_options, schema
+from orchestrator.planning.pinned_content import LOADS_GGUF
 from scripts.reference.command_pages import parser_of
 
 ROOT = Path(__file__).parent.parent
@@ -175,6 +180,21 @@ def test_every_extra_that_is_named_is_one() -> None:
 
     assert named
     assert named <= extras.keys()
+
+
+def test_every_extra_has_what_its_code_needs() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    rows = [*MODELS.values(), *DATA.values(), *TASKS.values(), *FORMATS.values()]
+    needed = {(row.extra, package) for row in rows if row.extra for package in row.packages}
+    needed |= {("smollm", package) for package in ("gguf", LOADS_GGUF)}
+    needed |= {(name, name) for name in ("accelerate", "lightning", "transformers")}  # in pruning/integrations
+    held = {
+        name: {re.split(r"[^\w-]", each)[0].replace("-", "_") for each in listed} for name, listed in extras.items()
+    }
+    held["lightning"].add("lightning")  # under either name
+
+    assert ("smollm", "transformers") in needed
+    assert sorted((extra, package) for extra, package in needed if package not in held[extra]) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

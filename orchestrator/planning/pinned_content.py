@@ -37,6 +37,8 @@ TOKENIZERS = ("characters", "bytes")
 """Tokenizers that need no file."""
 PINNED = ("model", "data", "task")
 """Parts of a configuration that name files."""
+LOADS_GGUF = "accelerate"
+"""Package without which transformers loads no .gguf file."""
 OF_MODEL = "model"
 """Value of `data.tokenizer` for the tokenizer in the directory or the .gguf file of the network."""
 
@@ -93,7 +95,7 @@ def look_again() -> None:
 
 def violations(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each file or package of `model`, `data` and `task` that is missing or cannot be used."""
-    for part, key, library in _libraries(config):
+    for part, key, library in (*_libraries(config), *_without_effect(config)):
         if not release_of(library):
             yield (
                 f"`{part}.{key}` (={config[part][key]}) needs the package {library}, which is not installed: "
@@ -194,10 +196,20 @@ def _libraries(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     tokenizer = data["tokenizer"] if data.get("kind") == "text" else TOKENIZERS[0]
     if tokenizer not in TOKENIZERS:
         yield "data", "tokenizer", "tokenizers"
-    if any(str(config["model"].get(key)).endswith(GGUF) for key in ("weights", "path")):
+    if _from_gguf(config):
         yield "model", "weights", "gguf"
     if str(tokenizer).endswith(GGUF):
         yield from (("data", "tokenizer", package) for package in ("transformers", "gguf"))
+
+
+def _without_effect(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield part, key and package for packages that must be installed and change no result, so are in no key."""
+    if _from_gguf(config):
+        yield "model", "weights", LOADS_GGUF
+
+
+def _from_gguf(config: Mapping[str, Any]) -> bool:
+    return any(str(config["model"].get(key)).endswith(GGUF) for key in ("weights", "path"))
 
 
 def content_of_text(root: str, tokenizer: str, tests: Mapping[str, str] | None = None) -> dict[str, Any]:

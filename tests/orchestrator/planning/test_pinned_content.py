@@ -11,6 +11,7 @@ from small_trials import composed
 from orchestrator.config import schema
 from orchestrator.config.config_groups import schema_of
 from orchestrator.core.specs import Job, Plan
+from orchestrator.planning import pinned_content
 from orchestrator.planning.plan import make_plan
 
 
@@ -283,3 +284,14 @@ def test_the_tokenizer_of_the_model_needs_a_model_that_has_one(tmp_path: Path) -
     several = [write(tmp_path / "books" / f"{name}.md", name.encode()) for name in "ab"]
     assert list(with_text(root=str(tmp_path / "books" / "*.md")).stages)
     assert len(several) == 2
+
+
+def test_a_gguf_file_needs_accelerate_which_is_in_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {**composed(), "model": {"kind": "huggingface", "weights": "a.gguf"}}
+    assert "accelerate" not in pinned_content.releases(config)
+
+    monkeypatch.setattr(pinned_content, "release_of", lambda name: None if name == "accelerate" else "1")
+    said = next(iter(pinned_content.violations(config)))
+    assert said == (
+        "`model.weights` (=a.gguf) needs the package accelerate, which is not installed: pip install accelerate."
+    )
