@@ -72,24 +72,33 @@ def passes(found: Sequence[Verdict], allow_undecided: bool) -> bool:
 
 
 def alarms(comparison: Comparison, baseline: Baseline) -> Iterator[str]:
-    """Yield a warning for each point whose margin an equally good run would miss too often, or that has one seed."""
+    """Yield a sentence about points whose margin an equally good run would miss too often, one about single seeds."""
+    single: list[str] = []
+    missed: list[tuple[float, str]] = []
+    points = (*comparison.dense, *comparison.operating_points)
+    of_points = f"{len(points)} points"
     margins = {point.name: {**baseline.margins, **point.margins} for point in baseline.points}
-    for point in (*comparison.dense, *comparison.operating_points):
+    for point in points:
         test, name, metric = point.test, name_of(point), point.metric
         margin = margins[name].get(primary_figure(point))
         if margin is None or test is None:
             continue
         where = f"{name.line} of {name.panel} at a sparsity of {percent(name.sparsity)}"
         if test.std is None:
-            yield f"{where} has one seed: every later run will be undecided"
+            single.append(where)
         elif (chance := false_alarms(test.n, test.std, margin)) > FALSE_ALARMS:
             wider = margin_for(test.n, test.std)
-            other = "" if margin_fault(metric, wider) else f", or `margins` of {significant(wider, 3)} at this point,"
-            yield (
-                f"{where}: {test.n} seeds with a standard deviation of {metric.said(test.std)} would miss its margin "
-                f"of {metric.said(margin)} in {percent(chance, 0)} of equally good runs that share no random draw; "
-                f"more seeds{other} reduce the rate to {percent(FALSE_ALARMS, 0)}"
-            )
+            other = "" if margin_fault(metric, wider) else f", or `margins` of {significant(wider, 3)} at this point"
+            spread = f"{test.n} seeds with a standard deviation of {significant(test.std, 3)}"
+            missed.append((chance, f"{where}, in {percent(chance, 0)} of them: {spread}; pass more seeds{other}"))
+    if single:
+        yield f"{len(single)} of {of_points} have one seed, so every later run will be undecided there"
+    if missed:
+        yield (
+            f"{len(missed)} of {of_points} would miss the margin in more than "
+            f"{percent(FALSE_ALARMS, 0)} of equally good runs that share no random draw; the worst is "
+            f"{max(missed)[1]}"
+        )
 
 
 def counted(found: Sequence[Verdict]) -> str:

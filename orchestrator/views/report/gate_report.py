@@ -25,15 +25,28 @@ NOTE = (
 
 
 def gate_table(found: Sequence[Verdict]) -> Iterator[str]:
-    """Yield the table, the reason of each verdict that is not a pass, and the counts."""
+    """Yield the counts, the reasons of verdicts that are not a pass, the most severe first, and the table."""
+    yield f"{counted(found)}."
+    yield from reasons(found)
+    yield ""
     of_points = [each for each in found if each.point is not None]
     yield from verdict_table(HEADINGS, WIDTHS, [(each, (*cells(each), each.status)) for each in of_points])
-    for each in found:
-        if each.reason:
-            yield f"{each.status}: {title_of(each)}: {each.reason}"
     yield NOTE
     yield from two_seeds_note(each.change for each in found)
-    yield f"{counted(found)}."
+
+
+def reasons(found: Sequence[Verdict]) -> Iterator[str]:
+    """Yield a line for each reason why limits do not pass: losses, then what is missing, then undecided limits."""
+    limits: dict[tuple[str, str], list[str]] = {}
+    for each in sorted((each for each in found if each.reason), key=_severity):
+        limits.setdefault((each.status, each.reason), []).append(title_of(each))
+    for (status, reason), (first, *others) in limits.items():
+        yield f"{status}: {first}{f' and {len(others)} more' if others else ''}: {reason}"
+
+
+def _severity(verdict: Verdict) -> tuple[bool, bool]:
+    """Sort key: measured losses, failures without a figure, undecided limits."""
+    return verdict.status != "fail", verdict.now is None
 
 
 def verdict_table(

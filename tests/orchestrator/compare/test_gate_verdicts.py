@@ -189,7 +189,9 @@ def test_a_point_that_is_not_there_is_undecided_and_a_failed_trial_fails() -> No
     found = judged(baseline_of(swept(plan, make_records(plan))), left)
 
     assert statuses(found) == ["pass", "undecided"]
-    assert "undecided: l1_unstructured at 50.00%, test/accuracy: the sweep does not have it" in gate_table(found)
+    assert "undecided: l1_unstructured at 50.00%, test/accuracy and 1 more: the sweep does not have it" in gate_table(
+        found
+    )
     assert (found[-1].figure, found[-1].status, found[-1].reason) == (plan.trials[0].name, "fail", "loss is nan")
     assert not passes(found, allow_undecided=True)
 
@@ -231,7 +233,7 @@ def test_points_asked_for_fractions_of_unlike_things_are_told_apart() -> None:
         "the sparsity of line 'l1_unstructured' of cnn on digits is a fraction of parameters (unit=group), but in the "
         "baseline of MACs (unit=group)"
     }
-    assert "fail: l1_unstructured at 50.00% of MACs (unit=group), test/accuracy: the sparsity" in "\n".join(
+    assert "fail: l1_unstructured at 50.00% of MACs (unit=group), test/accuracy and 1 more: the sparsity" in "\n".join(
         gate_table(found)
     )
 
@@ -391,17 +393,21 @@ def test_an_unfinished_sweep_is_no_baseline() -> None:
 
 
 def test_margins_that_would_be_missed_too_often_are_told() -> None:
-    (dense, point) = alarms(compared().comparison, made(compared()))
+    (said,) = alarms(compared().comparison, made(compared()))
 
-    assert dense.startswith("dense of cnn on digits at a sparsity of 0.00%: 3 seeds with a standard deviation of 1.00%")
-    assert "its margin of 1.00% in 89% of equally good runs" in point
-    assert "more seeds, or `margins` of 0.0" in point
-    (wide, *_) = alarms(compared((0.1, 0.9)).comparison, made(compared((0.1, 0.9))))
-    assert "more seeds reduce the rate to 5%" in wide  # the sufficient margin would exceed 100%
-    assert list(alarms(compared((0.9, 0.9001, 0.9002)).comparison, made(compared()))) == []
-    assert "one seed: every later run will be undecided" in next(
-        alarms(compared((0.9,)).comparison, made(compared((0.9,))))
+    assert said.startswith(
+        "2 of 2 points would miss the margin in more than 5% of equally good runs that share no random"
     )
+    assert "the worst is l1_unstructured of cnn on digits at a sparsity of 50.00%, in 89% of them" in said
+    assert re.search(
+        r"3 seeds with a standard deviation of 0\.01; pass more seeds, or `margins` of 0\.0\d+ at this", said
+    )
+    assert "%" not in said.partition("deviation")[2], "the scale of margins"
+    (wide,) = alarms(compared((0.1, 0.9)).comparison, made(compared((0.1, 0.9))))
+    assert wide.endswith("pass more seeds")  # the sufficient margin would exceed 1
+    assert list(alarms(compared((0.9, 0.9001, 0.9002)).comparison, made(compared()))) == []
+    (single,) = alarms(compared((0.9,)).comparison, made(compared((0.9,))))
+    assert single == "2 of 2 points have one seed, so every later run will be undecided there"
 
 
 TABLE = """\
@@ -413,8 +419,8 @@ dense
 l1_unstructured
      50.00      test/accuracy %     91.00     88.00   -3.00 [-5.48, -0.52]   -1.00      fail
      50.00 parameters/remaining     5,126     5,126                  +0.0%   +2.0%      pass
-
-fail: l1_unstructured at 50.00%, test/accuracy: it is worse by 3.00%"""
+"""
+FAILED = "fail: l1_unstructured at 50.00%, test/accuracy: it is worse by 3.00%"
 
 
 def mixed() -> tuple[Verdict, ...]:
@@ -427,8 +433,25 @@ def mixed() -> tuple[Verdict, ...]:
 def test_golden_table() -> None:
     table = "\n".join(gate_table(mixed()))
 
-    assert table.startswith(TABLE)
-    assert table.endswith("\n4 limits: 3 pass, 1 fail, 0 undecided.")
+    assert table.startswith(f"4 limits: 3 pass, 1 fail, 0 undecided.\n{FAILED}\n\n{TABLE}")
+
+
+def test_a_measured_loss_is_told_before_lines_that_are_missing_and_doubts() -> None:
+    dense, size, loss, _ = mixed()
+    assert loss.point is not None
+    gone = [
+        replace(each, status="fail", now=None, change=None, reason="the sweep has no line 'random'")
+        for each in (loss, size, dense)
+    ]
+    doubt = replace(dense, status="undecided", reason="one seed")
+
+    (counts, first, second, third, empty, *_) = gate_table([doubt, *gone, loss])
+
+    assert counts == "5 limits: 0 pass, 4 fail, 1 undecided."
+    assert first == "fail: l1_unstructured at 50.00%, test/accuracy: it is worse by 3.00%"
+    assert second == "fail: l1_unstructured at 50.00%, test/accuracy and 2 more: the sweep has no line 'random'"
+    assert third == "undecided: dense, test/accuracy: one seed"
+    assert empty == ""
 
 
 @pytest.mark.parametrize("allowed", [False, True])
