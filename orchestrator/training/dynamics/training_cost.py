@@ -13,7 +13,7 @@ from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.inspection import first
 from orchestrator.workloads.tasks.batch import arguments, moved
 from pruning import MaskSet
-from pruning.measure.weight_macs import WeightMacs, weight_macs
+from pruning.measure.macs import WeightMacs, weight_macs
 
 DENSE, SPARSE, SPARSE_FORWARD = "dense", "sparse", "sparse_forward"
 """Phases: no weight is masked; forward and backward under masks; forward under masks, gradients of all weights."""

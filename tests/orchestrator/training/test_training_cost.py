@@ -14,8 +14,7 @@ from orchestrator.store.store import Store
 from orchestrator.training.dynamics.training_cost import TrainingCost
 from orchestrator.workloads.data_loading import load
 from pruning import MaskSet
-from pruning.measure.macs import macs
-from pruning.measure.weight_macs import WeightMacs, weight_macs
+from pruning.measure.macs import WeightMacs, macs, weight_macs
 
 DENSE = 64 * 16 + 16 * 10
 """Multiply-accumulates of an example."""
