@@ -155,7 +155,6 @@ def test_mlflow_shows_every_trial_finished_with_masks_that_match(on_ray: Path) -
     assert {run.info.status for run in runs} == {"FINISHED"}
     assert len({frozenset(run.data.metrics) for run in children}) == 1, "the same metric keys in every child"
     for run in children:
-        for point in client.get_metric_history(run.info.run_id, "sparsity/overall"):
-            if point.step:
-                path = client.download_artifacts(run.info.run_id, f"masks/round_{point.step}.npz")
-                assert MaskSet.load(path).sparsity() == point.value
+        for point in client.get_metric_history(run.info.run_id, "rounds/sparsity/overall"):
+            path = client.download_artifacts(run.info.run_id, f"masks/round_{point.step}.npz")
+            assert MaskSet.load(path).sparsity() == point.value

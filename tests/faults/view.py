@@ -58,8 +58,10 @@ def assert_complete(folder: Path, runs: list[Run]) -> None:
         run = by_name[trial.name]
         chain = [records[key] for key in trial.stages]
         for record in chain:
-            assert run.points["test/accuracy", record.round] == [record.after["test/accuracy"]]
-            assert run.points["sparsity/overall", record.round] == [record.sparsity]
+            rounds = ["rounds/"] * (len(chain) > 2) + [""] * (record is chain[-1])
+            for prefix in rounds if record.round else ["dense/"]:
+                assert run.points[f"{prefix}test/accuracy", record.round] == [record.after["test/accuracy"]]
+                assert run.points[f"{prefix}sparsity/overall", record.round] == [record.sparsity]
         curves = sum(len(record.curve) for record in chain)
         assert sum(key == "curve/val/loss" for key, _ in run.points) == curves
         assert {f"masks/round_{record.round}.npz" for record in chain[1:]} <= run.artifacts

@@ -157,9 +157,11 @@ def draw(
 
 
 def headline(comparison: Comparison) -> dict[str, float]:
-    """Return summary metrics for sorting sweeps: the dense networks' means, and each line's largest matching sparsity.
+    """Return the figures of a sweep's parent run in MLflow, by name.
 
-    A line without a tested point is left out, because its matching sparsity is not known.
+    First the dense networks' means and the largest matching sparsity, over all lines and of each line; a line without
+    a tested point is left out, because its matching sparsity is not known. Then the mean difference to dense and the
+    compression at each operating point, as `difference/LINE/SPARSITY`.
     """
     many = len(comparison.panels) > 1
     figures: dict[str, float] = {}
@@ -168,9 +170,17 @@ def headline(comparison: Comparison) -> dict[str, float]:
             suffix = f"/{point.model}/{point.data}" if many else ""
             figures[f"summary/dense_{point.metric.name}{suffix}"] = point.test.mean
     for (model, data, line), sparsest in comparison.largest_matching.items():
-        suffix = f"{model}/{data}/{line}" if many else line
-        figures[f"summary/matching_sparsity/{suffix}"] = sparsest.sparsity if sparsest else 0.0
-        figures[f"summary/matching_compression/{suffix}"] = sparsest.compression if sparsest else 1.0
+        panel = f"{model}/{data}/" if many else ""
+        found = (sparsest.sparsity, sparsest.compression) if sparsest else (0.0, 1.0)
+        for name, value in zip(("matching_sparsity", "matching_compression"), found, strict=True):
+            best = f"summary/best_{name}" + (f"/{model}/{data}" if many else "")
+            figures[best] = max(value, figures.get(best, value))
+            figures[f"summary/{name}/{panel}{line}"] = value
+    for point in comparison.whole_points:
+        place = f"{point.model}/{point.data}/{point.line}" if many else point.line
+        if point.difference is not None:
+            figures[f"difference/{place}/{point.sparsity:.3g}"] = point.difference.mean
+        figures[f"compression/{place}/{point.sparsity:.3g}"] = point.compression
     return dict(list(figures.items())[:METRICS_SHOWN])
 
 

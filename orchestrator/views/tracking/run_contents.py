@@ -21,11 +21,16 @@ from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.redact import markdown, shown_json
 from orchestrator.core.specs import Plan, TrialSpec
+from orchestrator.core.stage_kinds import KINDS
 from orchestrator.views.report.mask_picture import mask_picture
 from orchestrator.views.report.texts import as_yaml
 from orchestrator.views.tracking.content import Content, Point, key_of
 from orchestrator.views.tracking.saved_views import links, saved_views
 
+DENSE, ROUNDS = "dense/", "rounds/"
+"""Prefixes of the figures of networks other than the trial's last."""
+LAYOUT = 2
+"""Version of the names of a run's metrics. Runs of another version are written anew, as metrics cannot be deleted."""
 SWEEP_TAG, TRIAL_TAG, LOGGED_TAG = "pruning.sweep", "pruning.trial", "pruning.logged"
 PLAN_TAG, AXES_TAG, OVERRIDES_TAG = "pruning.plan", "pruning.axes", "pruning.overrides"
 COMMAND_TAG, NOTE_TAG = "pruning.command", "mlflow.note.content"
@@ -51,21 +56,28 @@ def trial_ids(sweep: SweepInfo, trials: Iterable[TrialSpec]) -> tuple[str, ...]:
     return tuple(ids)
 
 
-def points_of(record: StageRecord, offset: int, held: int = 0) -> Iterator[Point]:
-    """Yield a stage's figures with step = round, then its training curve.
+def points_of(record: StageRecord, prefixes: Iterable[str] = ("",)) -> Iterator[Point]:
+    """Yield a stage's figures with step = round, once under each prefix.
 
     The primary metric comes first, because MLflow lists metrics in this order, and by default plots the first.
-
-    Args:
-        record: record of the stage
-        offset: number of steps before the stage, added to the curve's steps
-        held: number of the curve's points that the run holds already, which are left out
     """
     first = (f"test/{record.primary.name}", f"val/{record.primary.name}")
     figures = {name: record.figures[name] for name in first if name in record.figures} | record.figures
-    for name, value in figures.items():
-        yield Point(key_of(name), value, record.ended, record.round)
-    yield from _curve_points(record.curve[held:], offset)
+    for prefix in prefixes:
+        for name, value in figures.items():
+            yield Point(key_of(f"{prefix}{name}"), value, record.ended, record.round)
+
+
+def _prefixes(record: StageRecord, trial: TrialSpec) -> list[str]:
+    """Return the prefixes of a stage's figures in its trial's run.
+
+    Only the trial's last network has figures without a prefix: sorting and averaging by `test/accuracy` then never
+    compares it with dense networks or earlier rounds of other trials. All rounds of several stand under `rounds/`.
+    """
+    own = [""] if record.key == trial.stages[-1] else []
+    if not KINDS[record.kind].prunes:
+        return own or [DENSE]
+    return [*own, *([ROUNDS] if sum(key != record.key for key in trial.stages) > 1 else [])]
 
 
 def _curve_points(curve: Iterable[CurvePoint], offset: int) -> Iterator[Point]:
@@ -82,7 +94,7 @@ def logged_tag(chain: Sequence[StageRecord], curve: Sequence[CurvePoint] = ()) -
     marks = [[record.key, record.started, record.weights_digest] for record in chain]
     times = [point.time for point in curve]
     running = f" {len(curve)} {digest(canonical_json(times))[:16]}" if curve else ""
-    return f"{len(chain)} {digest(canonical_json(marks))[:16]}{running}"
+    return f"{len(chain)} {digest(canonical_json([LAYOUT, *marks]))[:16]}{running}"
 
 
 class SweepView:
@@ -210,8 +222,9 @@ class SweepView:
         for position, record in enumerate(chain):
             if position >= held:
                 content.files[f"records/round_{record.round}.json"] = _json(record.to_json())
-                content.points += points_of(record, offset, points if position == held else 0)
-                if record.kind == "round":
+                content.points += points_of(record, _prefixes(record, trial))
+                content.points += _curve_points(record.curve[points if position == held else 0 :], offset)
+                if KINDS[record.kind].prunes:
                     content.masks[f"masks/round_{record.round}.npz"] = record.key
             offset += record.steps
             content.start, content.end = content.start or record.started, record.ended
@@ -221,7 +234,8 @@ class SweepView:
             if key in self._records:
                 content.files[f"records/{key[:16]}.json"] = _json(self._records[key].to_json())
         content.points += [
-            Point(key_of(name), value, at, len(trial.stages) - 1) for name, value, at in headline(trial, self._records)
+            Point(key_of(name), value, at, len(trial.stages) - 1)
+            for name, value, at in (*self._difference(trial), *headline(trial, self._records))
         ]
         if content.masks:
             content.files[MASKS_PICTURE] = mask_picture(chain)
@@ -237,6 +251,14 @@ class SweepView:
         if ending == STOPPED and self._decision is not None:
             content.tags[STOPPED_TAG] = self._decision.stopped[trial.name]
         return content
+
+    def _difference(self, trial: TrialSpec) -> Iterator[tuple[str, float, float]]:
+        """Yield (name, value, Unix seconds) of the loss or gain against the trial's own dense network on test."""
+        last, dense = (self._records.get(key) for key in (trial.stages[-1], trial.dense))
+        if last is not None and dense is not None and last is not dense:
+            name = f"test/{last.primary.name}"
+            if name in last.after and name in dense.after:
+                yield f"difference/{name}", last.after[name] - dense.after[name], max(last.ended, dense.ended)
 
     def chain(self, index: int) -> list[StageRecord]:
         """Return the records of a trial's finished stages, from the first stage up to the first gap."""

@@ -34,6 +34,7 @@ ReadFile = Callable[[str, str], bytes]  # (stage key, file name) -> content, fro
 PARENT_TAG, USER_TAG = "mlflow.parentRunId", "mlflow.user"
 SAVED_VIEW_TAG = "mlflow.sharedViewState."  # prefix of saved views among an experiment's tags
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # the interface then opens on runs, not traces
+MODE = "workflowType=machine_learning"  # in an address: else MLflow 3.17 opens in its mode for language models
 PAGE = 1000  # runs in an answer of a search
 MOST_POINTS, MOST_PARAMS = 800, 100  # limits of one request to MLflow, which also has the tags
 
@@ -276,7 +277,7 @@ class MlflowRuns:
     def _linked(self, note: str, run_id: str) -> str:
         """Resolve the links and pictures of a description to saved views and this run's files in the interface."""
         experiment = f"#/experiments/{self._experiment}/runs"
-        note = note.replace("](views/", f"]({experiment}?viewStateShareKey=")
+        note = note.replace("](views/", f"]({experiment}?{MODE}&viewStateShareKey=")
         note = note.replace("](comparison/", f"]({experiment}/{run_id}/artifacts/comparison/")
         return note.replace("](masks/", f"](get-artifact?run_uuid={run_id}&path=masks/")
 

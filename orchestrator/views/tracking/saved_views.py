@@ -14,6 +14,9 @@ from typing import Any
 from orchestrator.core.metrics import Metric
 
 COMPRESSION = "parameters/compression"
+CHOSEN = ("method.name", "schedule.sparsity")
+"""Settings that are always columns, though a sweep has one value of them."""
+MIN_WIDTH = 12  # characters of a column
 MOST_AXES = 6
 """Maximum number of axes shown: a tag holds 5000 characters, and a parallel plot of more axes cannot be read."""
 
@@ -50,22 +53,20 @@ def saved_views(
 
 
 def _state(parent: str, axes: Sequence[str], metric: Metric, *, means: bool) -> dict[str, Any]:
-    params = [f"params.`{name}`" for name in (_points(axes) if means else axes)[:MOST_AXES]]
+    params = list(dict.fromkeys([*CHOSEN, *(_points(axes) if means else axes)[:MOST_AXES]]))
     grouping = [{"mode": "param", "groupByData": name} for name in _points(axes)]
-    shown = (
-        f"test/{metric.name}",
-        f"val/{metric.name}",
-        "sparsity/overall",
-        COMPRESSION,
-        "macs/remaining",
-        "macs/speedup",
-    )
-    x, y = ({"key": name, "type": "METRIC"} for name in (COMPRESSION, f"test/{metric.name}"))
+    test = f"test/{metric.name}"
+    metrics = (test, f"difference/{test}", "sparsity/overall", COMPRESSION, "macs/speedup")
+    columns = [*(f"params.`{name}`" for name in params), *(f"metrics.`{name}`" for name in metrics)]
+    x, y = ({"key": name, "type": "METRIC"} for name in (COMPRESSION, test))
+    finished = " AND attributes.status = 'FINISHED'" if means else ""
     return {
-        "searchFilter": f"tags.`mlflow.parentRunId` = '{parent}'",
-        "orderByKey": f"metrics.`test/{metric.name}`",
+        "searchFilter": f"tags.`mlflow.parentRunId` = '{parent}'{finished}",
+        "orderByKey": f"metrics.`{test}`",
         "orderByAsc": metric.better == "lower",
-        "selectedColumns": [*params, *(f"metrics.`{name}`" for name in shown), "attributes.`Duration`"],
+        "selectedColumns": columns,
+        "columnOrder": columns,
+        "columnWidths": {column: 8 * max(len(column) - len("metrics.``"), MIN_WIDTH) for column in columns},
         "groupBy": {"aggregateFunction": "average", "groupByKeys": grouping} if means else None,
         "runsHiddenMode": "SHOW_ALL",
         "isAccordionReordered": True,

@@ -134,7 +134,16 @@ def test_a_report_has_a_page_tables_figures_and_the_audit(files: dict[str, bytes
     }
     assert len(json.loads(files["comparison/audit.json"])) == 23
     dense = [record.after["test/accuracy"] for record in RECORDS.values() if record.round == 0]
-    assert json.loads(files["comparison/metrics.json"])["summary/dense_accuracy"] == pytest.approx(np.mean(dense))
+    metrics = json.loads(files["comparison/metrics.json"])
+    assert metrics["summary/dense_accuracy"] == pytest.approx(np.mean(dense))
+    found = compare_trials(PLAN, RECORDS)
+    for point in found.operating_points:
+        assert point.difference is not None
+        place = f"{point.line}/{point.sparsity:.3g}"
+        assert metrics[f"difference/{place}"] == point.difference.mean
+        assert metrics[f"compression/{place}"] == point.compression
+    best = max((point.sparsity for point in found.largest_matching.values() if point), default=0.0)
+    assert metrics["summary/best_matching_sparsity"] == best
 
 
 def test_the_page_is_whole_and_asks_for_nothing(files: dict[str, bytes]) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.events import StageEvent
+from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.specs import Plan
 from orchestrator.views.report.mask_picture import mask_picture
 from orchestrator.views.tracking.run_contents import SweepView, logged_tag, points_of, trial_ids
@@ -26,9 +27,40 @@ def test_only_what_a_run_lacks_is_written(held: int) -> None:
     content = view(4).content(0, logged_tag(CHAIN[:held]) if held else "")
 
     assert content is not None
-    assert sorted({point.step for point in content.points if point.key == "test/accuracy"}) == list(range(held, 4))
+    names = ("dense/test/accuracy", "rounds/test/accuracy", "test/accuracy")
+    written = {(point.key, point.step) for point in content.points if point.key in names}
+    rounds = {("rounds/test/accuracy", step) for step in (1, 2, 3)} | {("test/accuracy", 3)}
+    assert written == {point for point in {("dense/test/accuracy", 0), *rounds} if point[1] >= held}
     assert sorted(content.masks) == [f"masks/round_{number}.npz" for number in range(max(held, 1), 4)]
     assert bool(content.params) == (held == 0)
+
+
+@pytest.mark.parametrize("known", range(4))
+def test_a_trial_without_its_pruned_network_has_no_figure_of_one(known: int) -> None:
+    found = view(known)
+    found.close("killed", {})
+    content = found.content(0)
+
+    assert content is not None
+    named = {point.key for point in content.points if not point.key.startswith(("dense/", "rounds/", "curve/"))}
+    assert named == set(), "MLflow would sort the trial, and average it, by another network's figures"
+
+
+def test_a_finished_trial_has_its_difference_to_dense() -> None:
+    content = view(4).content(0)
+
+    assert content is not None
+    (found,) = [point for point in content.points if point.key.startswith("difference/")]
+    difference = CHAIN[3].after["test/accuracy"] - CHAIN[0].after["test/accuracy"]
+    assert (found.key, found.value, found.step) == ("difference/test/accuracy", difference, 3)
+
+
+def test_runs_written_under_earlier_names_are_written_anew() -> None:
+    earlier = "4 " + digest(canonical_json([[r.key, r.started, r.weights_digest] for r in CHAIN]))[:16]
+    content = view(4).content(0, earlier, "FINISHED")
+
+    assert content is not None
+    assert content.new_run
 
 
 def test_a_curve_goes_on_where_the_earlier_stages_ended() -> None:
@@ -84,11 +116,11 @@ def test_identities_follow_name_and_stages_and_tell_twins_apart() -> None:
 def test_points_of_strange_names_can_be_kept() -> None:
     record = replace(CHAIN[1], tensor_sparsity={"blocks['a'].weight": 0.5})
 
-    assert "sparsity/blocks__a__.weight" in {point.key for point in points_of(record, 0)}
+    assert "sparsity/blocks__a__.weight" in {point.key for point in points_of(record)}
 
 
 def test_a_network_without_work_left_has_no_speedup() -> None:
-    assert "macs/speedup" not in {point.key for point in points_of(replace(CHAIN[1], macs_remaining=0.0), 0)}
+    assert "macs/speedup" not in {point.key for point in points_of(replace(CHAIN[1], macs_remaining=0.0))}
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["started", "finished", "failed", "killed", "retried"]))))

@@ -33,12 +33,18 @@ def test_trials_are_shown_one_by_one_and_averaged_over_seeds() -> None:
     found = states(make_plan())
     trials, means = found["synthetic: trials"], found["synthetic: means over seeds"]
 
+    assert trials["selectedColumns"] == [
+        *(f"params.`{name}`" for name in ("method.name", "schedule.sparsity", "seed")),
+        *(f"metrics.`{name}`" for name in ("test/accuracy", "difference/test/accuracy")),
+        *(f"metrics.`{name}`" for name in ("sparsity/overall", "parameters/compression", "macs/speedup")),
+    ]
     assert trials["groupBy"] is None
     assert grouped(means) == ["method.name", "schedule.sparsity"]
     (parallel,) = [chart for chart in trials["compareRunCharts"] if chart["type"] == "PARALLEL"]
     assert parallel["selectedParams"] == ["method.name", "schedule.sparsity"]
     assert "test/accuracy" in parallel["selectedMetrics"]
-    assert trials["searchFilter"] == means["searchFilter"] == "tags.`mlflow.parentRunId` = 'parent'"
+    assert trials["searchFilter"] == "tags.`mlflow.parentRunId` = 'parent'"
+    assert means["searchFilter"] == "tags.`mlflow.parentRunId` = 'parent' AND attributes.status = 'FINISHED'"
 
 
 def test_an_axis_that_only_some_trials_have_tells_groups_apart_but_hides_no_trial() -> None:

@@ -122,11 +122,13 @@ def test_a_child_holds_every_round_and_the_whole_curve(kept: Kept) -> None:
     (run,) = kept.children().values()
     chain = [records[key] for key in plan.trials[0].stages]
     accuracy = [(r.round, r.after["test/accuracy"], round(1000 * (r.started + r.seconds))) for r in chain]
-    assert run.points["test/accuracy"] == accuracy
-    assert [step for step, _, _ in run.points["val/accuracy_before"]] == [1, 2]
-    assert [value for _, value, _ in run.points["sparsity/overall"]] == [r.sparsity for r in chain]
+    assert run.points["dense/test/accuracy"] == accuracy[:1]
+    assert run.points["rounds/test/accuracy"] == accuracy[1:]
+    assert run.points["test/accuracy"] == accuracy[-1:]
+    assert [step for step, _, _ in run.points["rounds/val/accuracy_before"]] == [1, 2]
+    assert [value for _, value, _ in run.points["rounds/sparsity/overall"]] == [r.sparsity for r in chain[1:]]
     assert {f"sparsity/{name}" for name in SIZES} < set(run.points)
-    assert [value for _, value, _ in run.points["parameters/remaining"]] == [r.remaining_parameters for r in chain]
+    assert [value for _, value, _ in run.points["parameters/remaining"]] == [chain[-1].remaining_parameters]
     steps = [step for step, _, _ in run.points["curve/train/loss"]]
     assert steps == list(range(25, 300 + 2 * ROUND_STEPS + 1, 25))
     assert run.points["curve/train/loss"][0][2] == round(1000 * (EPOCH + 0.25))
@@ -174,13 +176,17 @@ def test_a_driver_that_dies_leaves_a_view_that_the_next_completes(kept: Kept) ->
     for record in half.values():
         first.record(finished(record))
     expected = sum(key in half for trial in plan.trials for key in trial.stages)
-    kept.wait_for(lambda: sum(len(run.points.get("steps", ())) for run in kept.children().values()) == expected)
+    kept.wait_for(lambda: sum(stages_of(run) for run in kept.children().values()) == expected)
 
     run_sweep(kept, plan, without=frozenset(half))
 
     expected_points = {name: points(content) for name, content in undisturbed(plan, records).items()}
     assert {name: run.points for name, run in kept.children().items()} == expected_points
     assert {run.status for run in kept.children().values()} == {"FINISHED"}
+
+
+def stages_of(run: Run) -> int:
+    return sum(len(run.points.get(f"{prefix}steps", ())) for prefix in ("dense/", "rounds/"))
 
 
 def test_an_interrupted_sweep_that_went_on_looks_like_an_undisturbed_one(kept: Kept) -> None:
@@ -225,7 +231,8 @@ def test_failures_are_told_where_they_happened(kept: Kept) -> None:
     failing = runs[plan.trials[0].name]
     assert failing.tags["pruning.failure"] == "loss is nan"
     assert "failure.txt" in failing.files
-    assert [step for step, _, _ in failing.points["test/accuracy"]] == [0]
+    assert [step for step, _, _ in failing.points["dense/test/accuracy"]] == [0]
+    assert "test/accuracy" not in failing.points
     assert kept.parent().status == "FAILED"
 
 
@@ -244,7 +251,7 @@ def test_what_failed_or_was_killed_can_finish_later(kept: Kept) -> None:
     runs = kept.children()
     assert {run.status for run in runs.values()} == {"FINISHED"}
     assert all("pruning.failure" not in run.tags for run in runs.values())
-    assert [step for step, _, _ in runs[plan.trials[0].name].points["test/accuracy"]] == [0, 1, 2]
+    assert [step for step, _, _ in runs[plan.trials[0].name].points["rounds/test/accuracy"]] == [1, 2]
 
 
 def test_stages_trained_again_replace_the_old_run(kept: Kept) -> None:
@@ -259,8 +266,8 @@ def test_stages_trained_again_replace_the_old_run(kept: Kept) -> None:
     tracker.finish("finished", {})
 
     (run,) = kept.children().values()
-    assert [time for _, _, time in run.points["test/accuracy"]] == [
-        round(1000 * (record.started + record.seconds)) for record in again.values()
+    assert [time for _, _, time in run.points["rounds/test/accuracy"]] == [
+        round(1000 * (record.started + record.seconds)) for record in again.values() if record.round
     ]
 
 
