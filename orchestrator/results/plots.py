@@ -43,23 +43,36 @@ class Plots:
     def __init__(self, store: Store, saved: SavedSweep, comparison: Comparison) -> None:
         self._store, self._saved, self._comparison = store, saved, comparison
 
-    def tradeoff(self, against: Against = "sparsity", *, panel: str | None = None, ax: Axes | None = None) -> Axes:
+    def tradeoff(
+        self,
+        against: Against = "sparsity",
+        *,
+        text: str = "test",
+        panel: str | None = None,
+        ax: Axes | None = None,
+    ) -> Axes:
         """Draw the primary metric on test with its 95% interval over seeds, and dense as a line with a band.
 
         Args:
             against: x axis: `sparsity`, `compression` (dense / remaining parameters), `cost` (training steps and
                 scoring), or `training_macs` (multiply-accumulates of all training)
+            text: for `sparsity` and `compression`: `test`, or the name of a further test set
             panel: title of the figure, needed if there are several
             ax: axes to draw in
         """
         _check("against", against, get_args(Against))
         comparison = self._comparison
+        _check("text", text, figure_data.texts(comparison) if against in ("sparsity", "compression") else ("test",))
         if against == "cost":
-            return _drawn(drawn.cost, _chosen(figure_data.cost(comparison), panel, "finished rounds of two lines"), ax)
+            return _drawn(
+                drawn.cost,
+                _chosen(figure_data.cost(comparison), panel, "finished rounds of two lines at unequal cost"),
+                ax,
+            )
         if against == "training_macs":
-            needs = "finished rounds of two lines with recorded multiply-accumulates"
+            needs = "finished rounds of two lines with unequal recorded multiply-accumulates"
             return _drawn(drawn.training_macs, _chosen(figure_data.training_macs(comparison), panel, needs), ax)
-        chosen = _chosen(figure_data.tradeoff(comparison, against), panel, "a finished round")
+        chosen = _chosen(figure_data.tradeoff(comparison, against, text), panel, "a finished round")
         return _drawn(lambda axes, plot: drawn.tradeoff(axes, plot, against), chosen, ax)
 
     def pareto(self, against: Size = "parameters", *, panel: str | None = None, ax: Axes | None = None) -> Axes:
@@ -90,14 +103,14 @@ class Plots:
         """Draw the primary metric on validation against sparsity, before and after fine-tuning."""
         return _drawn(
             drawn.fine_tuning,
-            _chosen(figure_data.fine_tuning(self._comparison), panel, "a finished round"),
+            _chosen(figure_data.fine_tuning(self._comparison), panel, "a training after pruning"),
             ax,
         )
 
     def curves(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
         """Draw the primary metric on validation during training of each method's sparsest networks, marking rounds."""
         plots = figure_data.curves(self._saved.plan, self._saved.records, self._comparison)
-        return _drawn(drawn.curves, _chosen(plots, panel, "a finished round"), ax)
+        return _drawn(drawn.curves, _chosen(plots, panel, "a finished round and a training"), ax)
 
     def mask_history(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
         """Draw the overlap with the first masks, and the explored fraction, against the step of the training."""

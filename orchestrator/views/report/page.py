@@ -17,6 +17,7 @@ from orchestrator.views.report.figures import figure_data
 from orchestrator.views.report.language_tables import Generation, generation_tables, window_table
 from orchestrator.views.report.texts import as_yaml
 
+GROUPED = f"More than {figure_data.MOST_LAYERS} tensors: all entries by block, and by role in the block."
 CAPTIONS = {
     "tradeoff": "Test figures against compression. Bands: 95% intervals over seeds. Grey: dense, with its interval.",
     "fine_tuning": "Validation figures before and after fine-tuning.",
@@ -36,10 +37,12 @@ CAPTIONS = {
     "sensitivity": "Validation figures with one layer, or one block, alone pruned; bands: 95% intervals over seeds.",
     "mask_history": "Masks that change within a training, at each line's sparsest point, mean over seeds: the fraction "
     "of the kept weights that the first masks kept, and the fraction of all weights that was ever kept (explored).",
-    "layers": "Sparsity of each tensor, mean over seeds.",
-    "densities": "Density of each tensor by method, at the most frequent requested sparsity; mean over seeds.",
+    "layers": f"Sparsity of each tensor, mean over seeds. {GROUPED}",
+    "densities": "Density of each tensor by method, at the most frequent requested sparsity; mean over seeds. "
+    f"{GROUPED}",
     "layer_errors": "Error of each layer that was pruned with calibration data, at the most frequent sparsity: "
-    "squared change of the layer's outputs on the calibration data / their square; mean over seeds.",
+    "squared change of the layer's outputs on the calibration data / their square; mean over seeds. More than "
+    f"{figure_data.MOST_LAYERS} layers: the plain mean by block and by role.",
     "overlap": "Fraction of kept entries that two methods have in common at the same seed; on the diagonal, for two "
     "seeds of one method. In brackets: the value by chance, with equally many entries kept in each tensor.",
 }

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.compare.audit.checklist import audit
 from orchestrator.compare.audit.rule import Finding
@@ -117,43 +117,54 @@ def write(folder: Path, files: Mapping[str, bytes]) -> None:
 def draw(
     plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison, read: ReadFile | None
 ) -> dict[str, dict[str, bytes]]:
-    """Return the figures that have data: name -> {"svg": ..., "png": ...}."""
+    """Return the figures that the sweep has data for: name -> {"svg": ..., "png": ...}."""
     if not comparison.operating_points:
         return {}
-    figures: dict[str, Callable[[], Figure]] = {
-        "tradeoff": lambda: drawing.tradeoff(figure_data.tradeoff(comparison)),
-        "fine_tuning": lambda: drawing.fine_tuning(figure_data.fine_tuning(comparison)),
-        "curves": lambda: drawing.curves(figure_data.curves(plan, records, comparison)),
-        "layers": lambda: drawing.matrices(figure_data.layer_sparsity(records, comparison), "sparsity"),
-    }
-    if cost := _or_left_out("the figure cost", lambda: figure_data.cost(comparison)):
-        figures["cost"] = lambda: drawing.cost(cost)
-    if training_macs := _or_left_out("the figure training_macs", lambda: figure_data.training_macs(comparison)):
-        figures["training_macs"] = lambda: drawing.training_macs(training_macs)
-    if latency := _or_left_out("the figure latency", lambda: measured.against_latency(comparison)):
-        figures["latency"] = lambda: drawing.deployed(latency, measured.LABELS["latency"])
-    if sizes := _or_left_out("the figure bytes", lambda: measured.against_bytes(comparison)):
-        figures["bytes"] = lambda: drawing.deployed(sizes, measured.LABELS["bytes"])
-    if tokens := _or_left_out("the figure token_speed", lambda: token_speed(comparison)):
-        figures["token_speed"] = lambda: drawing.token_speed(tokens)
-    if frontier := _or_left_out("the figure frontier", lambda: searched_frontier.frontier(comparison)):
-        figures["frontier"] = lambda: drawing.frontier(frontier)
-    if sensitivity := _or_left_out("the figure sensitivity", lambda: layers_alone(sensitivity_curves(plan, records))):
-        figures["sensitivity"] = lambda: drawing.sensitivity(sensitivity)
-    if history := _or_left_out("the figure mask_history", lambda: mask_history(records, comparison)):
-        figures["mask_history"] = lambda: drawing.mask_history(history)
-    if densities := _or_left_out("the figure densities", lambda: by_method.densities(records, comparison)):
-        figures["densities"] = lambda: drawing.densities(densities)
-    if errors := _or_left_out("the figure layer_errors", lambda: by_method.layer_errors(records, comparison)):
-        figures["layer_errors"] = lambda: drawing.layer_errors(errors)
-    if read is not None and (
-        overlap := _or_left_out("the figure overlap", lambda: overlap_of(records, comparison, read))
-    ):
-        figures["overlap"] = lambda: drawing.matrices(overlap, "kept by both")
     rendered = {
-        name: _or_left_out(f"the figure {name}", partial(drawing.render, make)) for name, make in figures.items()
+        name: _or_left_out(f"the figure {name}", partial(drawing.render, partial(draw_data, found)))
+        for name, (data, draw_data) in _figures(plan, records, comparison, read).items()
+        if (found := _or_left_out(f"the figure {name}", data))
     }
     return {name: formats for name, formats in rendered.items() if formats is not None}
+
+
+def _figures(
+    plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison, read: ReadFile | None
+) -> dict[str, tuple[Callable[[], Any], Callable[[Any], Figure]]]:
+    """Return name of a figure -> how its data are made, empty if the sweep has none, and how they are drawn."""
+    texts = figure_data.texts(comparison)
+    return {
+        "tradeoff": (
+            lambda: [plot for text in texts for plot in figure_data.tradeoff(comparison, text=text)],
+            drawing.tradeoff,
+        ),
+        "fine_tuning": (lambda: figure_data.fine_tuning(comparison), drawing.fine_tuning),
+        "curves": (lambda: figure_data.curves(plan, records, comparison), drawing.curves),
+        "cost": (lambda: figure_data.cost(comparison), drawing.cost),
+        "training_macs": (lambda: figure_data.training_macs(comparison), drawing.training_macs),
+        "latency": (
+            lambda: measured.against_latency(comparison),
+            lambda data: drawing.deployed(data, measured.LABELS["latency"]),
+        ),
+        "bytes": (
+            lambda: measured.against_bytes(comparison),
+            lambda data: drawing.deployed(data, measured.LABELS["bytes"]),
+        ),
+        "token_speed": (lambda: token_speed(comparison), drawing.token_speed),
+        "frontier": (lambda: searched_frontier.frontier(comparison), drawing.frontier),
+        "sensitivity": (lambda: layers_alone(sensitivity_curves(plan, records)), drawing.sensitivity),
+        "mask_history": (lambda: mask_history(records, comparison), drawing.mask_history),
+        "layers": (
+            lambda: figure_data.layer_sparsity(records, comparison, grouped=True),
+            lambda data: drawing.matrices(data, "sparsity"),
+        ),
+        "densities": (lambda: by_method.densities(records, comparison, grouped=True), drawing.densities),
+        "layer_errors": (lambda: by_method.layer_errors(records, comparison, grouped=True), drawing.layer_errors),
+        "overlap": (
+            lambda: () if read is None else overlap_of(records, comparison, read),
+            lambda data: drawing.matrices(data, "kept by both"),
+        ),
+    }
 
 
 def headline(comparison: Comparison) -> dict[str, float]:

@@ -5,7 +5,7 @@ Pure; `orchestrator.views.report.figures.drawing` draws them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
@@ -14,7 +14,16 @@ from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.round_columns import WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.planning.number_formats import percent
-from orchestrator.views.report.figures.figure_data import Matrix, Panel, Series, lines_of, mean_of_known, title
+from orchestrator.views.report.figures.figure_data import (
+    Matrix,
+    Panel,
+    Series,
+    groupings,
+    lines_of,
+    mean_of_known,
+    pooled,
+    title,
+)
 
 METHODS, SEEDS = 20, 3
 """Maximum number of lines shown, and of seeds compared for each line."""
@@ -32,47 +41,58 @@ class Profile:
     series: tuple[Series, ...]
 
 
-def densities(records: Mapping[str, StageRecord], comparison: Comparison, least: int = 2) -> tuple[Profile, ...]:
+def densities(
+    records: Mapping[str, StageRecord], comparison: Comparison, least: int = 2, *, grouped: bool = False
+) -> tuple[Profile, ...]:
     """Return the density of each tensor by method at one sparsity, mean over seeds.
 
     Args:
         records: stage key -> record
         comparison: comparison of the trials
         least: minimum number of methods of a panel to show
+        grouped: more than MOST_LAYERS tensors are shown by block and by role
     """
-    profiles = []
-    for panel in comparison.panels:
-        level, points = _at_one_sparsity(comparison, panel)
-        tensors = {label: [records[key].tensor_sparsity for key in point.stages] for label, point in points.items()}
-        layers = tuple(dict.fromkeys(name for seeds in tensors.values() for each in seeds for name in each))
-        series = []
-        for label, seeds in tensors.items():
-            kept = {index: mean_of_known(each.get(name) for each in seeds) for index, name in enumerate(layers)}
-            known = {float(index): 1 - value for index, value in kept.items() if value is not None}
-            series.append(Series(label, tuple(known), tuple(known.values())))
-        if len(series) >= least:
-            profiles.append(Profile(f"{title(panel)}, {level}", layers, tuple(series)))
-    return tuple(profiles)
+
+    def density(record: StageRecord) -> dict[str, float]:
+        return {name: 1 - sparsity for name, sparsity in record.tensor_sparsity.items()}
+
+    found = _profiles(records, comparison, density, grouped=grouped, weighted=True)
+    return tuple(profile for profile in found if len(profile.series) >= least)
 
 
-def layer_errors(records: Mapping[str, StageRecord], comparison: Comparison) -> tuple[Profile, ...]:
+def layer_errors(
+    records: Mapping[str, StageRecord], comparison: Comparison, *, grouped: bool = False
+) -> tuple[Profile, ...]:
     """Return the error of each layer pruned with calibration data by method at one sparsity, mean over seeds."""
-    profiles = []
+
+    def error(record: StageRecord) -> dict[str, float]:
+        return {name: each["error"] for name, each in record.layers.items()}
+
+    return tuple(_profiles(records, comparison, error, grouped=grouped))
+
+
+def _profiles(
+    records: Mapping[str, StageRecord],
+    comparison: Comparison,
+    values: Callable[[StageRecord], Mapping[str, float]],
+    *,
+    grouped: bool,
+    weighted: bool = False,
+) -> Iterator[Profile]:
+    """Yield a profile for each panel and grouping of layers; lines without values are left out."""
     for panel in comparison.panels:
         level, points = _at_one_sparsity(comparison, panel)
-        errors = {
-            label: [{name: each["error"] for name, each in records[key].layers.items()} for key in point.stages]
-            for label, point in points.items()
-        }
-        layers = tuple(dict.fromkeys(name for seeds in errors.values() for each in seeds for name in each))
-        series = []
-        for label, seeds in errors.items():
-            means = {index: mean_of_known(each.get(name) for each in seeds) for index, name in enumerate(layers)}
-            known = {float(index): value for index, value in means.items() if value is not None}
-            series += [Series(label, tuple(known), tuple(known.values()))] if known else []
-        if series:
-            profiles.append(Profile(f"{title(panel)}, {level}", layers, tuple(series)))
-    return tuple(profiles)
+        seeds = {label: [records[key] for key in point.stages] for label, point in points.items()}
+        layers = list(dict.fromkeys(name for each in seeds.values() for record in each for name in values(record)))
+        for suffix, group in groupings(layers, grouped).items():
+            names, series = tuple(dict.fromkeys(map(group, layers))), []
+            for label, each in seeds.items():
+                own = [pooled(values(record), group, record.tensor_sizes if weighted else {}) for record in each]
+                means = {float(index): mean_of_known(one.get(name) for one in own) for index, name in enumerate(names)}
+                known = {index: value for index, value in means.items() if value is not None}
+                series += [Series(label, tuple(known), tuple(known.values()))] if known else []
+            if series:
+                yield Profile(f"{title(panel)}, {level}{suffix}", names, tuple(series))
 
 
 def overlapping(comparison: Comparison) -> tuple[str, ...]:

@@ -20,8 +20,9 @@ Panel = tuple[str, str]
 
 FRONT = "Pareto front"
 """Label of the series of points that no other point beats in both quantities."""
-HEAT_ROWS, CURVES, LINES = 40, 6, 20
-"""Maximum number of operating points in a heat map, curves in a plot, lines in a figure: more cannot be read."""
+HEAT_ROWS, CURVES, LINES, MOST_LAYERS = 40, 6, 20, 40
+"""Maximum number of operating points in a heat map, curves in a plot, lines in a figure, layers in a figure: more
+cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -63,28 +64,44 @@ class Matrix:
     """Value of each cell by chance, if known."""
 
 
-def tradeoff(comparison: Comparison, against: str = "compression") -> tuple[Plot, ...]:
-    """Return the primary metric on test against `compression` or `sparsity`, with its 95% interval, line by line."""
-    return _plots(comparison, lambda point: point.sparsity if against == "sparsity" else point.compression)
+def texts(comparison: Comparison) -> tuple[str, ...]:
+    """Return `test` and the names of the further test sets."""
+    return ("test", *dict.fromkeys(each.name for point in comparison.points for each in point.further))
+
+
+def tradeoff(comparison: Comparison, against: str = "compression", text: str = "test") -> tuple[Plot, ...]:
+    """Return the primary metric against `compression` or `sparsity`, with its 95% interval, line by line.
+
+    Args:
+        comparison: comparison of the trials
+        against: quantity on the x axis
+        text: `test`, or the name of a further test set
+    """
+    plots = _plots(comparison, lambda point: point.sparsity if against == "sparsity" else point.compression, text)
+    if text == "test":
+        return plots
+    return tuple(replace(plot, title=f"{plot.title}: {text}") for plot in plots if any(each.x for each in plot.series))
 
 
 def cost(comparison: Comparison) -> tuple[Plot, ...]:
-    """Return the primary metric on test against training cost in steps; panels with one line are left out."""
+    """Return the primary metric on test against training cost in steps; needs two lines, and points of unequal cost."""
     plots = _plots(comparison, lambda point: point.total_cost)
-    return tuple(plot for plot in plots if len(plot.series) > 1)
+    return tuple(plot for plot in plots if len(plot.series) > 1 and _spread_out(plot.series))
 
 
 def training_macs(comparison: Comparison) -> tuple[Plot, ...]:
     """Return the primary metric on test against multiply-accumulates of all training; dense networks are points.
 
-    Points without a recorded cost are left out, and panels in which fewer than two lines have points.
+    Points without a recorded cost are left out, and panels in which fewer than two lines have points, or all points
+    one cost.
     """
     plots = []
     for panel in comparison.panels:
         lines = lines_of(comparison, panel)
         dense = {point.line: (point,) for point in comparison.dense if (point.model, point.data) == panel}
         series = [_against_training_macs(label, points) for label, points in [*lines.items(), *dense.items()]]
-        if sum(bool(each.x) for each in series[: len(lines)]) > 1:
+        pruned = series[: len(lines)]
+        if sum(bool(each.x) for each in pruned) > 1 and _spread_out(pruned):
             plots.append(Plot(title(panel), _metric(comparison, panel), tuple(each for each in series if each.x)))
     return tuple(plots)
 
@@ -95,20 +112,29 @@ def _against_training_macs(label: str, points: Sequence[Point]) -> Series:
 
 
 def fine_tuning(comparison: Comparison) -> tuple[Plot, ...]:
-    """Return the primary metric on validation against sparsity, before and after fine-tuning: two series a line."""
+    """Return the primary metric on validation against sparsity, before and after fine-tuning: two series a line.
+
+    Lines that were not trained after pruning are left out.
+    """
     plots = []
     for panel in comparison.panels:
         series: list[Series] = []
         for label, points in lines_of(comparison, panel).items():
+            if not any(point.val_before is not None and point.val_before != point.val for point in points):
+                continue
             before = _series(f"{label}, before", ((point.sparsity, point.val_before) for point in points))
             after = _series(f"{label}, after", ((point.sparsity, point.val) for point in points))
             series += [replace(each, low=(), high=()) for each in (before, after) if each.x]
-        plots.append(Plot(title(panel), _metric(comparison, panel), tuple(series)))
+        if series:
+            plots.append(Plot(title(panel), _metric(comparison, panel), tuple(series)))
     return tuple(plots)
 
 
 def curves(plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison) -> tuple[Plot, ...]:
-    """Return the training curves on validation of each line's sparsest networks, mean over seeds."""
+    """Return the training curves on validation of each line's sparsest networks, mean over seeds.
+
+    Panels without a training are left out.
+    """
     plots = []
     for panel in comparison.panels:
         series = []
@@ -116,26 +142,73 @@ def curves(plan: Plan, records: Mapping[str, StageRecord], comparison: Compariso
             point = max(points, key=lambda point: point.sparsity)
             chains = [_chain(plan, records, key) for key in point.stages]
             series.append(_mean_curve(f"{label} to {percent(point.sparsity)}", chains))
-        plots.append(Plot(title(panel), _metric(comparison, panel), tuple(series)))
+        if _spread_out(series):
+            plots.append(Plot(title(panel), _metric(comparison, panel), tuple(series)))
     return tuple(plots)
 
 
-def layer_sparsity(records: Mapping[str, StageRecord], comparison: Comparison) -> tuple[Matrix, ...]:
-    """Return the sparsity of each tensor at each operating point, mean over seeds."""
+def layer_sparsity(
+    records: Mapping[str, StageRecord], comparison: Comparison, *, grouped: bool = False
+) -> tuple[Matrix, ...]:
+    """Return the sparsity of each tensor at each operating point, mean over seeds.
+
+    Args:
+        records: stage key -> record
+        comparison: comparison of the trials
+        grouped: more than MOST_LAYERS tensors are shown in two matrices: by block, and by role
+    """
     matrices = []
     for panel in comparison.panels:
         points = [point for line in lines_of(comparison, panel).values() for point in line]
         if not points:
             continue
         shown = points[:: -(-len(points) // HEAT_ROWS)]
-        sparsities = [[records[key].tensor_sparsity for key in point.stages] for point in shown]
-        columns = tuple(dict.fromkeys(name for seeds in sparsities for tensors in seeds for name in tensors))
         rows = tuple(f"{point.line} {percent(point.sparsity)}" for point in shown)
-        values = tuple(
-            tuple(mean_of_known(tensors.get(name) for tensors in seeds) for name in columns) for seeds in sparsities
-        )
-        matrices.append(Matrix(title(panel), rows, columns, values))
+        seeds = [[records[key] for key in point.stages] for point in shown]
+        layers = list(dict.fromkeys(name for each in seeds for record in each for name in record.tensor_sparsity))
+        for suffix, group in groupings(layers, grouped).items():
+            found = [[pooled(each.tensor_sparsity, group, each.tensor_sizes) for each in point] for point in seeds]
+            columns = tuple(dict.fromkeys(map(group, layers)))
+            values = tuple(
+                tuple(mean_of_known(tensors.get(name) for tensors in point) for name in columns) for point in found
+            )
+            matrices.append(Matrix(title(panel) + suffix, rows, columns, values))
     return tuple(matrices)
+
+
+def groupings(layers: Sequence[str], grouped: bool = True) -> dict[str, Callable[[str], str]]:
+    """Return suffix of a title -> group of a layer: by block and by role for more than MOST_LAYERS layers.
+
+    A grouping that joins no layers, or all of them, is left out; without any, each layer is a group.
+    """
+    ways: dict[str, Callable[[str], str]] = {}
+    if grouped and len(layers) > MOST_LAYERS:
+        ways = {", by block": block_of, ", by role": role_of}
+    useful = {name: group for name, group in ways.items() if 1 < len(set(map(group, layers))) < len(layers)}
+    return useful or {"": lambda layer: layer}
+
+
+def block_of(layer: str) -> str:
+    """Return the name up to its first number: `layers.3` of `layers.3.mlp.up_proj.weight`."""
+    parts = layer.split(".")
+    number = next((index for index, part in enumerate(parts) if part.isdigit()), len(parts))
+    return ".".join(parts[: number + 1])
+
+
+def role_of(layer: str) -> str:
+    """Return the name after its block: `mlp.up_proj` of `layers.3.mlp.up_proj.weight`; all of it outside of blocks."""
+    return (layer.removeprefix(block_of(layer)).removeprefix(".") or layer).removesuffix(".weight")
+
+
+def pooled(values: Mapping[str, float], group: Callable[[str], str], sizes: Mapping[str, int] = {}) -> dict[str, float]:
+    """Return group -> mean of its layers' values, weighted by their sizes; without sizes all weigh the same."""
+    members: dict[str, list[tuple[float, int]]] = {}
+    for name, value in values.items():
+        members.setdefault(group(name), []).append((value, sizes.get(name, 1)))
+    return {
+        name: math.fsum(value * size for value, size in each) / sum(size for _, size in each)
+        for name, each in members.items()
+    }
 
 
 def lines_of(comparison: Comparison, panel: Panel) -> dict[str, tuple[Point, ...]]:
@@ -164,12 +237,24 @@ def _validated(points: Sequence[Point]) -> float:
     return fmean(gains) if gains else -math.inf
 
 
-def _plots(comparison: Comparison, x: Callable[[Point], float]) -> tuple[Plot, ...]:
+def figure_on(point: Point, text: str) -> Estimate | None:
+    """Return the primary metric of a point on `test` or on a further test set."""
+    return point.test if text == "test" else next((each.test for each in point.further if each.name == text), None)
+
+
+def _spread_out(series: Iterable[Series]) -> bool:
+    """Whether the points have more than one place on the x axis."""
+    return len({x for each in series for x in each.x}) > 1
+
+
+def _plots(comparison: Comparison, x: Callable[[Point], float], text: str = "test") -> tuple[Plot, ...]:
     plots = []
     for panel in comparison.panels:
         lines = lines_of(comparison, panel).items()
-        series = tuple(_series(label, ((x(point), point.test) for point in points)) for label, points in lines)
-        dense = [point.test for point in comparison.dense if (point.model, point.data) == panel]
+        series = tuple(
+            _series(label, ((x(point), figure_on(point, text)) for point in points)) for label, points in lines
+        )
+        dense = [figure_on(point, text) for point in comparison.dense if (point.model, point.data) == panel]
         plots.append(Plot(title(panel), _metric(comparison, panel), series, dense[0] if len(dense) == 1 else None))
     return tuple(plots)
 

@@ -64,8 +64,7 @@ def token_speed(axes: Axes, plot: Plot) -> None:
     _plot(axes, plot, "tokens a second, generated one by one, measured", "test", axis=_axis_from_zero, joined=False)
     heights = [y for series in plot.series for y in series.y]
     if min(heights) > 0 and max(heights) > WIDE * min(heights):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")  # powers of ten would be formulas
+        _logarithmic(axes)
 
 
 def frontier(axes: Axes, plot: Plot) -> None:
@@ -115,12 +114,20 @@ def layer_errors(axes: Axes, profile: Profile) -> None:
     for index, series in enumerate(profile.series):
         _line(axes, series, ERROR, index, DASHES[index % len(DASHES)], True, 1.0)
     if all(y > 0 for series in profile.series for y in series.y):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")  # powers of ten would be formulas
+        _logarithmic(axes)
     _name_columns(axes, profile.layers)
     axes.set_ylabel("error / square of the outputs")
     axes.set_title(shown(profile.title))
     _legend(axes, len(profile.series))
+
+
+def _logarithmic(axes: Axes) -> None:
+    """Make the y axis logarithmic, with plain numbers: powers of ten would be formulas, which STYLE does not parse."""
+    from matplotlib.ticker import NullFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def matrix(axes: Axes, found: Matrix, label: str) -> None:

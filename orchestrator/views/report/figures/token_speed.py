@@ -11,7 +11,7 @@ from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.deployment_points import Deployed
 from orchestrator.compare.secondary.window_differences import DENSE
 from orchestrator.compare.statistics import Estimate
-from orchestrator.views.report.figures.figure_data import Panel, Plot, Series, lines_of, title
+from orchestrator.views.report.figures.figure_data import Panel, Plot, Series, figure_on, lines_of, texts, title
 
 SECOND = 1000.0
 """A second in milliseconds."""
@@ -37,10 +37,9 @@ def _plots(comparison: Comparison) -> Iterator[Plot]:
         points = [point for line in lines_of(comparison, panel).values() for point in line]
         deployed = [each for point in points for each in point.deployed if each.token_speedup is not None]
         kinds = dict.fromkeys((each.format, each.batch_size, each.hardware) for each in deployed)
-        texts = ["test", *dict.fromkeys(each.name for point in points for each in point.further)]
         for form, size, hardware in kinds:
             machine = [hardware] if sum((form, size) == kind[:2] for kind in kinds) > 1 else []
-            for text in texts:
+            for text in texts(comparison):
                 found = [*_places(comparison, panel, points, (form, size, hardware), text)]
                 named = ", ".join([title(panel) + f": {text}" * (text != "test"), form, f"batch {size}", *machine])
                 if found:
@@ -59,7 +58,7 @@ def _places(
             if (figure := _figure(comparison, point, each, text)) is not None:
                 yield _Place(point.line, _scaled(each.token_speedup, rates[-1]), figure)
     for point in comparison.dense:
-        own = _of_text(point, text) if (point.model, point.data) == panel else None
+        own = figure_on(point, text) if (point.model, point.data) == panel else None
         if own is not None and rates:
             yield _Place(DENSE, Estimate(len(rates), math.fsum(rates) / len(rates)), own)
 
@@ -74,7 +73,7 @@ def _figure(comparison: Comparison, point: Point, each: Deployed, text: str) -> 
     """Return the metric on a text; with the interval of its difference from dense by window, where there is one."""
     if text == "test" and each.test is not None:
         return each.test
-    own = _of_text(point, text)
+    own = figure_on(point, text)
     if own is None or point.metric.name != "perplexity":
         return own
     for found in comparison.windows:
@@ -84,10 +83,6 @@ def _figure(comparison: Comparison, point: Point, each: Deployed, text: str) -> 
             ends = {end: own.mean * math.exp(at - found.windows.mean) for end, at in factor.items() if at is not None}
             return Estimate(own.n, own.mean, own.std, **ends)
     return own
-
-
-def _of_text(point: Point, text: str) -> Estimate | None:
-    return point.test if text == "test" else next((each.test for each in point.further if each.name == text), None)
 
 
 def _scaled(speedup: Estimate, rate: float) -> Estimate:

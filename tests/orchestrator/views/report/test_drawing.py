@@ -17,6 +17,14 @@ from orchestrator.views.report.figures import by_method, drawing, figure_data, o
 PLAN = make_plan(sparsities=(0.5, 0.75, 0.9))
 RECORDS = make_records(PLAN)
 FOUND = compare_trials(PLAN, RECORDS)
+COSTLIER = compare_trials(
+    PLAN,
+    {
+        key: replace(r, steps=r.steps + 50 * ("l1" in r.spec["fields"].get("method", {}).get("name", "")))
+        for key, r in RECORDS.items()
+    },
+)
+"""Comparison in which one method trains longer."""
 
 
 def test_the_tradeoff_is_accuracy_against_compression_with_dense_as_reference() -> None:
@@ -204,9 +212,46 @@ def test_a_long_legend_stands_beside_the_axes() -> None:
 
 
 def test_cost_is_counted_from_the_initialisation() -> None:
-    (plot,) = figure_data.cost(FOUND)
+    (plot,) = figure_data.cost(COSTLIER)
 
     assert set(plot.series[0].x) == {DENSE_STEPS + 2 * ROUND_STEPS}
+    assert figure_data.cost(FOUND) == (), "points of one cost say nothing about cost"
+
+
+def test_a_run_without_training_has_no_figure_of_training() -> None:
+    records = {
+        key: replace(record, steps=0, curve=(), before={k: v for k, v in record.after.items() if "val" in k})
+        for key, record in RECORDS.items()
+    }
+    found = compare_trials(PLAN, records)
+
+    assert report_files.draw(PLAN, records, found, None).keys() == {"tradeoff", "layers", "densities"}
+
+
+def test_more_layers_than_can_be_read_are_shown_by_block_and_by_role() -> None:
+    names = [f"model.layers.{block}.{role}.weight" for block in range(21) for role in ("attn.q_proj", "up_proj")]
+    sparsity = {name: 0.2 if "attn" in name else 0.8 for name in names}
+    sizes = {name: 10 if "attn" in name else 30 for name in names}
+    records = {key: replace(each, tensor_sparsity=sparsity, tensor_sizes=sizes) for key, each in RECORDS.items()}
+    found = compare_trials(PLAN, records)
+
+    by_block, by_role = figure_data.layer_sparsity(records, found, grouped=True)
+    assert by_block.columns == tuple(f"model.layers.{block}" for block in range(21))
+    assert by_block.values[0] == pytest.approx([(0.2 * 10 + 0.8 * 30) / 40] * 21), "entries weigh the same, not tensors"
+    assert (by_role.columns, by_role.values[0]) == (("attn.q_proj", "up_proj"), pytest.approx((0.2, 0.8)))
+    assert [len(each.layers) for each in by_method.densities(records, found, grouped=True)] == [21, 2]
+    assert len(figure_data.layer_sparsity(records, found)[0].columns) == 42, "in Python all layers are drawn"
+    assert figure_data.groupings([f"fc{i}.weight" for i in range(41)]).keys() == {""}, "no grouping joins them"
+
+
+def test_each_text_has_its_own_tradeoff() -> None:
+    records = {key: replace(each, after={**each.after, "test_plays/accuracy": 0.25}) for key, each in RECORDS.items()}
+    found = compare_trials(PLAN, records)
+
+    (plot,) = figure_data.tradeoff(found, text="plays")
+    assert plot.title == "cnn on digits: plays"
+    assert plot.reference is not None
+    assert {plot.reference.mean, *plot.series[0].y} == {0.25}
 
 
 def test_cost_counts_what_scores_read_in_steps() -> None:
@@ -225,7 +270,7 @@ def test_cost_counts_what_scores_read_in_steps() -> None:
 
 @pytest.mark.parametrize("name", ["tradeoff", "fine_tuning", "cost"])
 def test_drawing_is_deterministic_and_valid(name: str) -> None:
-    data, draw = getattr(figure_data, name)(FOUND), getattr(drawing, name)
+    data, draw = getattr(figure_data, name)(COSTLIER), getattr(drawing, name)
 
     first, second = drawing.render(lambda: draw(data)), drawing.render(lambda: draw(data))
 

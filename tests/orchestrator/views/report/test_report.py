@@ -578,13 +578,12 @@ FIGURES = {
     "fine_tuning": (figure_data, "fine_tuning"),
     "curves": (figure_data, "curves"),
     "layers": (figure_data, "layer_sparsity"),
-    "cost": (figure_data, "cost"),
     "densities": (by_method, "densities"),
     "overlap": (by_method, "overlap"),
 }
 
 
-def fail(*_: object) -> NoReturn:
+def fail(*_: object, **__: object) -> NoReturn:
     raise RuntimeError("no room\nfor https://me:hunter2@host")
 
 
