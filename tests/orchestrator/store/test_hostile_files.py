@@ -167,12 +167,13 @@ def test_a_reader_refuses_or_repeats(
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize("count", [MANY // 20, pytest.param(MANY, marks=pytest.mark.many)])
 def test_every_reader_refuses_or_repeats_whatever_is_drawn(
-    whole: Path, tmp_path: Path, bounded: None, capsys: pytest.CaptureFixture[str]
+    whole: Path, tmp_path: Path, count: int, bounded: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Check random damage. Valid values in an optimizer's state may still fail its first step, and so the trial."""
     first = random.SystemRandom().randrange(10**9)
-    for seed in range(first, first + MANY):
+    for seed in range(first, first + count):
         draw, store = random.Random(seed), Store(str(tmp_path / "store"))
         shutil.copytree(whole, store.uri)
         key = draw.choice(of_kind(store, "start", "dense", "round"))

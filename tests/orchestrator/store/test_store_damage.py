@@ -177,7 +177,9 @@ def look(whole: Path, folder: Path, seed: int) -> None:
     assert len(list(outside.rglob("*"))) == 3
 
 
-@pytest.mark.parametrize("count", [25, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize(
+    "count", [25, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.many, pytest.mark.timeout(3600)])]
+)
 def test_a_store_damaged_at_random_is_answered_and_nothing_outside_is_touched(
     whole: Path, tmp_path: Path, count: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -249,24 +249,38 @@ def test_an_outcome_waits_for_trials_that_failed_in_passing() -> None:
     assert "1 of 40 trials failed: sparsity=0.3 seed=0\nThe search waits for them." in str(waiting.incomplete())
 
 
+KILLED = {
+    "matching": ("search=matching", "schedule.sparsity=0.5,0.7,0.9"),
+    "frontier": ("search=frontier", "schedule.sparsity=0.5,0.7,0.9"),
+    "training": ("search=halving", "search.rungs=training", "method=l1_unstructured,random_unstructured,lamp"),
+}
+
+
 @pytest.mark.slow  # kills whole processes
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(
-    "search",
+    ("search", "workers"),
     [
-        ("search=matching", "schedule.sparsity=0.5,0.7,0.9"),
-        ("search=frontier", "schedule.sparsity=0.5,0.7,0.9"),
-        ("search=halving", "search.rungs=training", "method=l1_unstructured,random_unstructured,lamp"),
+        ("matching", 2),
+        ("frontier", 1),
+        ("training", 2),
+        *(pytest.param(*each, marks=pytest.mark.many) for each in (("matching", 1), ("frontier", 2), ("training", 1))),
     ],
-    ids=["matching", "frontier", "training"],
 )
 def test_killed_processes_change_no_decision(
-    search: tuple[str, ...], workers: int, tmp_path: Path, request: pytest.FixtureRequest
+    search: str, workers: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    kills = int(request.config.getoption("--chaos", 10)) // 2
+    kills = max(1, int(request.config.getoption("--chaos", 10)) // 4)
     words = [
-        *("-m", *search, "seed=range(6)", "schedule=one_shot", "compare.margin=0.03", "model=mlp", "model.hidden=[16]"),
+        *(
+            "-m",
+            *KILLED[search],
+            "seed=range(6)",
+            "schedule=one_shot",
+            "compare.margin=0.03",
+            "model=mlp",
+            "model.hidden=[16]",
+        ),
         *("train.epochs=2", "finetune.epochs=4"),
         *("tracking=none", f"cluster.num_cpus={workers}"),
     ]

@@ -313,6 +313,7 @@ def test_networks_drawn_at_random_lose_what_was_chosen(seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.many
 @pytest.mark.parametrize("first", range(0, 100, 20))
 def test_many_networks_drawn_at_random_lose_what_was_chosen(first: int) -> None:
     for seed in range(first, first + 20):

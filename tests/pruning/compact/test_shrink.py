@@ -640,6 +640,7 @@ def test_networks_drawn_at_random_compute_what_they_did(seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.many
 @pytest.mark.parametrize("first", range(2, 202, 20))
 def test_many_networks_drawn_at_random_compute_what_they_did(first: int) -> None:
     for seed in range(first, first + 20):

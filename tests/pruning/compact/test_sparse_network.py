@@ -136,6 +136,7 @@ def test_random_networks_compute_what_dense_ones_do() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.many
 @pytest.mark.parametrize("part", range(5))
 def test_many_random_networks_compute_what_dense_ones_do(part: int) -> None:
     for number in range(FEW + part, FEW + NETWORKS, 5):

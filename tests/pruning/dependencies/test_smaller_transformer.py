@@ -70,6 +70,7 @@ def test_masked_equals_smaller(kind: str, unit: FamilyUnit) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.many
 @pytest.mark.parametrize(("kind", "unit"), CASES)
 @pytest.mark.parametrize("seeds", [range(1, 14)], ids=str)
 def test_masked_equals_smaller_on_hundreds_of_networks(kind: str, unit: FamilyUnit, seeds: Sequence[int]) -> None:

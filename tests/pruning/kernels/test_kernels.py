@@ -90,7 +90,10 @@ def settings(layer: LayerShape, weight: SparseWeight, x: Tensor) -> Iterator[tup
                 yield name, setting
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 5))])
+MANY = [pytest.mark.slow, pytest.mark.many]
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=MANY) for part in range(1, 5))])
 def test_random_layers_are_computed_like_float64_on_any_number_of_threads(part: int) -> None:
     drawn, used = random.Random(part), set()
     for number in range(part * LAYERS // 5, (part + 1) * LAYERS // 5):
