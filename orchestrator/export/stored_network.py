@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 import pruning
+from orchestrator.catalogue.models import STORED_MODEL_TYPES
+from orchestrator.config.config_groups import GROUPS, violations_of
 from orchestrator.config.sources import targets
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.file_names import WEIGHTS
-from orchestrator.core.plain_data import quoted
+from orchestrator.core.plain_data import canonical_json, quoted
 from orchestrator.core.records import StageRecord
+from orchestrator.core.redact import HIDDEN
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import WorkOrder
@@ -87,8 +92,12 @@ def kept(
     lineage = sweep.plan.lineage(choice.stage)
     chain, dense, record = (*lineage, spec), (lineage[0] if lineage else spec), sweep.records[choice.stage]
     config = dict(choice.trial.config)
+    _refuse_other_fields(choice.stage, sweep)
     _refuse_incomplete(config, dense, spec if measured else None)
-    own = _own_code(chain, ("model", "data", "task") if measured else ("model", "data"), run_own_code)
+    parts = ("model", "data", "task") if measured else ("model", "data")
+    own = _own_code(chain, parts, run_own_code)
+    if not run_own_code:
+        _refuse_unlisted(chain, parts)
     if own:
         sys.path[:0] = [""] if "" not in sys.path else []
         hold_planned(chain, remedy=None)
@@ -105,6 +114,9 @@ def kept(
     held = {"model": dense.typed.model.get("path"), "data": dense.typed.data.get("root")}
     if held != {"model": pinned["model"].get("path"), "data": pinned["data"].get("root")}:
         raise ExportError("`model.path` or `data.root` of the sweep has other contents now; restore the old contents.")
+    if not run_own_code:
+        location = _held_back(dense, location)
+        _refuse_unknown_type(dense, location)
     spec = replace(spec, location=location)
     _refuse_larger_model(dense, location, store.stages.tensors(choice.stage, WEIGHTS))
     network, _ = stored(choice.stage, spec, WorkOrder((spec,), store, lineage=lineage))
@@ -143,6 +155,71 @@ def _own_code(chain: Sequence[StageSpec], parts: Sequence[str], may_run: bool) -
             "pass --run-own-code (in Python run_own_code=True) if you trust the store."
         )
     return bool(own)
+
+
+def _refuse_other_fields(key: str | None, sweep: SavedSweep) -> None:
+    """Raise ExportError if the fields of a stage, or of a stage before it, are not those that its key is made from.
+
+    A secret among the fields was hidden when the sweep was saved; the key of such a stage cannot be checked.
+    """
+    while key is not None:
+        spec = sweep.plan.stages[key]
+        if spec.key != key and HIDDEN not in canonical_json(spec.fields):
+            raise ExportError(
+                f"the saved sweep is damaged: stage {key[:12]} has other fields than those that its key is made from; "
+                "copy it again from its first store."
+            )
+        key = spec.parent
+
+
+def _refuse_unlisted(chain: Sequence[StageSpec], parts: Sequence[str]) -> None:
+    """Raise ExportError if a saved sweep's component has an option that a store may not choose: see `Option.stored`."""
+    for part, node in ((part, spec.fields[part]) for spec in chain for part in parts if spec.fields.get(part)):
+        group = GROUPS[part]
+        row = group.rows.get(str(node.get("kind")))
+        if row is None:
+            raise ExportError(f"`{part}.kind` (={quoted(node.get('kind'))}) of the saved sweep is no built-in {part}.")
+        for sentence in violations_of(part, node):
+            raise ExportError(f"the saved sweep is damaged: {sentence}")
+        options = {option.name: option for option in group.options(row)}
+        for key, value in node.items():
+            option = options.get(key)
+            if option is None:
+                _refuse_choice(part, key, value, f"be left out: {row.name} has no such option")
+            elif option.stored and value != option.default and not option.stored.holds(value):
+                _refuse_choice(part, key, value, option.stored.text)
+
+
+def _refuse_choice(part: str, key: str, value: object, rule: str) -> NoReturn:
+    raise ExportError(
+        f"`{part}.{key}` (={quoted(value)}) of the saved sweep must {rule}, as a store is input; pass "
+        "--run-own-code (in Python run_own_code=True) if you trust the store."
+    )
+
+
+def _held_back(dense: StageSpec, location: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the places of files, with the values of options that a store never chooses, as in `Row.when_stored`."""
+    fixed = {part: GROUPS[part].rows[dense.fields[part]["kind"]].when_stored for part in ("model", "data")}
+    return {**location, **{part: {**location.get(part, {}), **each} for part, each in fixed.items() if each}}
+
+
+def _refuse_unknown_type(dense: StageSpec, location: Mapping[str, Any]) -> None:
+    """Raise ExportError if transformers builds a network from more than the numbers in its configuration."""
+    path = str(location.get("model", {}).get("path"))
+    if not pinned_content.from_transformers(dense.typed.model) or path.endswith(file_places.GGUF):
+        return
+    try:
+        found = json.loads(Path(path, "config.json").read_bytes())
+        kind = found.get("model_type")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ExportError(f"`model.path` (={path}) has no readable config.json ({error}); restore it.") from None
+    if kind not in STORED_MODEL_TYPES or not all(map(_is_value, found.values())):
+        _refuse_choice("model", "path", path, f"hold a plain configuration of one of {', '.join(STORED_MODEL_TYPES)}")
+
+
+def _is_value(value: object) -> bool:
+    """Whether a value of a config.json holds no further configuration, whose networks could be any."""
+    return not (isinstance(value, Mapping) and "model_type" in value)
 
 
 def _refuse_larger_model(dense: StageSpec, location: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:

@@ -41,6 +41,7 @@ class Option:
         meaning: one sentence.
         rules: conditions on a value; an error names the first broken one.
         later: whether stages' keys leave the option out at its default, because there are keys from before it existed.
+        stored: rule for a value that a saved sweep names, if it is stricter than `rules`: anybody may have written it.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Option:
     meaning: str
     rules: tuple[Rule, ...] = ()
     later: bool = False
+    stored: Rule | None = None
 
     def broken(self, value: Any) -> Rule | None:
         """Return the first rule that a value breaks, or None."""
@@ -71,6 +73,7 @@ class Row:
         check: rules over several options.
         unlisted: arguments of the code that only the engine sets; sweeps do not have them.
         elsewhere: option -> the key that sets it in a sweep, outside of the row's group.
+        when_stored: option -> its value when the network of a saved sweep is rebuilt, whatever the sweep says.
         version: raised when equal arguments give different bits than before; part of the keys of stages.
     """
 
@@ -88,6 +91,7 @@ class Row:
     check: Check | None = None
     unlisted: tuple[str, ...] = ()
     elsewhere: Mapping[str, str] = field(default_factory=dict)
+    when_stored: Mapping[str, Any] = field(default_factory=dict)
     version: int = 1
 
     def load(self) -> Any:

@@ -59,13 +59,17 @@ def crafted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plant_sweep(data: dict[str, Any], name: str) -> dict[str, Any]:
-    """Plant in every text of a saved sweep on which nothing else depends."""
+    """Plant in every text of a saved sweep on which nothing else depends; in `second`, in fields of stages, too.
+
+    An export refuses a stage whose fields are not those of its key.
+    """
     text = f"{PLANTED} {name}"
     data |= {"command": text, "environment": {"torch": text, "git_commit": text, text: text}}
     data["config"] = {text: [text], "password": SECRET, "deep": {"url": f"http://me:{SECRET}@host", "note": text}}
-    parts = data["plan"]["parts"]
+    parts, stages = data["plan"]["parts"], data["plan"]["stages"] if name == "first" else []
+    kept = [parts[n][v["part"]] for _, spec in stages for n, v in spec["fields"].items() if isinstance(v, dict)]
     for group in ("model", "data", "method", "score", "scope", "train", "finetune"):
-        for part in parts.get(group, ()):
+        for part in (each for each in parts.get(group, ()) if not any(each is other for other in kept)):
             part |= {"name": f"{part.get('name', group)} {PLANTED}"}
             part |= {} if group in ("model", "data") else {PLANTED: text}  # what builds these takes no more
     for number, trial in enumerate(data["plan"]["trials"]):

@@ -25,6 +25,8 @@ OF_FILE = ("_name_or_path", "_model_name_or_path", "quantization_config", "dtype
 """Keys of a configuration that tell of the file, and not of the network."""
 WEIGHT, CONFIG, TOKENIZER = "weight:", "config", "tokenizer"
 """Names of the parts in the cached file; tensors are named by a prefix."""
+LOCAL: Mapping[str, bool] = {"local_files_only": True, "trust_remote_code": False}
+"""Arguments with which transformers reads files beside the .gguf file: no code in them, nothing from the hub."""
 LISTED = 3
 """Number of missing tensors that a message lists."""
 
@@ -85,9 +87,9 @@ def _converted(path: str, said: str) -> dict[str, Tensor]:
     try:
         with _silent(transformers):
             model, loading = transformers.AutoModelForCausalLM.from_pretrained(
-                folder, gguf_file=name, dtype=torch.float32, output_loading_info=True
+                folder, gguf_file=name, dtype=torch.float32, output_loading_info=True, **LOCAL
             )
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=name)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=name, **LOCAL)
     except Exception as error:  # the libraries raise many types
         reason = " ".join(str(error).split()).rstrip(".")
         raise ModelError(

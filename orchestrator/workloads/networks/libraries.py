@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from orchestrator.catalogue.models import PLAIN_NAME, TIMM_SIZES, only
 from orchestrator.config.sources import file_digest
 from orchestrator.core.errors import ModelError
 from orchestrator.planning.file_places import GGUF
 from orchestrator.workloads.networks.gguf_files import read_gguf
+from pruning.catalogue.value_rules import Rule
 
 
 def huggingface(
@@ -50,6 +53,7 @@ def huggingface(
             found = {**read_gguf(path, content, f"`model.path` (={path})").config, **outputs, **(overrides or {})}
             config = transformers.AutoConfig.for_model(**found)
         else:
+            _refuse_other_files(path, [json.loads(file.read_bytes()), overrides or {}])
             config = transformers.AutoConfig.from_pretrained(
                 path, local_files_only=True, trust_remote_code=False, **outputs, **(overrides or {})
             )
@@ -66,6 +70,41 @@ def huggingface(
             f"+model.overrides.vocab_size={classes}, or the tokenizer that belongs to the model."
         )
     return model.float()
+
+
+def _refuse_other_files(path: str, values: Any) -> None:
+    """Raise ModelError if a configuration names code or files that transformers would load to build the network."""
+    pending = [values]
+    while pending:
+        value = pending.pop()
+        pending += value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+        for key, each in value.items() if isinstance(value, Mapping) else ():
+            allowed = _ALLOWED.get(str(key).lstrip("_"))
+            if each and allowed and not allowed.holds(each):
+                raise ModelError(
+                    f"`model.path` (={path}) or `model.overrides` has the key {key!r} (={each!r}), which must "
+                    f"{allowed.text}: transformers would load code or files to build this network; remove the key, or "
+                    "build the network in a function of your own, named by `model._target_`."
+                )
+
+
+_NEVER = Rule(lambda _: False, "be left out")
+_NO_HUB = Rule(lambda value: "/" not in str(value), "not be a name on the hub")
+_TIMM = only(TIMM_SIZES)
+_ALLOWED: Mapping[str, Rule] = {
+    "trust_remote_code": _NEVER,
+    "configuration_files": _NEVER,
+    "use_pretrained_backbone": _NEVER,
+    "architecture": PLAIN_NAME,
+    "backbone": PLAIN_NAME,
+    "model_args": _TIMM,
+    "backbone_kwargs": _TIMM,
+    "attn_implementation": _NO_HUB,
+    "attn_implementation_internal": _NO_HUB,
+    "experts_implementation": _NO_HUB,
+    "experts_implementation_internal": _NO_HUB,
+}
+"""Key at any depth of a config.json -> the rule for its value, for keys by which transformers finds code or files."""
 
 
 def smollm2(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -163,3 +164,29 @@ def test_multiply_accumulates_of_vision_transformers_are_those_by_hand() -> None
     assert found.layers["blocks.3.attn"].total == attention
     assert found.total == 196 * 3 * 16 * 16 * width + 12 * (tokens * block + attention) + width * 1000
     assert found.total == 17_563_828_224, "torchvision documents 17.56 billion for its own ViT"
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"model_type": "timm_wrapper", "architecture": "local-dir:/tmp/x"}, "architecture"),
+        ({"model_type": "timm_wrapper", "architecture": "a", "model_args": {"checkpoint_path": "x"}}, "model_args"),
+        ({"model_type": "gemma3n", "vision_config": {"architecture": "hf-hub:them/it"}}, "architecture"),
+        ({"model_type": "upernet", "backbone_config": [{"use_pretrained_backbone": True}]}, "use_pretrained_backbone"),
+        ({"model_type": "detr", "backbone": "them/it"}, "backbone"),
+        ({"model_type": "lightglue", "trust_remote_code": True}, "trust_remote_code"),
+        ({"model_type": "llama", "attn_implementation": "them/it"}, "attn_implementation"),
+        ({"model_type": "llama", "_attn_implementation": {"": "them/it"}}, "_attn_implementation"),
+        ({"model_type": "llama", "configuration_files": ["config.4.0.0.json"]}, "configuration_files"),
+    ],
+)
+def test_a_configuration_that_leads_to_code_or_files_is_refused(
+    values: dict[str, Any], key: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(OrchestratorError, match=rf"has the key '{key}' .* would load code or files"):
+        build("huggingface", (3, 8, 8), 10, path=str(tmp_path), architecture="AutoModel")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    with pytest.raises(OrchestratorError, match=rf"has the key '{key}' .* would load code or files"):
+        build("huggingface", (3, 8, 8), 10, path=str(tmp_path), architecture="AutoModel", overrides=values)

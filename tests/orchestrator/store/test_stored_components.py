@@ -1,0 +1,189 @@
+"""Saved sweeps that choose what runs: only listed options of a built-in reach the builders of other libraries."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from factories import sweep_info
+from small_trials import composed, planned, train
+
+import orchestrator
+from orchestrator.catalogue.data import DATA
+from orchestrator.catalogue.models import MODELS
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.specs import Plan, StageSpec
+from orchestrator.export import stored_network
+from orchestrator.store.saved_sweep import manifest
+from orchestrator.store.sealed_json import seal, unseal
+from orchestrator.store.store import Store
+from orchestrator.workloads.data_sets import idx_files
+
+TRIAL = (
+    *("model=mlp", "model.hidden=[6]", "schedule=one_shot", "schedule.sparsity=0.5", "train.epochs=1"),
+    "finetune.epochs=0",
+)
+TIMM = {"kind": "timm", "input_shape": None, "classes": None, "architecture": "resnet18", "options": {}}
+TRANSFORMERS = {"kind": "huggingface", "path": "0" * 64, "architecture": "AutoModelForCausalLM", "overrides": {}}
+Forge = Callable[..., Any]
+
+
+@pytest.fixture
+def forge(tmp_path: Path) -> Forge:
+    """Return a function that stores a trial whose stages have other fields, with the keys that belong to them."""
+    plan = planned(composed(*TRIAL))
+    (dense, spec), trial = plan.stages.values(), plan.trials[0]
+    store = Store(str(tmp_path / "store"))
+    train(plan, store)
+
+    def forged(fields: Mapping[str, Any], config: Mapping[str, Any] | None = None, key: str | None = None) -> Any:
+        other = replace(dense, fields={**dense.fields, **fields})
+        after = replace(spec, inputs=dict.fromkeys(spec.inputs, key or other.key))
+        for old, new in ((dense, other), (spec, after)):
+            folder = tmp_path / "store" / "stages"
+            if key is None:
+                (folder / old.key).rename(folder / new.key)
+            path = folder / (key or new.key) / "record.json"
+            sealed = unseal(path.read_bytes())
+            sealed["record"] |= {"key": key or new.key, "spec": new.to_json()}
+            path.write_bytes(seal(sealed))
+            if key is not None:
+                break
+        stages = {key or other.key: other, (spec.key if key else after.key): spec if key else after}
+        crafted = replace(
+            trial, dense=key or other.key, stages=tuple([*stages][1:]), config={**trial.config, **(config or fields)}
+        )
+        store.save_sweep("crafted", manifest(sweep_info("crafted"), Plan(stages, (crafted,))))
+        return orchestrator.open(str(tmp_path / "store")).sweep("crafted").trials[0]
+
+    return forged
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The calls of a stand-in for timm.create_model."""
+    calls: list[dict[str, Any]] = []
+
+    def create_model(architecture: str, **options: Any) -> None:
+        calls.append({"architecture": architecture, **options})
+        raise RuntimeError("enough")
+
+    stand_in = ModuleType("timm")
+    stand_in.create_model = create_model  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "timm", stand_in)
+    return calls
+
+
+def test_a_stored_sweep_gives_timm_no_checkpoint(forge: Forge, built: list[dict[str, Any]]) -> None:
+    trial = forge({"model": {**TIMM, "options": {"pretrained_cfg_overlay": {"file": "planted.pth"}}}})
+
+    with pytest.raises(OrchestratorError, match=r"`model\.options` .* must have only numbers.*pass --run-own-code"):
+        trial.model(0)
+    assert not built
+    with pytest.raises(OrchestratorError, match=r"timm\.create_model: RuntimeError: enough"):
+        trial.model(0, run_own_code=True)
+    assert built[0]["pretrained_cfg_overlay"] == {"file": "planted.pth"}
+
+
+def test_a_stored_sweep_builds_a_network_of_timm_by_its_sizes(forge: Forge, built: list[dict[str, Any]]) -> None:
+    trial = forge({"model": {**TIMM, "architecture": "vit_tiny_patch16_224", "options": {"img_size": [8, 8]}}})
+
+    with pytest.raises(OrchestratorError, match="enough"):
+        trial.model(0)
+    assert built[0]["img_size"] == [8, 8]
+
+
+def test_fields_that_are_not_those_of_the_key_are_refused(forge: Forge) -> None:
+    (dense, _) = planned(composed(*TRIAL)).stages.values()
+    trial = forge({"model": {**dense.fields["model"], "dropout": 0.5}}, key=dense.key)
+
+    with pytest.raises(OrchestratorError, match=r"stage \w{12} has other fields than those that its key is made from"):
+        trial.model()
+
+
+@pytest.mark.parametrize(
+    ("part", "node", "said"),
+    [
+        ("model", {**TIMM, "options": {"checkpoint_path": "x.pth"}}, "have no `checkpoint_path`"),
+        ("model", {**TIMM, "options": {"pretrained": True}}, "`model.options` .* must have only numbers"),
+        ("model", {**TIMM, "options": {"img_size": {"a": 1}}}, "`model.options` .* must have only numbers"),
+        ("model", {**TIMM, "options": {"cache_dir": 3}}, "`model.options` .* must have only numbers"),
+        ("model", {**TIMM, "architecture": "hf-hub:them/it"}, "`model.architecture` .* must be a plain name"),
+        ("model", {**TIMM, "architecture": "local-dir:/tmp/x"}, "`model.architecture` .* must be a plain name"),
+        ("model", {**TIMM, "architecture": ["resnet18"]}, "the saved sweep is damaged: `model.architecture`"),
+        ("model", {**TIMM, "checkpoint_path": "x"}, "`model.checkpoint_path` .* must be left out"),
+        ("model", {**TIMM, "pretrained": True}, "`model.pretrained` .* must be left out"),
+        ("model", {**TRANSFORMERS, "architecture": "pipeline"}, "`model.architecture` .* must be an Auto class"),
+        ("model", {**TRANSFORMERS, "overrides": {"_attn_implementation": "a/b"}}, "`model.overrides` .* only numbers"),
+        ("model", {**TRANSFORMERS, "overrides": {"trust_remote_code": True}}, "`model.overrides` .* only numbers"),
+        ("model", {**TRANSFORMERS, "overrides": {"vision_config": {}}}, "`model.overrides` .* only numbers"),
+        ("model", {"kind": "theirs"}, "`model.kind` .* is no built-in model"),
+        ("data", {"kind": "huggingface", "path": "them/it"}, "`data.path` .* must be one of uoft-cs/cifar10"),
+        ("data", {"kind": "huggingface", "path": "/tmp/x"}, "`data.path` .* must be one of uoft-cs/cifar10"),
+        ("data", {"kind": "mnist", "root": "x", "mirrors": ["http://x"]}, "`data.mirrors` .* must be left out"),
+    ],
+)
+def test_an_option_that_no_store_may_choose_is_refused(part: str, node: Mapping[str, Any], said: str) -> None:
+    with pytest.raises(OrchestratorError, match=said):
+        stored_network._refuse_unlisted([StageSpec("dense", {part: node})], (part,))
+
+
+@pytest.mark.parametrize(
+    ("part", "node"),
+    [
+        ("model", {**TIMM, "architecture": "resnet18.a1_in1k", "options": {"drop_rate": 0.1, "depths": [2, 2]}}),
+        ("model", {**TRANSFORMERS, "overrides": {"num_hidden_layers": 2, "tie_word_embeddings": False}}),
+        ("data", {"kind": "huggingface", "path": "ylecun/mnist"}),
+        ("data", {"kind": "text", "root": "0" * 64, "tokenizer": "characters", "block": 8}),
+    ],
+)
+def test_options_of_stored_sweeps_that_name_nothing_are_taken(part: str, node: Mapping[str, Any]) -> None:
+    stored_network._refuse_unlisted([StageSpec("dense", {part: node})], (part,))
+
+
+def test_each_option_without_a_type_has_a_rule_for_stores() -> None:
+    """An option of any type reaches a builder as it is, so its row says what a store may choose."""
+    rows = [*MODELS.values(), *DATA.values()]
+    loose = [(row.name, option.name) for row in rows for option in row.options if "Any" in str(option.type)]
+    assert loose == [("huggingface", "overrides"), ("smollm2", "overrides"), ("timm", "options")]
+    assert all(option.stored for row in rows for option in row.options if (row.name, option.name) in loose)
+
+
+@pytest.mark.parametrize("kind", ["mnist", "fashion_mnist"])
+def test_a_stored_sweep_downloads_nothing(
+    forge: Forge, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idx_files, "_download", lambda *_: pytest.fail("a download"))
+    data = {"kind": kind, "val_size": 10}
+    trial = forge({"data": data}, {"data": {**data, "root": str(tmp_path / "theirs"), "download": True}})
+
+    with pytest.raises(OrchestratorError, match=r"`data\.root` \(=.*theirs\) must hold .*train-images"):
+        trial.model(0)
+    assert not (tmp_path / "theirs").exists()
+
+
+CONFIGURATIONS = (
+    {"model_type": "timm_wrapper", "architecture": "resnet18"},
+    {"model_type": "lightglue", "trust_remote_code": True},
+    {"model_type": "llama", "text_config": {"model_type": "timm_wrapper"}},
+    {"architecture": "resnet18", "pretrained_cfg": {}},
+    {},
+    [],
+)
+
+
+@pytest.mark.parametrize("found", CONFIGURATIONS)
+def test_a_stored_sweep_builds_only_listed_networks_of_transformers(found: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(found))
+    dense = StageSpec("dense", {"model": TRANSFORMERS})
+
+    with pytest.raises(OrchestratorError, match=r"`model\.path` .*(of one of albert|no readable config\.json)"):
+        stored_network._refuse_unknown_type(dense, {"model": {"path": str(tmp_path)}})
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 8}))
+    stored_network._refuse_unknown_type(dense, {"model": {"path": str(tmp_path)}})
