@@ -2,8 +2,9 @@
 
 The cache is `$XDG_CACHE_HOME/pruning-orchestrator/kernels` (by default in `~/.cache`). A file's name has a digest of
 everything that the compilation depends on, and a digest of the file's own content. A file is loaded only if it belongs
-to this user, if nobody else may write to it or to its folders, and if its content has the digest of its name. A cache
-that cannot be used so is left alone, and this process compiles for itself.
+to this user, if nobody else may write to it or to its folders, and if its content has the digest of its name; on Linux
+the file that was checked is the one that is loaded, whatever its path leads to by then. A cache that cannot be used so,
+or whose base folder belongs to another user, is left alone, and this process compiles for itself.
 """
 
 from __future__ import annotations
@@ -35,17 +36,21 @@ class KernelsUnavailable(RuntimeError):
     """The kernels cannot be compiled or loaded on this machine."""
 
 
-def library_file() -> tuple[Path, bool]:
+def library_file(anew: bool = False) -> tuple[Path, bool]:
     """Return the compiled library, compiled now if the cache does not have it, and whether to delete it after loading.
+
+    Args:
+        anew: compile it even if the cache has it.
 
     Raises:
         KernelsUnavailable: there is no C compiler, or it fails.
     """
     command = installed_compiler()
     digest, folder = _digest(command), _cache()
-    if folder is not None:
+    if folder is not None and not anew:
         for file in sorted(folder.glob(f"{digest}-*.so")):
-            if _is_trusted(file):
+            if (descriptor := checked(file)) is not None:
+                os.close(descriptor)
                 return file, False
     try:
         content = _compiled(command)
@@ -57,6 +62,21 @@ def library_file() -> tuple[Path, bool]:
     except OSError as error:
         raise KernelsUnavailable(f"the compiled kernels cannot be written to a temporary file ({error}).") from error
     return Path(name), True
+
+
+def checked(file: Path) -> int | None:
+    """Return a descriptor of a cached library; None unless it is this user's own and has the content of its name."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    found = os.fstat(descriptor)
+    if stat.S_ISREG(found.st_mode) and _is_private(found):
+        with open(descriptor, "rb", closefd=False) as opened:
+            if file.stem.partition("-")[2] == hashlib.file_digest(opened, "sha256").hexdigest()[:32]:
+                return descriptor
+    os.close(descriptor)
+    return None
 
 
 def installed_compiler() -> list[str]:
@@ -168,6 +188,8 @@ def _cache() -> Path | None:
     folder = base
     try:
         base.mkdir(parents=True, exist_ok=True)
+        if base.stat().st_uid not in (os.getuid(), 0):  # its owner can exchange what lies in it
+            return None
         for name in FOLDERS:
             folder = folder / name
             folder.mkdir(exist_ok=True, mode=0o700)
@@ -181,17 +203,6 @@ def _cache() -> Path | None:
 
 def _is_private(found: os.stat_result) -> bool:
     return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def _is_trusted(file: Path) -> bool:
-    """Whether a cached library is this user's own, and has the content that its name says."""
-    try:
-        found = file.lstat()
-        if not stat.S_ISREG(found.st_mode) or not _is_private(found):
-            return False
-        return file.stem.partition("-")[2] == hashlib.sha256(file.read_bytes()).hexdigest()[:32]
-    except OSError:
-        return False
 
 
 def _kept(folder: Path, digest: str, content: bytes) -> Path | None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from pruning.kernels.compiling import KernelsUnavailable, library_file
+from pruning.kernels.compiling import KernelsUnavailable, checked, library_file
 from pruning.kernels.kernel import Run
 from pruning.kernels.sparse_weight import LayerShape
 
@@ -35,12 +37,34 @@ def library() -> ctypes.CDLL:
 def _loaded() -> ctypes.CDLL:
     file, passing = library_file()
     try:
-        return ctypes.CDLL(str(file))
+        return _load(file, passing)
+    except OSError as error:
+        if passing:
+            raise KernelsUnavailable(f"the compiled kernels cannot be loaded ({error}).") from error
+    file.unlink(missing_ok=True)  # not a library, although its content has the digest of its name
+    file, passing = library_file(anew=True)
+    try:
+        return _load(file, passing)
     except OSError as error:
         raise KernelsUnavailable(f"the compiled kernels cannot be loaded ({error}).") from error
-    finally:
-        if passing:
+
+
+def _load(file: Path, passing: bool) -> ctypes.CDLL:
+    """Load a library: one of this process alone, which is then deleted, or the file of the cache that is checked."""
+    if passing:
+        try:
+            return ctypes.CDLL(str(file))
+        finally:
             file.unlink()
+    descriptor = checked(file)
+    if descriptor is None:
+        raise OSError(f"{file} was changed")
+    same = Path("/proc/self/fd", str(descriptor))
+    try:
+        return ctypes.CDLL(str(same if same.exists() else file))  # the descriptor stays open: it is the library's name
+    except OSError:
+        os.close(descriptor)
+        raise
 
 
 class _Call(ctypes.Structure):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pwd
 import subprocess
@@ -181,7 +182,9 @@ def test_a_file_that_somebody_may_have_changed_is_compiled_again(damage: str, ca
     DAMAGES[damage](file)
     assert not passing()
     assert count(calls) == 2
-    assert compiling._is_trusted(file)
+    descriptor = compiling.checked(file)
+    assert descriptor is not None
+    os.close(descriptor)
     assert not passing()
     assert count(calls) == 2
 
@@ -195,6 +198,55 @@ def test_a_file_of_another_name_is_never_loaded(calls: Path, cache: Path) -> Non
     (cache / file.name).unlink()
     (cache / file.name).mkdir()
     assert passing()
+
+
+def test_garbage_of_the_right_name_is_compiled_again(calls: Path, cache: Path) -> None:
+    assert not passing()
+    (file,) = cache.iterdir()
+    content = b"garbage"
+    garbage = file.with_name(f"{file.name[:32]}-{hashlib.sha256(content).hexdigest()[:32]}.so")
+    file.unlink()
+    garbage.touch(mode=0o600)
+    garbage.write_bytes(content)
+    assert library_file() == (garbage, False)
+
+    assert loads()
+    assert list(cache.iterdir()) == [file]
+    assert count(calls) == 2
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_the_file_that_was_checked_is_the_one_that_is_loaded(
+    calls: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not passing()
+    check = compiling.checked
+
+    def then_exchange(file: Path) -> int | None:
+        descriptor = check(file)
+        file.with_suffix(".new").write_bytes(b"another")
+        file.with_suffix(".new").rename(file)
+        return descriptor
+
+    monkeypatch.setattr(library, "checked", then_exchange)
+    assert loads()
+    (file,) = cache.iterdir()
+    assert file.read_bytes() == b"another"
+
+
+def test_a_base_folder_of_another_user_is_not_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner could exchange the cache between the check of its folders and the search in it."""
+    cache.parent.parent.mkdir()
+    true = Path.stat
+
+    def of_another(path: Path, **named: bool) -> os.stat_result:
+        values = list(true(path, **named))
+        values[4] += path == cache.parent.parent  # st_uid
+        return os.stat_result(values)
+
+    monkeypatch.setattr(Path, "stat", of_another)
+    assert compiling._cache() is None
+    assert not cache.parent.exists()
 
 
 def _of_another_user(cache: Path, patch: pytest.MonkeyPatch) -> None:
