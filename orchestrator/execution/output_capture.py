@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from orchestrator.store.node_folder import node_folder
@@ -18,9 +18,9 @@ def captured_output(log: str) -> Iterator[str]:
     """Redirect file descriptors 1 and 2 to the file `log`, the output of C libraries included; yield its path.
 
     If the folder of `log` cannot be made on this machine, the file lies in the node folder, and if there is none the
-    output is lost. An empty file is removed at the end.
+    output is lost. A file that this call made is removed at the end if it is empty; any other file stays.
     """
-    path = writable(Path(log))
+    path, made = writable(Path(log))
     _flush()
     saved = os.dup(1), os.dup(2)
     try:
@@ -33,8 +33,9 @@ def captured_output(log: str) -> Iterator[str]:
         for target, descriptor in enumerate(saved, start=1):
             os.dup2(descriptor, target)
             os.close(descriptor)
-        if path.exists() and not path.stat().st_size:
-            path.unlink()
+        with suppress(OSError):  # the log's folder may be gone, or full
+            if made and not path.stat().st_size:
+                path.unlink()
 
 
 @contextmanager
@@ -54,17 +55,29 @@ def interrupt_flag() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def writable(path: Path) -> Path:
-    """Create a log file and return its path: `path`, a file in the node folder, or /dev/null if neither works."""
+def writable(path: Path) -> tuple[Path, bool]:
+    """Create a log file unless it exists; return its path, and whether this call made it.
+
+    The path is `path`, that of a file in the node folder, or /dev/null if neither can be written.
+    """
     own = node_folder()
     for folder in (path.parent, *([own / "logs"] if own else [])):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / path.name).touch()
+            return folder / path.name, _make(folder / path.name)
         except OSError:
             continue
-        return folder / path.name
-    return Path(os.devnull)
+    return Path(os.devnull), False
+
+
+def _make(file: Path) -> bool:
+    """Return whether the file had to be made; raise OSError if it cannot be written."""
+    try:
+        os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    except FileExistsError:
+        os.close(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK))  # a pipe without a reader is no log
+        return False
+    return True
 
 
 def _flush() -> None:

@@ -53,7 +53,7 @@ def perform(order: WorkOrder, work: Callable[[WorkOrder], Iterator[Item]] | str)
         if not order.cancelled():
             failure = failure_of(error, order.log, [spec.fields for spec in (*order.lineage, *order.specs)])
             if order.log and failure.traceback:
-                log = writable(Path(order.log))
+                log, _ = writable(Path(order.log))
                 with log.open("a") as file:  # keeps what an earlier run wrote
                     file.write(failure.traceback)
                 failure = replace(failure, log=str(log))

@@ -27,6 +27,28 @@ def test_an_empty_log_is_removed(tmp_path: Path) -> None:
     assert not Path(path).exists()
 
 
+def test_an_empty_file_that_was_there_stays(tmp_path: Path) -> None:
+    (tmp_path / "a.log").touch()
+    with captured_output(str(tmp_path / "a.log")):
+        pass
+    assert (tmp_path / "a.log").exists()
+
+
+@pytest.mark.parametrize("said", [b"", b"lost\n"])
+def test_without_a_place_for_logs_nothing_is_removed(
+    said: bytes, elsewhere: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root could remove /dev/null itself, and for any other user that raised PermissionError."""
+    (tmp_path / "null").touch()
+    monkeypatch.setattr(os, "devnull", str(tmp_path / "null"))
+    monkeypatch.setattr("orchestrator.execution.output_capture.node_folder", lambda: None)
+    monkeypatch.setattr(Path, "unlink", lambda path, **_: pytest.fail(f"{path} was removed"))
+    with captured_output(elsewhere) as path:
+        os.write(2, said)
+    assert path == str(tmp_path / "null")
+    assert (tmp_path / "null").exists()
+
+
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Log in a folder that cannot be made; the temporary directory is `tmp_path`."""
