@@ -111,6 +111,10 @@ def kept(
         pinned, location = pinned_content.pinned({**config, "task": {}})  # no file of a task is read
     except file_places.Misplaced as error:
         raise ExportError(f"a file that the sweep read is missing or cannot be read: it {error}") from None
+    except KeyError as error:
+        raise ExportError(
+            f"the saved sweep is damaged: it lacks {error}; copy it again from its first store."
+        ) from None
     held = {"model": dense.typed.model.get("path"), "data": dense.typed.data.get("root")}
     if held != {"model": pinned["model"].get("path"), "data": pinned["data"].get("root")}:
         raise ExportError("`model.path` or `data.root` of the sweep has other contents now; restore the old contents.")

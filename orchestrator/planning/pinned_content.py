@@ -72,8 +72,9 @@ def _pinned(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
         path = found if found.endswith(GGUF) else os.path.dirname(found)
         places["model"] |= {"path": path, "content": model["path"]}
     if data.get("kind") == "text":
-        content = content_of_text(data["root"], data["tokenizer"], data["tests"])
-        tests = {name: absolute(path) for name, path in data["tests"].items()}
+        further = data.get("tests") or {}  # a sweep that was saved before this option has none
+        content = content_of_text(data["root"], data["tokenizer"], further)
+        tests = {name: absolute(path) for name, path in further.items()}
         places["data"] = {key: tests if key == "tests" else absolute(data[key]) for key in content}
         places["data"]["content"] = content
         data |= content

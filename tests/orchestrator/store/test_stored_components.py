@@ -20,6 +20,7 @@ from orchestrator.catalogue.models import MODELS
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.export import stored_network
+from orchestrator.planning import pinned_content
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.sealed_json import seal, unseal
 from orchestrator.store.store import Store
@@ -187,3 +188,17 @@ def test_a_stored_sweep_builds_only_listed_networks_of_transformers(found: Any, 
         stored_network._refuse_unknown_type(dense, {"model": {"path": str(tmp_path)}})
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 8}))
     stored_network._refuse_unknown_type(dense, {"model": {"path": str(tmp_path)}})
+
+
+@pytest.mark.parametrize("lacking", ["tests", "root"])
+def test_a_stored_text_without_a_setting_is_told_in_a_sentence(forge: Forge, tmp_path: Path, lacking: str) -> None:
+    (tmp_path / "book.txt").write_text("to be or not to be, that is the question; " * 50)
+    node = {"kind": "text", "root": str(tmp_path / "book.txt"), "tokenizer": "characters", "block": 8, "tests": {}}
+    fields = pinned_content.pinned({"model": {"kind": "mlp"}, "data": node, "task": {}})[0]["data"]
+    for each in (node, fields):
+        each.pop(lacking)
+    trial = forge({"data": fields}, {"data": node})
+
+    said = "the model's|larger|entries|does not fit" if lacking == "tests" else "damaged: it lacks 'root'"
+    with pytest.raises(OrchestratorError, match=said):
+        trial.model(0)
