@@ -35,13 +35,15 @@ Start = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
     home = tmp_path_factory.mktemp("home")
+    without_figures = str(Path(__file__).parent / "without_figures")  # test_report and test_drawing draw them
+    import_path = os.pathsep.join(filter(None, [without_figures, os.environ.get("PYTHONPATH", "")]))
 
     def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         folder.mkdir(exist_ok=True)
         result = subprocess.run(
             [sys.executable, "-m", "orchestrator", *SWEEP, *arguments],
             cwd=folder,
-            env={**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1", "PYTHONPATH": import_path},
             capture_output=True,
             text=True,
             timeout=280,
