@@ -208,6 +208,7 @@ def _point(
         unit=first.chosen.unit,
         budget=first.chosen.budget or WEIGHTS,
         reached=mean(reached) if reached else None,
+        constant=_known_mean([records[row.stage].constant for row in rows]),
         **means,
     )
 

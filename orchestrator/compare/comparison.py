@@ -14,6 +14,8 @@ from orchestrator.compare.secondary.window_differences import WindowDifference
 from orchestrator.compare.statistics import Estimate, Match
 from orchestrator.core.metrics import Metric
 
+LEAST_SKILL = 0.05
+"""Smallest fraction of the way from a constant answer to a perfect one of a network that has learned its task."""
 TrialStatus = Literal["finished", "failed", "unfinished", "unmeasured", "stopped"]
 """`stopped`: a search does not run the trial."""
 
@@ -146,6 +148,17 @@ class Point:
     """Whether the loss against dense is shown to be below the margin, see `matches`; None for dense points."""
     stopped: int = 0
     """Number of seeds that a search did not run; such a point is not tested and not the best."""
+    constant: float | None = None
+    """Primary metric on test of the best answer that is the same for every example; None if it is not recorded."""
+
+    @property
+    def skill(self) -> float | None:
+        """Fraction of the way from a constant answer to a perfect one; None if a constant answer is not recorded."""
+        if self.constant is None or self.test is None or (self.metric.better == "higher" and self.metric.scale == 1):
+            return None
+        perfect = 1.0 if self.metric.better == "higher" else 0.0
+        way = self.metric.gain(perfect, self.constant)
+        return self.metric.gain(self.test.mean, self.constant) / way if way > 0 else None
 
     @property
     def line_key(self) -> LineKey:
@@ -278,6 +291,11 @@ class Comparison:
             least[point.level] = min(least.get(point.level, point), point, key=lambda p: p.total_cost)
         pairs = ((point, least[point.level]) for point in self.operating_points)
         return tuple((point, other) for point, other in pairs if point.total_cost > other.total_cost)
+
+    @property
+    def unlearned(self) -> tuple[Point, ...]:
+        """Dense networks that are hardly better than a constant answer."""
+        return tuple(point for point in self.dense if point.skill is not None and point.skill < LEAST_SKILL)
 
     @property
     def metrics(self) -> tuple[Metric, ...]:

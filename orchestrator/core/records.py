@@ -60,6 +60,7 @@ class _Measured:
     """Counts of a split for each class, correct examples and all examples; and windows of a text."""
 
     hits: tuple[Count, ...] = ()
+    constant: Number | None = None
     of: tuple[Count, ...] = ()
     windows: _Windows = _Windows()
 
@@ -179,7 +180,8 @@ class StageRecord:
     details: Mapping[str, Any] = field(default_factory=dict)
     """Results that are not figures.
 
-    All stages: `measured`, the counts of the task for each split, such as the `hits` of each class, and for a text the
+    All stages: `measured`, the counts of the task for each split, such as the `hits` of each class, and the
+    primary metric of a `constant` answer; for a text the
     cross-entropy and tokens of the `windows` of its test splits; `generations`, the continuations of prompts;
     `training_macs`, phase -> `steps`, `examples`, and multiply-accumulates `forward` and `backward` under the masks of
     each step (absent in older records). A round: `dead_tensors`, the names of the tensors without survivors;
@@ -228,6 +230,12 @@ class StageRecord:
     def figure(self, split: str) -> float:
         """Return the primary metric of the selected model on a split; NaN if unknown."""
         return self.after.get(f"{split}/{self.primary.name}", math.nan)
+
+    @property
+    def constant(self) -> float | None:
+        """Primary metric on test of the best answer that is the same for every example; None if not recorded."""
+        found: float | None = self.details.get("measured", {}).get("test", {}).get("constant")
+        return found
 
     @property
     def least_loss(self) -> CurvePoint | None:

@@ -15,7 +15,7 @@ from orchestrator.compare.audit.rule import (
     held,
     some,
 )
-from orchestrator.compare.comparison import LineKey
+from orchestrator.compare.comparison import LEAST_SKILL, LineKey, Point
 from orchestrator.compare.statistics import has_spread, least_gain
 from orchestrator.planning.number_formats import percent, ratio
 
@@ -61,6 +61,22 @@ def _dense(sweep: Audited) -> Answer:
     without = sorted(set(sweep.comparison.panels) - {(point.model, point.data) for point, _ in found})
     listed = some(f"{point.model} on {point.data}: {point.metric.said(mean)}" for point, mean in found)
     return held(sweep.comparison.points, (f"none for {model} on {data}" for model, data in without), listed)
+
+
+def _learned(sweep: Audited) -> Answer:
+    """Check that each dense network is better than an answer that is the same for every example."""
+    known = [point for point in sweep.comparison.dense if point.skill is not None]
+    faults = (unlearned_text(point) for point in sweep.comparison.unlearned)
+    reason = f"each goes {percent(LEAST_SKILL, 0)} or more of the way from a constant answer to a perfect one"
+    return held(known, faults, reason, "no task here records the metric of a constant answer")
+
+
+def unlearned_text(point: Point) -> str:
+    """Return a dense network's metric next to that of a constant answer."""
+    reached, constant = (
+        point.metric.said(value) for value in (point.test.mean if point.test else 0, point.constant or 0)
+    )
+    return f"{point.model} on {point.data}: {point.metric.title} {reached}, a constant answer {constant}"
 
 
 def _paired(sweep: Audited) -> Answer:
@@ -152,6 +168,7 @@ MEASURED = (
     Rule(f"{LEAST_SEEDS} or more seeds at every point", _seeds),
     Rule(f"{LEAST_PANELS} or more pairs of data set and network", _panels),
     Rule("the dense network's figures", _dense),
+    Rule("the dense network has learned its task", _learned),
     Rule("the same seeds for dense and pruned, and for every line", _paired),
     Rule("compared after equal training", _equally_trained),
     Rule("gains over dense are gains over dense trained as long", _gained),

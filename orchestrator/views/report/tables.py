@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from orchestrator.compare.audit.compared_points import unlearned_text
 from orchestrator.compare.audit.rule import Finding
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.statistics import LEVEL, Estimate, has_spread, t_quantile
@@ -138,6 +139,8 @@ def notes(comparison: Comparison) -> Iterator[str]:
         f"Test {names}: mean ± standard deviation over seeds, of the model selected on validation.{best}{sparsity} "
         f"vs dense: {points}paired by seed. size, MACs: dense / remaining.{odd}{steps}"
     )
+    for dense in comparison.unlearned:
+        yield f"The dense network has hardly learned its task: {unlearned_text(dense)}; train it longer."
     yield match_note(comparison)
     yield from search_notes(comparison)
     yield from two_seeds_note(point.test for point in (*comparison.dense, *comparison.operating_points))

@@ -83,6 +83,8 @@ class Classification(Supervised):
         return {"loss": totals.mean("loss", "examples"), **rates}
 
     def details(self, totals: Totals) -> Mapping[str, Any]:
-        """Return the number of examples per class, and the number of hits among them."""
+        """Return the number of examples per class, the number of hits among them, and the best constant accuracy."""
         by_class = totals.counted("by_class").tolist()
-        return {"hits": [hits for _, hits in by_class], "of": [sum(both) for both in by_class]}
+        of = [sum(both) for both in by_class]
+        constant = {"constant": max(of) / sum(of)} if any(of) else {}
+        return {"hits": [hits for _, hits in by_class], "of": of, **constant}

@@ -80,5 +80,10 @@ class Regression(Supervised):
         return loss | {"rmse": math.sqrt(sum(squares) / cells), "mae": float(sum(offs) / cells), "r2": fmean(r2)}
 
     def details(self, totals: Totals) -> Mapping[str, Any]:
-        """Return the number of examples."""
-        return {"examples": int(totals.counted("examples"))}
+        """Return the number of examples, and the RMSE of the best constant answer, the mean of the labels."""
+        count = int(totals.counted("examples"))
+        sums, squares = (totals.exact(name) if count else None for name in ("label", "label_square"))
+        if sums is None or squares is None:
+            return {"examples": count}
+        spread = sum(q - s * s / count for s, q in zip(sums, squares, strict=True))
+        return {"examples": count, "constant": math.sqrt(spread / (count * len(sums)))}

@@ -67,8 +67,11 @@ class Segmentation(Supervised):
         return loss | {MEAN_IOU.name: iou, PIXELS.name: int(matrix.diagonal().sum()) / pixels}
 
     def details(self, totals: Totals) -> Mapping[str, Any]:
-        """Return, per class, the pixels in the intersection (`hits`) and in the union (`of`)."""
+        """Return, per class, the pixels in the intersection (`hits`) and union (`of`), and the best constant IoU."""
         matrix = totals.counted("confusion")
         hits = matrix.diagonal()
         unions = matrix.sum(0) + matrix.sum(1) - hits
-        return {"hits": hits.tolist(), "of": unions.tolist()}
+        labelled = matrix.sum(1)  # one class everywhere overlaps with its own pixels alone
+        shares = int(labelled.sum()) * int((labelled > 0).sum())
+        constant = {"constant": int(labelled.max()) / shares} if shares else {}
+        return {"hits": hits.tolist(), "of": unions.tolist(), **constant}

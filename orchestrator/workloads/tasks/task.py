@@ -20,7 +20,8 @@ class Measured:
     figures: Mapping[str, float]
     """`loss`, and each of the task's metrics by name."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """Results other than single numbers, as JSON; `hits` and `of` count, per class, the correct cases and all cases."""
+    """Other results, as JSON; `hits` and `of` count, per class, the correct cases and all cases; `constant` is the
+    primary metric of the best answer that is the same for every example."""
 
 
 @dataclass(frozen=True)

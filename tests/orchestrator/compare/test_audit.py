@@ -34,6 +34,7 @@ def test_a_sound_sweep_passes_all_but_the_number_of_networks() -> None:
 
     assert {rule: each.verdict for rule, each in found.items() if each.verdict != "pass"} == {
         "3 or more pairs of data set and network": "fail",
+        "the dense network has learned its task": "n/a",
         "a control of masks that are found before training, or trained from an earlier step": "n/a",
         "the initialisation that was scored is the one that is trained": "n/a",
         "scores read no test data": "n/a",
@@ -539,3 +540,38 @@ def test_warnings_of_records_fail_a_rule_and_stand_below_the_table() -> None:
     assert (found.verdict, found.reason) == ("fail", f"{first}: {said}")
     assert [*notes(compared)][-1] == f"Warning of {first} and 1 more: {said}."
     assert [*compared.to_json()["warnings"]] == [said]
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "constant", "verdict"),
+    [
+        ("accuracy", 0.229, 0.2, "fail"),
+        ("accuracy", 0.3, 0.2, "pass"),
+        ("accuracy", 0.3, None, "n/a"),
+        ("accuracy", 1.0, 1.0, "n/a"),
+        ("rmse", 2.0, 2.0, "fail"),
+        ("rmse", 1.0, 2.0, "pass"),
+    ],
+)
+def test_a_dense_network_that_has_learned_nothing_is_named(
+    metric: str, value: float, constant: float | None, verdict: str
+) -> None:
+    plan = make_plan()
+    metrics = {"accuracy": Metric("accuracy", "%", "higher", 0.01, ".2%"), "rmse": Metric("rmse", "", "lower", 0.0)}
+    counted = {} if constant is None else {"measured": {"test": {"constant": constant}}}
+    records = {
+        key: replace(
+            record,
+            metrics=(metrics[metric],),
+            after={**record.after, f"test/{metric}": value, f"val/{metric}": value},
+            details={**record.details, **counted},
+        )
+        for key, record in make_records(plan).items()
+    }
+
+    found, said = one(plan, records, "has learned"), [*notes(compare_trials(plan, records))]
+
+    assert found.verdict == verdict
+    if (metric, verdict) == ("accuracy", "fail"):
+        assert found.reason == "cnn on digits: accuracy 22.90%, a constant answer 20.00%"
+    assert any("hardly learned" in line for line in said) == (verdict == "fail")

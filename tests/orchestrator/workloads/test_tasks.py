@@ -513,3 +513,32 @@ def test_a_figure_that_is_not_a_number_is_named_with_its_kind(figures: dict[str,
 def test_a_row_names_the_primary_metric_that_is_a_fraction(row: Row) -> None:
     primary = row.load()().metrics[0]
     assert row.fraction == ("" if primary.scale == 1 else primary.title)
+
+
+class Constant(nn.Module):
+    """Network whose answer is the same for every example."""
+
+    def __init__(self, answer: Tensor) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.answer.expand(len(inputs), *self.answer.shape)
+
+
+def test_a_task_knows_the_metric_of_the_best_constant_answer() -> None:
+    labels, numbers = torch.tensor([0, 1, 1, 2]), torch.tensor([1.0, 2.0, 4.0, 5.0])
+    pixels = torch.tensor([[[0, 1], [1, 2]]])
+    cases = (
+        (Classification(), F.one_hot(torch.tensor(1), 3).float(), (torch.zeros(4, 1), labels), "accuracy"),
+        (Regression(), torch.tensor([3.0]), (torch.zeros(4, 1), numbers), "rmse"),
+        (
+            Segmentation(),
+            torch.tensor([0.0, 1.0, 0.0]).view(3, 1, 1).expand(3, 2, 2),
+            (torch.zeros(1, 1), pixels),
+            "mean_iou",
+        ),
+    )
+    for task, answer, batch, metric in cases:
+        found = task.measure(Constant(answer), [batch])
+        assert found.details["constant"] == pytest.approx(found.figures[metric])
