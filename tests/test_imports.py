@@ -25,6 +25,7 @@ FLOORS = (
         "core",
         "catalogue",
         "config",
+        "trial",
         "store",
         "planning",
         "workloads",

@@ -268,13 +268,6 @@ def __getattr__(name: str) -> type:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def without_later_defaults(group: str, node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a component without its `later` options that have their defaults."""
-    row = GROUPS[group].rows.get(str(node.get("kind"))) if group in GROUPS else None
-    later = {option.name: option.default for option in row.options if option.later} if row else {}
-    return {key: value for key, value in node.items() if key not in later or value != later[key]}
-
-
 def violations_of(group: str, node: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each rule that a component breaks; a custom component has few rules."""
     schema = schema_of(group, node.get("kind"))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
@@ -15,9 +15,28 @@ from orchestrator.config.well_formed import keys
 from pruning.catalogue.value_rules import Rule
 
 
-def key(default: Any, *rules: Rule) -> Any:
-    """Return a dataclass field with a default and rules; `violations` reports the first broken rule."""
-    return field(default_factory=lambda: copy.copy(default), metadata={"rules": rules})
+@dataclass(frozen=True)
+class Unread:
+    """When no result depends on a setting.
+
+    Args:
+        unless: the key of the same node without which the setting is not read; None: no result ever depends on it.
+        at_default: whether the key of a stage then holds the default; otherwise the setting is absent.
+    """
+
+    unless: str | None = None
+    at_default: bool = False
+
+
+def key(default: Any, *rules: Rule, unread: Unread | None = None) -> Any:
+    """Return a dataclass field with a default and rules; `violations` reports the first broken rule.
+
+    Args:
+        default: the default.
+        rules: rules of the value.
+        unread: when the setting is left out of the keys of stages; None: never.
+    """
+    return field(default_factory=lambda: copy.copy(default), metadata={"rules": rules, "unread": unread})
 
 
 @cache

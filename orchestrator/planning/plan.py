@@ -13,11 +13,10 @@ from typing import Any
 
 from orchestrator.catalogue.tasks import AGAINST_DENSE
 from orchestrator.config import sources
-from orchestrator.config.config_groups import OPEN, without_later_defaults
+from orchestrator.config.config_groups import OPEN
 from orchestrator.config.parts import densities_file, method_choices
 from orchestrator.config.parts.parallel import processes
 from orchestrator.config.parts.round_amounts import is_identity
-from orchestrator.config.parts.training import Train
 from orchestrator.config.refusals.refused_choices import name_typed_choice
 from orchestrator.config.schema import ConfigError, violations
 from orchestrator.config.well_formed import with_written_infinities
@@ -38,15 +37,16 @@ from orchestrator.core.specs import (
     identity_of,
     start_of,
 )
-from orchestrator.core.stage_fields import OF_SCORING_DATA
+from orchestrator.core.stage_fields import OF_SCORING_DATA, Place
 from orchestrator.planning import pinned_content
 from orchestrator.planning.network_files import without_tied_head
-from orchestrator.planning.stages import restarts
-from orchestrator.planning.stages.deployments import deployments
-from orchestrator.planning.stages.parts import parts_of, rung_violations
-from orchestrator.planning.versions import version_of, versions_of
+from orchestrator.planning.round_parts import parts_of, rung_violations
+from orchestrator.planning.versions import version_of, versions_of, versions_of_deployment
+from orchestrator.trial import restarts
+from orchestrator.trial.canonical import TRAININGS, canonical, outside_keys
 from pruning import schedule as schedules
 from pruning.catalogue.dynamics import DYNAMICS
+from pruning.choices import axes
 
 DENSE_PARTS = ("model", "data", "task", "train")
 ROUND_PARTS = ("method", *method_choices.CHOICES, "prune", "task", "finetune")
@@ -54,21 +54,15 @@ RETRAINED_PARTS = ("method", *method_choices.CHOICES, "prune", "task", "train")
 """Parts of a round that continues from a step of the dense training."""
 AT_STEPS = {"step": REWIND, "rates": RATES}
 """Field of a restart with a step -> role of the start that ends at this step."""
-IN_NO_KEY = ("checkpoint_minutes",)
-"""Keys of a training that cannot change its result: the worker gets them outside of the fields."""
-UNTAUGHT = {key: getattr(Train(), key) for key in ("teacher_weight", "teacher_temperature")}
-"""Key values of teacher settings when there is no teacher."""
 UNPRUNED: Mapping[str, Any] = {
     "method": {"kind": "identity"},
     "score": {"kind": "magnitude", **dict.fromkeys(OF_SCORING_DATA)},
-    "unit": method_choices.unit_in_key(vars(method_choices.Unit())),
-    "scope": method_choices.scope_in_key(densities_file.without_file(vars(method_choices.Scope())), "entry"),
+    "unit": vars(axes.Unit()),
+    "scope": vars(axes.Scope()),
     "dynamics": {"kind": "nested"},
     "repair": {"kind": "none"},
 }
 """Choices of rounds that prune nothing: those of `method=longer`."""
-OF_LOW_RANK = ("lora_rank", "lora_alpha", "lora_targets")
-"""Keys of a training that are in a result's key only if it trains low-rank updates."""
 LISTED = 20
 """Maximum number of reasons that a refusal lists; the rest are counted."""
 
@@ -127,7 +121,7 @@ def round_targets(config: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
             name: schedules.targets(schedule["kind"], 1 - density, schedule["rounds"]) if density else None
             for name, density in scope["densities"].items()
         }
-        last, plain = int(schedule["rounds"]) - 1, densities_file.without_file(scope)
+        last, plain = int(schedule["rounds"]) - 1, canonical(config, ["scope"])["scope"]
         return tuple(
             {
                 "target": schedule["sparsity"] if k == last else None,
@@ -162,13 +156,7 @@ def _stages(
     config = {**config, "task": pinned["task"]}
     if config["schedule"]["amount"] is None and not method_choices.decides_itself(config["method"]):
         config = {**config, "method": {}}  # the name adds nothing to the choices
-    scope, unit = densities_file.without_file(config["scope"]), config["unit"]
-    config = {
-        **config,
-        "scope": method_choices.scope_in_key(scope, unit["kind"]),
-        "unit": method_choices.unit_in_key(unit),
-    }
-    location |= {part: {key: config[part][key] for key in IN_NO_KEY} for part in ("train", "finetune")}
+    location |= {part: outside_keys(config[part]) for part in TRAININGS}
     compares = bool(config["task"].get("kind") and config["task"].get(AGAINST_DENSE))
     task = {**config["task"], AGAINST_DENSE: False} if compares else config["task"]  # dense is not compared with itself
     fields = _parts({**config, **pinned, "task": task}, DENSE_PARTS) | {
@@ -180,9 +168,9 @@ def _stages(
         own = {"processes": count, "sync_batch_norm": config["parallel"]["sync_batch_norm"]}
         fields["parallel"] = own | {"version": version_of("ranks")}
     dense = StageSpec("dense", fields, location=location)
-    starts: dict[restarts.Place, StageSpec] = {}
+    starts: dict[Place, StageSpec] = {}
 
-    def start(place: restarts.Place) -> StageSpec:
+    def start(place: Place) -> StageSpec:
         return starts.setdefault(place, start_of(dense, place))
 
     chain = [dense if config["schedule"]["at"] == "trained" else start(0)]
@@ -228,6 +216,38 @@ def _tuned_dense(
     return found[1:]
 
 
+def deployments(
+    config: Mapping[str, Any], dense: StageSpec, last: StageSpec
+) -> tuple[list[StageSpec], tuple[str, ...]]:
+    """Return the stages for each format, inputs first, and the keys of the measurements.
+
+    Args:
+        config: the node `deploy` of a trial's configuration
+        dense: the dense training, whose deployment all trials of its seed share
+        last: the stage that the trial ends with
+    """
+    stages, measured = list[StageSpec](), []
+    for name in config["formats"]:
+        whole, smaller = (_deployment(name, dense, of) for of in (dense, last))
+        what = {
+            "batch_sizes": config["batch_sizes"],
+            "seconds": config["seconds"],
+            "blocks": config["blocks"],
+            "threads": config["threads"] or dense.typed.threads,
+        }
+        inputs = {NETWORK: smaller.key, DENSE: whole.key}
+        latency = StageSpec("measure", {**smaller.fields, "measure": what}, inputs, location=dense.location)
+        stages += [whole, smaller, latency]
+        measured.append(latency.key)
+    return stages, tuple(measured)
+
+
+def _deployment(name: str, dense: StageSpec, network: StageSpec) -> StageSpec:
+    known = {part: dense.fields[part] for part in ("device", "sources")}
+    fields = {"format": name, **known, "versions": versions_of_deployment(name)}
+    return StageSpec("deploy", fields, {NETWORK: network.key}, location=dense.location)
+
+
 def _order(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the order of the layers as a field of a round, which rounds without it have at once."""
     found = method_choices.order_of(config)
@@ -235,16 +255,8 @@ def _order(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _parts(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return the fields that a result depends on: the seed, our code, and these parts without keys for us."""
-    left_out = {*sources.LABELS, *IN_NO_KEY}
-    whole = {name: without_later_defaults(name, config[name]) for name in names}
-    parts = {name: {key: value for key, value in part.items() if key not in left_out} for name, part in whole.items()}
-    for part in parts.values():
-        if part.get("teacher", "dense") is None:
-            part |= UNTAUGHT
-        if part.get("lora_rank") is None:
-            for key in OF_LOW_RANK:
-                part.pop(key, None)
+    """Return the fields that a result depends on: the seed, our code, and the canonical form of these parts."""
+    parts: dict[str, Any] = canonical(config, names)
     sequential = "method" in names and bool(_order(config))
     return parts | {"seed": config["seed"], "versions": versions_of(parts, sequential=sequential)}
 

@@ -1,6 +1,7 @@
 """The seven independent choices: score, unit, scope, schedule, dynamics, repair and control.
 
-Each choice is plain data that refuses invalid values; nothing here needs torch. Published methods are combinations of
+Each choice is plain data that refuses invalid values; nothing here needs torch. A field that only some units read has
+them in its metadata, as `units`. Published methods are combinations of
 choices (`pruning.choices.published`); `pruning.choices.combining` checks which choices go together.
 """
 
@@ -77,7 +78,7 @@ class Unit:
     dim: int = 0
     reduce: Reduction = "sum"
     spare_last: bool = False
-    by_layers: float = 0.5
+    by_layers: float = field(default=0.5, metadata={"units": tuple(TWO_UNITS)})
 
     @property
     def spans(self) -> bool:
@@ -129,9 +130,9 @@ class Scope:
     min_kept: int = 0
     n: int = 2
     m: int = 4
-    budget: Budget = "channels"
-    round_to: int = 1
-    uniform: bool = False
+    budget: Budget = field(default="channels", metadata={"units": SPANNING})
+    round_to: int = field(default=1, metadata={"units": SPANNING})
+    uniform: bool = field(default=False, metadata={"units": TAKE_UNIFORM})
 
     def __post_init__(self) -> None:
         """Refuse invalid values and combinations."""

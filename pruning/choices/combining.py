@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeAlias
 
 from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.catalogue.reconstructions import RECONSTRUCTIONS, SOLVERS
 from pruning.catalogue.repairs import REPAIRS
 from pruning.catalogue.scores import SCORES
 from pruning.choices.axes import (
-    EQUAL_WIDTHS,
-    TAKE_UNIFORM,
     TWO_UNITS,
     Control,
     Dynamics,
@@ -22,6 +20,9 @@ from pruning.choices.axes import (
     Score,
     Unit,
 )
+
+Taken: TypeAlias = dict[str, tuple[Any, tuple[Any, ...]]]
+"""Key -> its value, and the values that it may have."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,7 @@ def check_combination(choices: Choices) -> None:
             "`scope.kind` (='row') ranks within the weights of one output, which leaves nothing to rank for "
             "unit.kind='channel'; use kind='layer'."
         )
-    if choices.unit.by_layers != Unit().by_layers and choices.unit.kind not in TWO_UNITS:
-        raise ValueError(
-            f"`unit.by_layers` (={choices.unit.by_layers!r}) is for unit.kind {_either(TWO_UNITS)}, and unit.kind is "
-            f"{choices.unit.kind!r}; leave it at {Unit().by_layers}."
-        )
+    _check_fields_of_units(choices)
     _check_groups(choices)
     _check_dynamics(choices)
     _check_order(choices)
@@ -105,12 +102,25 @@ def check_combination(choices: Choices) -> None:
         )
 
 
+def _check_fields_of_units(choices: Choices) -> None:
+    """Raise ValueError for a setting that the kind of unit does not read."""
+    kind, axes = choices.unit.kind, list[Unit | Scope]([choices.unit, choices.scope])
+    for axis in axes:
+        for each in fields(axis):
+            units, value = each.metadata.get("units", (kind,)), getattr(axis, each.name)
+            if kind not in units and value != each.default:
+                raise ValueError(
+                    f"`{type(axis).__name__.lower()}.{each.name}` (={value!r}) is for unit.kind {_either(units)}, and "
+                    f"unit.kind is {kind!r}; leave it at {each.default!r}."
+                )
+
+
 def _check_dynamics(choices: Choices) -> None:
     """Raise ValueError for choices that a dynamics within a training does not support."""
     row, plain = choices.dynamics.row, Score().kind
     if not row.in_training:
         return
-    taken: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    taken: Taken = {
         "select": (choices.select, (None,)),
         "unit.kind": (choices.unit.kind, row.units),
         "scope.kind": (choices.scope.kind, row.scopes),
@@ -129,35 +139,19 @@ def _check_dynamics(choices: Choices) -> None:
         taken["scope.allocation"] = (choices.scope.allocation, known)
     if not row.keeps_counts:
         taken["schedule.inner"] = (choices.schedule.inner, (1,))
-    for name, (value, allowed) in taken.items():
-        if value not in allowed:
-            raise ValueError(
-                f"`{name}` (={value!r}) cannot be combined with dynamics.kind={row.name!r}, which changes masks within "
-                f"a training; it must be {_either(allowed)}."
-            )
+    _refuse_others(taken, f"dynamics.kind={row.name!r}, which changes masks within a training;")
 
 
 def _check_groups(choices: Choices) -> None:
     """Raise ValueError for choices that need dependency groups, or that dependency groups do not support."""
     scope = choices.scope
-    if scope.uniform and choices.unit.kind not in TAKE_UNIFORM:
-        raise ValueError(
-            f"`scope.uniform` (={scope.uniform!r}) gives all layers equal numbers of units of kind "
-            f"{_either(EQUAL_WIDTHS)}, not of {choices.unit.kind!r}; leave it at False."
-        )
     if not choices.unit.spans:
-        for name, plain in (("budget", "channels"), ("round_to", 1)):
-            if getattr(scope, name) != plain:
-                raise ValueError(
-                    f"`scope.{name}` (={getattr(scope, name)!r}) applies to dependency groups, not to units of kind "
-                    f"{choices.unit.kind!r}; use unit.kind='group', or leave it at {plain!r}."
-                )
         if scope.normalise == "group":
             raise ValueError(
                 "`scope.normalise` (='group') needs dependency groups; use unit.kind='group', or normalise='size'."
             )
         return
-    taken: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    taken: Taken = {
         "scope.kind": (scope.kind, ("layer", "global")),
         "scope.allocation": (scope.allocation, ("each",)),
         "repair.kind": (choices.repair.kind, tuple(name for name, each in REPAIRS.items() if each.spans_tensors)),
@@ -171,12 +165,8 @@ def _check_groups(choices: Choices) -> None:
             )
         taken["repair.kind"] = (choices.repair.kind, (Repair().kind,))
         taken["dynamics.kind"] = (choices.dynamics.kind, (Dynamics().kind,))
-    for name, (value, allowed) in taken.items():
-        if value not in allowed:
-            raise ValueError(
-                f"`{name}` (={value!r}) cannot be combined with dependency groups, which span several tensors; with "
-                f"unit.kind={choices.unit.kind!r} it must be {_either(allowed)}."
-            )
+    kind = choices.unit.kind
+    _refuse_others(taken, f"dependency groups, which span several tensors; with unit.kind={kind!r}")
 
 
 def _check_order(choices: Choices) -> None:
@@ -198,7 +188,7 @@ def _check_order(choices: Choices) -> None:
         )
     ranked = "row" if rows[kind].by_row else "layer"
     allocations = tuple(name for name, row in ALLOCATIONS.items() if row.by_itself)
-    taken: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    taken: Taken = {
         "select": (choices.select, (None,)),
         "unit.kind": (choices.unit.kind, ("entry",)),
         "scope.kind": (scope.kind, (ranked, "window")),
@@ -210,13 +200,22 @@ def _check_order(choices: Choices) -> None:
         "repair.kind": (choices.repair.kind, (Repair().kind,)),
         "control.kind": (choices.control.kind, (Control().kind,)),
     }
+    more = {"scope.kind": f", and scope.allocation {_either(allocations)}"}
+    _refuse_others(taken, f"score.kind={kind!r} in the order 'sequential', layer by layer;", more)
+
+
+def _refuse_others(taken: Taken, why: str, more: Mapping[str, str] | None = None) -> None:
+    """Raise ValueError for the first key with another value than those it may have.
+
+    Args:
+        taken: the keys.
+        why: what limits the values.
+        more: key -> a further condition.
+    """
     for name, (value, allowed) in taken.items():
         if value not in allowed:
-            goes_with = f", and scope.allocation {_either(allocations)}" if name == "scope.kind" else ""
-            raise ValueError(
-                f"`{name}` (={value!r}) cannot be combined with score.kind={kind!r} in the order 'sequential', layer "
-                f"by layer; it must be {_either(allowed)}{goes_with}."
-            )
+            rule = f"it must be {_either(allowed)}{(more or {}).get(name, '')}"
+            raise ValueError(f"`{name}` (={value!r}) cannot be combined with {why} {rule}.")
 
 
 def _either(values: Iterable[Any]) -> str:

@@ -27,12 +27,6 @@ from pruning.choices.published import PUBLISHED, Method
 
 CHOICES = ("score", "unit", "scope", "dynamics", "repair")
 """Groups that define how a round ranks."""
-OF_GROUPS = ("budget", "round_to")
-"""Keys of a scope that only dependency groups use; other units must leave them at their defaults."""
-OF_EQUAL_WIDTHS = ("uniform",)
-"""Keys of a scope that only heads and hidden units of transformers use."""
-OF_TWO_UNITS = ("by_layers",)
-"""Keys of a unit that only two units in turns use."""
 
 
 def schema_of_axis(
@@ -75,17 +69,6 @@ else:
     Scope = schema_of_axis(
         axes.Scope, words={"allocation": ALLOCATIONS}, more=[(densities_file.KEY, str | None, densities_file.NAME)]
     )
-
-
-def scope_in_key(scope: Mapping[str, Any], unit: str) -> dict[str, Any]:
-    """Return the keys of a scope that a unit reads; the others are in no stage's key."""
-    unread = {*(() if unit in axes.SPANNING else OF_GROUPS), *(() if unit in axes.TAKE_UNIFORM else OF_EQUAL_WIDTHS)}
-    return {key: value for key, value in scope.items() if key not in unread}
-
-
-def unit_in_key(unit: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a unit that its kind reads, as `scope_in_key` does."""
-    return {key: value for key, value in unit.items() if key not in OF_TWO_UNITS or unit["kind"] in axes.TWO_UNITS}
 
 
 def scored_as(score: Mapping[str, Any], at: str, dynamics: str | None) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.catalogue.tasks import OPTIONAL_TARGET, has_target
-from orchestrator.config.key_rules import key
+from orchestrator.config.key_rules import Unread, key
 from orchestrator.config.parts.sparse_training import row_of
 from orchestrator.core.plain_data import canonical_json
 from pruning.catalogue.value_rules import Rule, at_least, is_number, one_of, whole, within
@@ -26,14 +26,20 @@ def _is_place(value: Any) -> bool:
     return is_number(value) and 0 <= value <= (1 if isinstance(value, float) else math.inf)
 
 
+def _is_positive(value: Any) -> bool:
+    return is_number(value) and value > 0
+
+
 _COUNT = whole(1)
 _LENGTH = whole(0).or_null(", or null; pass 0 to train nothing")
 _FLAG = Rule(lambda value: isinstance(value, bool), "be true or false")
 _PLACE = Rule(
     _is_place, "be a step as an int, a fraction of the training as a float in [0, 1], or epochs as in 2ep"
 ).or_null(", or null")
-_CLIP = Rule(lambda value: is_number(value) and value > 0, "be greater than 0").or_null("; pass null to clip nothing")
+_CLIP = Rule(_is_positive, "be greater than 0").or_null("; pass null to clip nothing")
 _METRIC = Rule(lambda value: isinstance(value, str) and value.isidentifier(), "be loss, or a metric of the task")
+
+UNTAUGHT, FULL_RANK = Unread("teacher", at_default=True), Unread("lora_rank")
 
 
 @dataclass
@@ -82,25 +88,30 @@ class Train:
     """Figure for `select` and `patience`: `loss`, or a metric of the task; null: the primary metric."""
     patience: int | None = key(None, _COUNT.or_null())
     """Stop after this many evaluations in a row without a new best; null: train to the end."""
-    checkpoint_minutes: float = key(5.0, at_least(0, " minutes; pass 0 to keep none"))
+    checkpoint_minutes: float = key(5.0, at_least(0, " minutes; pass 0 to keep none"), unread=Unread())
     """Minimum minutes between checkpoints; 0 keeps none. Not part of a result's key."""
     teacher: str | None = key(None, one_of("dense", "tuned").or_null(", or null"))
     """Only for `finetune`: adds a loss against the outputs of the `dense` network, or of the dense network fine-tuned
     for as many steps as the pruned one (`tuned`), without a teacher; null: no teacher."""
     teacher_weight: float = key(
-        0.5, Rule(lambda value: is_number(value) and 0 < value <= 1, "lie in (0, 1]: the teacher's part of the loss")
+        0.5,
+        Rule(lambda value: is_number(value) and 0 < value <= 1, "lie in (0, 1]: the teacher's part of the loss"),
+        unread=UNTAUGHT,
     )
     """Weight of the teacher's loss; the loss of the data has the rest."""
     teacher_temperature: float = key(
         2.0,
-        Rule(lambda value: is_number(value) and value > 0, "be greater than 0; pass 1 to leave outputs as they are"),
+        Rule(_is_positive, "be greater than 0; pass 1 to leave outputs as they are"),
+        unread=UNTAUGHT,
     )
     """Temperature by which class outputs of both networks are divided."""
-    lora_rank: int | None = key(None, _COUNT.or_null("; pass null to train all weights"))
+    lora_rank: int | None = key(None, _COUNT.or_null("; pass null to train all weights"), unread=FULL_RANK)
     """Only for `finetune`: train low-rank updates of linear layers under the masks, of this rank; null: all weights."""
-    lora_alpha: float = key(16.0, Rule(lambda value: is_number(value) and value > 0, "be greater than 0"))
+    lora_alpha: float = key(16.0, Rule(_is_positive, "be greater than 0"), unread=FULL_RANK)
     """Scale of the updates, divided by `lora_rank`."""
-    lora_targets: list[str] = key(["*"], Rule(bool, "hold at least one pattern; pass ['*'] for all linear layers"))
+    lora_targets: list[str] = key(
+        ["*"], Rule(bool, "hold at least one pattern; pass ['*'] for all linear layers"), unread=FULL_RANK
+    )
     """Patterns on the names of the weights that get an update, as in `*.q_proj.weight`."""
     depends: list[str] = field(default_factory=list)
     """Files and directories that a custom optimizer, scheduler or loss reads; their contents are in a result's key."""

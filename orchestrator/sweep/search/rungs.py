@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from orchestrator.planning.number_formats import counted
-from orchestrator.planning.stages.parts import EPOCH, TRAINING, ladder
+from orchestrator.planning.round_parts import EPOCH, TRAINING, ladder
 from orchestrator.sweep.search.candidates import Candidate, Cell, SearchSpace
 from orchestrator.sweep.search.policy import uneven
 

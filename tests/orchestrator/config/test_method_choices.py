@@ -72,7 +72,7 @@ def test_a_stage_has_only_the_keys_that_its_unit_reads(unit: str, read: set[str]
 
 def test_equal_widths_are_for_heads_and_hidden_units() -> None:
     assert composed("unit=mlp", "scope.uniform=true")["scope"]["uniform"]
-    assert "`scope.uniform` (=True) gives all layers equal numbers of units of kind 'heads' or 'mlp'" in refused(
+    assert "`scope.uniform` (=True) is for unit.kind 'heads' or 'mlp' or 'layer_and_mlp', and unit.kind is" in refused(
         "unit=group", "scope.uniform=true"
     )
 

@@ -21,7 +21,7 @@ from orchestrator.config import schema as schema
 from orchestrator.config.compose import plain
 from orchestrator.config.schema import ConfigError
 from orchestrator.core.specs import Job, Plan, StageSpec
-from orchestrator.planning.plan import OF_LOW_RANK, make_plan, round_targets
+from orchestrator.planning.plan import make_plan, round_targets
 
 
 @pytest.fixture(scope="session")
@@ -122,7 +122,7 @@ def test_defaults_are_part_of_the_key(config: Callable[..., Any]) -> None:
     plan = make_plan(jobs(config()))
     dense, first = (plan.stages[key].fields for key in plan.trials[0].stages[:2])
 
-    in_no_key = {"depends", "checkpoint_minutes", *OF_LOW_RANK}
+    in_no_key = {"depends", "checkpoint_minutes", "lora_rank", "lora_alpha", "lora_targets"}
     assert set(config()["train"]) - in_no_key == set(dense["train"])
     assert set(config()["finetune"]) - in_no_key == set(first["finetune"])
 

@@ -10,7 +10,7 @@ from small_trials import composed, planned
 from orchestrator.config.schema import ConfigError
 from orchestrator.core.specs import Plan
 from orchestrator.planning.preview import preview
-from orchestrator.planning.stages.restarts import place, restart_of
+from orchestrator.trial.restarts import place, restart_of
 
 
 def kinds(plan: Plan) -> list[str]:

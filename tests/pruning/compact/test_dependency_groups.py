@@ -289,7 +289,7 @@ def test_controls_free_entries_and_named_weights_hold_for_groups() -> None:
         ({"sparsity": None}, r"^`sparsity` \(=None\) must be a fraction"),
         ({"scope": "row"}, r"^`scope.kind` \(='row'\) cannot be combined with dependency groups"),
         ({"repair": "least_squares"}, r"^`repair.kind` \(='least_squares'\) cannot be combined"),
-        ({"unit": "channel", "budget": "macs"}, r"^`scope.budget` \(='macs'\) applies to dependency groups"),
+        ({"unit": "channel", "budget": "macs"}, r"^`scope.budget` \(='macs'\) is for unit.kind 'group'"),
         ({"normalise": "mean"}, r"^`scope.normalise` \(='mean'\) must be 'size' or 'group'"),
         (
             {"parameters": ["first.weight"]},

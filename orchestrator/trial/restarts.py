@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from orchestrator.config.parts.method_choices import decides_itself, prunes_channels
+from orchestrator.core.stage_fields import Place
 from pruning.choices.axes import TRANSFORMER_UNITS
 
 WHOLE = ("channel", "group", *TRANSFORMER_UNITS)
 """Units that are whole channels, or whole parts of a transformer."""
-Place = int | str
-"""Step of a training, or epochs as in 2.5ep if the number of steps is unknown."""
 
 
 def restart_of(config: Mapping[str, Any], *, last: bool) -> dict[str, Any]:
