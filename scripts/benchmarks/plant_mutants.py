@@ -77,8 +77,8 @@ def mutants_of(path: str, text: str) -> Iterator[Mutant]:
             if between.count(old) == 1:
                 start = left.end_col_offset + between.index(old)
                 yield Mutant(path, right.lineno, start, start + len(old), type(operator).__name__, new.decode())
-        if isinstance(node, ast.Constant) and type(node.value) in (int, bool) and node.end_col_offset is not None:
-            new_value = not node.value if isinstance(node.value, bool) else int(node.value) + 1
+        if isinstance(node, ast.Constant) and isinstance(node.value, int) and node.end_col_offset is not None:
+            new_value = not node.value if isinstance(node.value, bool) else node.value + 1
             place = (node.lineno, node.col_offset, node.end_col_offset)
             yield Mutant(path, *place, type(node.value).__name__, repr(new_value))
 
