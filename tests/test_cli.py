@@ -61,7 +61,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["seed=1", "-m", "method=foo,identity"], "`method` (=foo) must be one of"),
+        (["seed=1", "-m", "method=foo,identity"], "`method` (=foo) must be an option"),
         (["--seed", "3"], "`--seed` is not an option"),
         (["+sweep=random_amounts", "schedule.rounds=0"], "15 of 15 trials cannot be planned"),
         (["+sweep=random_amounts", "schedule.sparsity=0.5,1.2", "seed=0,1"], "2 of 4 trials cannot be planned"),

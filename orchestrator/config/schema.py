@@ -269,6 +269,11 @@ def _built_violations(group: str, node: Any) -> Iterator[str]:
         own = any(option.name == "_target_" for option in config_groups.GROUPS[group].own)
         or_own = f", or a `_target_` of your own, as in `{group}._target_=package.Thing`" if own else ""
         yield f"`{group}` (={node!r}) must name what to build: add a `kind`, one of {', '.join(kinds)}{or_own}."
+    elif kind is None and (odd := [key for key in node if key not in ("name", "kind", "_target_", "depends")]):
+        yield (
+            f"`{group}.{odd[0]}` (={node[odd[0]]}) is an argument, but `{group}` names no class; add `_target_: "
+            f"package.Thing` to its file for your own, or `kind: NAME` for one of {', '.join(kinds)}."
+        )
     elif kind is not None and kind not in tuple(kinds):
         yield f"`{group}.kind` (={kind}) must be one of {', '.join(kinds)}."
     else:

@@ -129,10 +129,13 @@ def _before_last_step(groups: DependencyGroups, group: DependencyGroup, kept: Te
 
 
 def _unreachable(budget: Budget, sparsity: float, left: int, whole: int, groups: DependencyGroups) -> str:
+    scope = groups.scope
+    larger = [name for name, least in (("min_kept", 1), ("round_to", 1)) if getattr(scope, name) > least]
+    others = "".join(f", or a lower `scope.{name}`" for name in larger)
     return (
         f"`sparsity` (={sparsity}) cannot be reached: it must be at most {1 - left / whole:.6g} of the {budget} with "
-        f"`scope.min_kept` (={groups.scope.min_kept}; each group keeps at least one channel) and `scope.round_to` "
-        f"(={groups.scope.round_to}); type a lower value for one of the three."
+        f"`scope.min_kept` (={scope.min_kept}; each group keeps at least one channel) and `scope.round_to` "
+        f"(={scope.round_to}); type a lower sparsity{others}."
     )
 
 

@@ -23,6 +23,10 @@ CHOOSER_LOCALS = ("repo", "overrides", "tree")
 """Local variables in the functions of `READERS` that hold the options, the overrides of files, and the choice."""
 
 
+COMMAND_LINE = "command-line"
+"""Part of the provider of a source of files that `--config-dir` names."""
+
+
 class Message(Enum):
     """Patterns of messages; the group `key` is the key of the setting, without `+`."""
 
@@ -110,7 +114,8 @@ class AbsentChoice:
         key: the group, with its package if that differs, as in `optimizer@train.optimizer`.
         group: the group.
         option: the chosen name.
-        options: the existing names, also in subfolders, as in `reproduce/snip`.
+        options: the existing names: those of the user's own, then the others, then those in subfolders, as in
+            `reproduce/snip`.
         file: the file whose `defaults` contain the choice; empty for the command line.
     """
 
@@ -146,4 +151,10 @@ def _options(repository: Any, group: str) -> tuple[str, ...]:
         for folder in repository.get_group_options(group, ObjectType.GROUP)
         for name in _options(repository, f"{group}/{folder}")
     ]
-    return (*repository.get_group_options(group, ObjectType.CONFIG), *below)
+    own = [
+        name
+        for source in repository.get_sources()
+        if COMMAND_LINE in source.provider and source.is_group(group)
+        for name in source.list(group, ObjectType.CONFIG)
+    ]
+    return tuple(dict.fromkeys([*own, *repository.get_group_options(group, ObjectType.CONFIG), *below]))

@@ -22,10 +22,11 @@ def explain_choice(key: str, value: str, error: BaseException) -> str:
     if absent := absent_choice(error):
         names = {each.rpartition("/")[2]: each for each in absent.options} | {each: each for each in absent.options}
         near = get_close_matches(absent.option, names, n=1)
-        hint = f"did you mean {names[near[0]]}? Or " if near else ""
+        hint = f"did you mean {names[near[0]]}? For" if near else "for"
         return (
-            f"{f'{absent.file}: ' if absent.file else ''}`{absent.group}` (={absent.option}) must be one of "
-            f"{', '.join(absent.options)}; {hint}add your own with --config-dir."
+            f"{f'{absent.file}: ' if absent.file else ''}`{absent.group}` (={absent.option}) must be an option; {hint} "
+            f"one of your own, pass --config-dir=DIR with DIR/{absent.group}/{absent.option}.yaml. The options are "
+            f"{', '.join(absent.options)}."
         )
     where, _, part = key.rpartition(".")
     if part in PARTS and where in ("", *TRAININGS) and re.fullmatch(r"[\w.]*", value):

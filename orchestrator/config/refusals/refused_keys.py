@@ -8,6 +8,7 @@ from difflib import get_close_matches
 
 from omegaconf import DictConfig, OmegaConf
 
+from orchestrator.config import config_groups
 from orchestrator.config.well_formed import described, hints
 
 
@@ -22,7 +23,7 @@ def rule(key: str, tree: DictConfig) -> str:
 
 def unknown(key: str, given: Mapping[str, str], tree: DictConfig) -> str:
     """Explain an unknown key: suggest existing keys, and how to add a key to a group that accepts more keys."""
-    value, (group, _, _) = given.get(key, ""), key.rpartition(".")
+    value, (group, _, leaf) = given.get(key, ""), key.rpartition(".")
     start, known = f"`{key}` (={value})", list(leaves(tree))
     if key == "method.scope":
         return f"{start} is a group; pass scope={value}."
@@ -38,6 +39,9 @@ def unknown(key: str, given: Mapping[str, str], tree: DictConfig) -> str:
     node = OmegaConf.select(tree, group, throw_on_resolution_failure=False) if group else tree
     takes_all = group and (group in known or (isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict))
     takes_all = takes_all or f"{group}._target_" in given
+    own = config_groups.GROUPS[group].own if group in config_groups.GROUPS else ()
+    if takes_all and any(option.name == leaf for option in own):
+        return f"{start} is a key of every `{group}` that its file leaves out; write +{key}={value}."
     parts = [f"{start} is not a key of the configuration;", *suggestions(key, tree, within=bool(takes_all))]
     if takes_all:
         parts.append(f"{'if' if len(parts) == 1 else 'If'} your `{group}` takes this key, write +{key}={value}.")

@@ -34,6 +34,7 @@ Compose = Callable[[list[str]], DictConfig]
 """Composes a configuration from settings; raises what Hydra raises."""
 
 PARSERS = ("hydra", "omegaconf", "yaml", "antlr4")
+TARGET = "_target_"
 REMOVED = "~"
 """Value that stands for a removed key."""
 NAMING = (
@@ -219,6 +220,9 @@ def _sentence(key: str, error: BaseException, given: dict[str, str], tree: DictC
         way = twice["way"].replace("override ", "override /", 1)
         return f"{_preset_of(given)}: `{key}` already has a choice; write `{way}`, with the word `override`."
     start = f"`{key}` (={value})" if key in given else f"`{key}`"
+    if Message.NO_VALUE.find(text) and TARGET in text:
+        group = key.partition(".")[0]
+        return f"{start} names no class or function; add `{TARGET}: package.Thing` to its file, or {group}.{TARGET}=..."
     reason = _NO_NAME if isinstance(error, AssertionError) else ""
     if reason := reason or next((REASONS[message] for message in REASONS if message.find(text)), ""):
         return f"{start} {reason}{_decimal(key, value, tree) if reason == _SEVERAL else ''}."

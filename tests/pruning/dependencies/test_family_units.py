@@ -186,7 +186,10 @@ def test_refusals_come_before_anything_is_computed() -> None:
     inverse = network_of("GPT2", scale_attn_by_inverse_layer_idx=True)
     refused(inverse, "scale_attn_by_inverse_layer_idx=True; it needs .*=False: prune another unit", unit="layer")
     refused(
-        network_of("Llama"), "^`sparsity` .=0.9. cannot be reached: it must be at most 0.75", unit="layer", sparsity=0.9
+        network_of("Llama"),
+        "^`sparsity` .=0.9. cannot be reached: it must be at most 0.75.*; type a lower sparsity.$",
+        unit="layer",
+        sparsity=0.9,
     )
     refused(network_of("Llama"), "^`example` .=None. must be an input .* 'macs'", unit="mlp", budget="macs")
     refused(
