@@ -28,8 +28,9 @@ from orchestrator.training import pruning_rounds
 from orchestrator.training.dynamics.sparse_training import SparseTraining, first_masks
 from orchestrator.training.dynamics.training_cost import TrainingCost, cost_of
 from orchestrator.training.loop import training_loop
-from orchestrator.training.loop.own_loop import Context, Length, run_own_loop
+from orchestrator.training.loop.own_loop import run_own_loop
 from orchestrator.training.loop.steps import TrainingError, kept_gradients
+from orchestrator.training.loop.training_job import FitResult, TrainingJob
 from orchestrator.training.scoring.layer_by_layer import Blocks
 from orchestrator.training.scoring.ranking import Read, Round, Scoring, example_of
 from orchestrator.training.scoring.shared_statistics import source_of
@@ -102,7 +103,7 @@ def _run_stage(
 class Trained:
     """Result of a stage's own work; a round adds metrics before fine-tuning, details, and seconds by what took them."""
 
-    fit: training_loop.FitResult
+    fit: FitResult
     before: Mapping[str, float] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -257,7 +258,7 @@ class Stage:
         details = pruning_rounds.details(chosen, asked, earlier, masks, weights, found, at_target=at_target)
         return Trained(fit, before, details | history, scoring.seconds)
 
-    def _fit_under(self, masks: MaskSet, asked: Round, state: TrainState | None) -> training_loop.FitResult:
+    def _fit_under(self, masks: MaskSet, asked: Round, state: TrainState | None) -> FitResult:
         """Train the pruned network, or the small one that the masks leave, from a checkpoint if there is one."""
         if self.is_small:
             return self._ways.train(self, partial(self._fit_small, masks, state))
@@ -280,7 +281,7 @@ class Stage:
         keeper.release()
         return fit
 
-    def _fit_low_rank(self, masks: MaskSet, state: TrainState | None) -> training_loop.FitResult:
+    def _fit_low_rank(self, masks: MaskSet, state: TrainState | None) -> FitResult:
         """Train low-rank updates of the pruned network's linear layers, and merge them into it."""
         config, cost = self.config, self._cost()
         pruning_rounds.masked(self.model, masks)
@@ -339,13 +340,13 @@ class Stage:
         pruning_rounds.hold_finite(before, self.spec.training, blame)
         return masks, {f"val/{name}": value for name, value in before.items() if math.isfinite(value)}, scoring
 
-    def _fit_small(self, masks: MaskSet, state: TrainState | None) -> training_loop.FitResult:
+    def _fit_small(self, masks: MaskSet, state: TrainState | None) -> FitResult:
         """Train the small dense network that the masks leave, with new weights, and copy it into the whole one."""
         seed = derive(self.spec.typed.seed, f"{self.spec.round}/small")
         make = small_transformer_of if self.spec.typed.unit.kind in TRANSFORMER_UNITS else small_of
         return self._fit_inside(make(self.model, masks, example_of(self.model, self.data), seed), state)
 
-    def _fit_inside(self, small: Small, state: TrainState | None) -> training_loop.FitResult:
+    def _fit_inside(self, small: Small, state: TrainState | None) -> FitResult:
         """Train a smaller network in the place of the whole one, and copy it into that."""
         whole, network, cost = self.model, self.network, None if self.is_small else self._cost()
         self.model, self.network = small.model, replace(network, model=small.model, masks=MaskSet({}))
@@ -365,44 +366,47 @@ class Stage:
 
     def _train(
         self, state: TrainState | None, keeper: MaskKeeper | None = None, cost: TrainingCost | None = None
-    ) -> training_loop.FitResult:
+    ) -> FitResult:
         return self._ways.train(self, lambda: self._fit(state, keeper, cost))
 
-    def _fit(
-        self, state: TrainState | None, keeper: MaskKeeper | None, cost: TrainingCost | None
-    ) -> training_loop.FitResult:
-        where, until = self.spec.training, self.spec.typed.until
-        if self.order.ranks is not None:
-            state = self.order.ranks.state_of_leader(state)
-        shared: dict[str, Any] = {
-            "device": self.device,
-            "seed": derive(self.spec.typed.seed, f"{self.spec.round if where == 'finetune' else 0}/fit"),
-            "on_optimizer": None if keeper is None else keeper.attach,
-            "cancelled": self.order.cancelled,
-            "on_point": lambda point: self.order.report(self.spec.key, point, self.task.metrics[0]),
-            "state": state,
-            "keep": self._checkpoints.keep,
-            "cost": cost or self._cost(),
-            "sparse": self.sparse,
-            "ranks": self.order.ranks,
-        }
-        if self.config.get("_target_") is None:
-            shared |= {"where": where, "since": self.spec.typed.restart.rates or 0, "until": until}
-            shared |= {"selects": self.spec.kind != START}
-            return training_loop.fit(self.model, self.data, self._task_with_teacher(), self.config, **shared)
-        if until == 0:
-            return training_loop.FitResult((), 0, 0)
-        if self.order.ranks is not None:
-            self.order.ranks.weights_of_leader(self.model)
-        measured = partial(self.measured, self.data.val)
-        length = Length.of(self.config, self.data, self.device)
-        context = Context(self.model, self.network.masks, measured, length=length, **shared)
-        if until is not None:
+    def _fit(self, state: TrainState | None, keeper: MaskKeeper | None, cost: TrainingCost | None) -> FitResult:
+        spec, order, config = self.spec, self.order, self.config
+        where, until, own = spec.training, spec.typed.until, config.get("_target_") is not None
+        if order.ranks is not None:
+            state = order.ranks.state_of_leader(state)
+        if own and until == 0:
+            return FitResult((), 0, 0)
+        if own and until is not None:
             raise TrainingError(
-                f"`{where}._target_` (={self.config['_target_']}) must be null if a stage ends at a step of the "
-                "training, because a training function decides itself when to end; pass null for the built-in loop."
+                f"`{where}._target_` (={config['_target_']}) must be null if a stage ends at a step of the training, "
+                "because a training function decides itself when to end; pass null for the built-in loop."
             )
-        return run_own_loop(where, self.config, self.model, self._task_with_teacher(), self.data, context)
+        job = TrainingJob(
+            model=self.model,
+            data=self.data,
+            task=self._task_with_teacher(),
+            config=config,
+            seed=derive(spec.typed.seed, f"{spec.round if where == 'finetune' else 0}/fit"),
+            device=self.device,
+            where=where,
+            masks=self.network.masks,
+            on_optimizer=None if keeper is None else keeper.attach,
+            cancelled=order.cancelled,
+            on_point=lambda point: order.report(spec.key, point, self.task.metrics[0]),
+            state=state,
+            keep=self._checkpoints.keep,
+            since=spec.typed.restart.rates or 0,
+            until=until,
+            selects=spec.kind != START,
+            cost=cost or self._cost(),
+            sparse=self.sparse,
+            ranks=order.ranks,
+        )
+        if not own:
+            return training_loop.fit(job)
+        if order.ranks is not None:
+            order.ranks.weights_of_leader(self.model)
+        return run_own_loop(job, partial(self.measured, self.data.val))
 
     def _task_with_teacher(self) -> Task:
         """Return the task; with the stage's teacher, its loss includes the distillation loss."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from orchestrator.core.records import BLOCKS, CurvePoint
 from orchestrator.training.loop.evaluation import evaluate, generated
-from orchestrator.training.loop.training_loop import FitResult
+from orchestrator.training.loop.training_job import FitResult
 from orchestrator.training.scoring.layer_by_layer import Blocks
 from orchestrator.training.stage_networks import stored
 from orchestrator.training.state.rewinding import onward, restart

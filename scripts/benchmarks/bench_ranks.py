@@ -29,6 +29,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from orchestrator.core.work_order import Seat
+from orchestrator.training.loop.training_job import TrainingJob
 from orchestrator.training.loop.training_loop import fit
 from orchestrator.training.team.ranks import Ranks, joined
 from orchestrator.workloads.data_loading import Data
@@ -74,7 +75,8 @@ def ours(name: str, steps: int, data: Data, ranks: Ranks) -> float:
     optimizer = {"_target_": "torch.optim.SGD", "lr": 0.01, "momentum": 0.9}
     config = {"steps": steps, "epochs": None, "batch_size": BATCH, "optimizer": optimizer, "eval_every": steps}
     begun = time.perf_counter()
-    fit(network(name), data, Classification(), config, seed=0, device=CPU, ranks=ranks)
+    task = Classification()
+    fit(TrainingJob(model=network(name), data=data, task=task, config=config, seed=0, device=CPU, ranks=ranks))
     return time.perf_counter() - begun
 
 

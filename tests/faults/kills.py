@@ -26,7 +26,6 @@ from orchestrator.store.store import Store
 from orchestrator.store.unfinished.checkpoints import Checkpoints
 from orchestrator.training.loop import training_loop
 from orchestrator.training.state import checkpointing
-from orchestrator.training.state.resuming import Keep
 from orchestrator.training.state.train_state import TrainState
 from orchestrator.workloads.data_loading import load
 
@@ -201,9 +200,9 @@ def _work(root: Path, specs: tuple[StageSpec, ...], progress: Any) -> None:
     checkpointing.MOST_SHARE = 1.0
     train = training_loop._Run.train
 
-    def noted(run: training_loop._Run, cancelled: Any, on_point: Any, keep: Keep, until: int | None) -> None:
+    def noted(run: training_loop._Run, last: int) -> None:
         progress.step, progress.safe = run.step, (went := time.monotonic())
-        progress.began = run.step
+        progress.began, keep = run.step, run.job.keep
 
         def note(current: Callable[[], TrainState], ending: bool) -> None:
             nonlocal went
@@ -218,7 +217,8 @@ def _work(root: Path, specs: tuple[StageSpec, ...], progress: Any) -> None:
             progress.writing = time.monotonic()
             return current()
 
-        train(run, cancelled, on_point, note, until)
+        run.job = replace(run.job, keep=note)
+        train(run, last)
 
     training_loop._Run.train = noted  # type: ignore[method-assign]
     list(run_segment(WorkOrder(specs[-1:], Store(str(root)), lineage=specs[:-1])))

@@ -12,7 +12,7 @@ import torch
 from hydra.utils import instantiate
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from training_cases import CLASSES, CPU, settings
+from training_cases import CLASSES, job, settings
 
 from orchestrator.core.records import CurvePoint
 from orchestrator.training.loop.own_loop import Context, run_own_loop
@@ -108,10 +108,10 @@ def own(
     names = [name for name, each in model.named_parameters() if each.ndim > 1]
     masks = MaskSet({name: torch.rand(model.get_parameter(name).shape) < 0.5 for name in names})
     keeper = MaskKeeper(model, masks)
-    shared = {"device": CPU, "seed": 0, "on_optimizer": keeper.attach, "ranks": ranks, **options}
-    context = Context(model, masks, lambda: Measured({"loss": 1.0}), **shared)
     target = function if isinstance(function, str) else f"{__name__}.{function.__name__}"
-    found = run_own_loop("finetune", settings(_target_=target), model, CLASSES, data, context)
+    given = {"where": "finetune", "masks": masks, "on_optimizer": keeper.attach, "ranks": ranks, **options}
+    work = job(model, CLASSES, settings(_target_=target), data=data, **given)
+    found = run_own_loop(work, lambda: Measured({"loss": 1.0}))
     assert all(not model.get_parameter(name)[~mask].any() for name, mask in masks.items())
     return model.state_dict(), found.curve
 

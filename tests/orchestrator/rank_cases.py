@@ -14,10 +14,11 @@ import torch.multiprocessing
 from own_rank_cases import MISTAKES, divided, drawing, gone_on, own
 from torch import Tensor, nn
 from torch._C._distributed_c10d import TCPStore
-from training_cases import settings, task_of
+from training_cases import job, settings, task_of
 
 from orchestrator.core.work_order import Seat
-from orchestrator.training.loop.training_loop import FitResult, fit
+from orchestrator.training.loop.training_job import FitResult
+from orchestrator.training.loop.training_loop import fit
 from orchestrator.training.team.ranks import Ranks, joined
 from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.networks.classifiers import cnn, resnet20
@@ -129,7 +130,7 @@ def trained(case: Mapping[str, Any], ranks: Ranks | None) -> tuple[nn.Module, Fi
     task = task_of(config)
     attach = None if keeper is None else keeper.attach
     data = tokens() if language else images()
-    found = fit(model, data, task, config, seed=5, device=CPU, on_optimizer=attach, ranks=ranks)
+    found = fit(job(model, task, config, data=data, seed=5, on_optimizer=attach, ranks=ranks))
     return model, found
 
 

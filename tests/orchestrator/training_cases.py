@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from orchestrator.training.loop import training_loop
+from orchestrator.training.loop.training_job import FitResult, TrainingJob
 from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.splits import TensorSplit
 from orchestrator.workloads.tasks.classification import Classification
@@ -53,15 +54,21 @@ def task_of(options: dict[str, Any]) -> Task:
     return with_loss(options.pop("task", CLASSES), options.get("loss"), "train.loss", CPU)
 
 
-def fit(model: nn.Module, seed: int = 0, data: Data | None = None, **options: Any) -> training_loop.FitResult:
-    """Train `model` on the problem; options that are hooks go to `fit`, the others into its settings."""
+def job(model: nn.Module, task: Task = CLASSES, config: dict[str, Any] | None = None, **fields: Any) -> TrainingJob:
+    """Return a training of `model` on the problem."""
+    given = {"data": problem(), "seed": 0, "device": CPU, **fields}
+    return TrainingJob(model=model, task=task, config=config or settings(), **given)
+
+
+def fit(model: nn.Module, seed: int = 0, data: Data | None = None, **options: Any) -> FitResult:
+    """Train `model` on the problem; options that are hooks go into the job, the others into its settings."""
     hooks = {
         key: options.pop(key)
         for key in ("on_optimizer", "cancelled", "on_point", "state", "keep", "until", "selects", "ranks")
         if key in options
     }
     return training_loop.fit(
-        model, data or problem(), task_of(options), settings(**options), seed=seed, device=CPU, **hooks
+        job(model, task_of(options), settings(**options), data=data or problem(), seed=seed, **hooks)
     )
 
 
@@ -80,6 +87,6 @@ def same(first: list[Tensor], second: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def metrics(result: training_loop.FitResult) -> list[tuple[int, dict[str, float]]]:
+def metrics(result: FitResult) -> list[tuple[int, dict[str, float]]]:
     """Return the curve without its times."""
     return [(point.step, dict(point.metrics)) for point in result.curve]

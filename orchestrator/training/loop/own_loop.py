@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, Self
 
-import torch
 from hydra.utils import get_object
 from torch import nn
 from torch.optim import Optimizer
@@ -19,13 +19,12 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.plain_data import LARGEST
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.seeding import derive, reseed, seeded
-from orchestrator.core.work_order import never
 from orchestrator.training.dynamics.sparse_training import SparseTraining
-from orchestrator.training.dynamics.training_cost import TrainingCost
 from orchestrator.training.loop.own_network import check_network, check_ranks, lent, shapes_and_dtypes
 from orchestrator.training.loop.steps import TrainingError
-from orchestrator.training.loop.training_loop import Cancelled, Diverged, FitResult
-from orchestrator.training.state.resuming import Keep, Unfit
+from orchestrator.training.loop.training_job import FitResult, TrainingJob
+from orchestrator.training.loop.training_loop import Cancelled, Diverged
+from orchestrator.training.state.resuming import Unfit
 from orchestrator.training.state.train_state import (
     TrainState,
     generators,
@@ -33,12 +32,10 @@ from orchestrator.training.state.train_state import (
     restore_generators,
     restore_module,
 )
-from orchestrator.training.team.ranks import Ranks
-from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.inspection import require_finite
 from orchestrator.workloads.splits import Split
 from orchestrator.workloads.targets import TargetError, failure, given
-from orchestrator.workloads.tasks.task import Measured, Task
+from orchestrator.workloads.tasks.task import Measured
 from pruning import MaskSet
 from pruning.measure.macs import in_mode
 
@@ -64,10 +61,11 @@ class Length:
     examples: int
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], data: Data, device: torch.device) -> Self:
-        """Return the length of a training with these settings on these data."""
+    def of(cls, job: TrainingJob) -> Self:
+        """Return the length of a training with the job's settings on its data."""
+        config, data = job.config, job.data
         steps, size = config.get("steps"), int(config["batch_size"])
-        batches = data.train.batches(size, device=device, drop_last=bool(config.get("drop_last")))
+        batches = data.train.batches(size, device=job.device, drop_last=bool(config.get("drop_last")))
         return cls(len(batches) * (config.get("epochs") or 0) if steps is None else steps, len(batches), size)
 
 
@@ -75,52 +73,21 @@ class Context:
     """Services for a training function: seeds, masks, evaluation, the curve, checkpoints.
 
     Args:
-        model: the network.
-        masks: the network's masks; empty while it is dense.
+        job: the training.
         measured: returns the current metrics of the network on the validation split.
-        device: where the network is trained.
-        seed: seed of this training.
-        on_optimizer: receives each attached optimizer, to keep the masks in force after its steps.
-        cancelled: returns whether the stage must end; called at each step.
-        keep: called between two steps with a function that returns the current state, and with whether the training is
-            about to end.
-        on_point: receives each point of the curve as soon as it exists.
-        state: the state to resume from, as `keep` received it.
-        cost: counts the multiply-accumulates of each step, with the examples of `length`; None: nothing is counted.
-        length: the length of a training that follows its settings.
-        sparse: masks that change within the training; None if they stay.
-        ranks: processes of the trial, each of which calls the function; None for one process.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        masks: MaskSet,
-        measured: Callable[[], Measured],
-        *,
-        device: torch.device,
-        seed: int,
-        on_optimizer: Callable[[Optimizer], None] | None = None,
-        cancelled: Callable[[], bool] = never,
-        keep: Keep = lambda *_: None,
-        on_point: Callable[[CurvePoint], object] = lambda _: None,
-        state: TrainState | None = None,
-        cost: TrainingCost | None = None,
-        length: Length = Length(0, 0, 0),
-        sparse: SparseTraining | None = None,
-        ranks: Ranks | None = None,
-    ) -> None:
-        self.ranks, self.device, self._masks = ranks, device, masks
-        self.cost, self._length, self.sparse = cost, length, sparse
-        self._model = model
-        self.seed = derive(seed, "order")
+    def __init__(self, job: TrainingJob, measured: Callable[[], Measured]) -> None:
+        self._job, self._measured = job, measured
+        self.ranks, self.device = job.ranks, job.device
+        self.seed = derive(job.seed, "order")
         """Seed for the order of batches; with it, batches come in the order of the built-in loop."""
-        self._draws = derive(seed, "training")
+        self._draws = derive(job.seed, "training")
         self.curve: list[CurvePoint] = []
         self.steps = 0
         """Number of steps that attached optimizers have taken."""
-        self._measured, self._on_optimizer, self._cancelled = measured, on_optimizer, cancelled
-        self._keep, self._on_point, self._state = keep, on_point, state
+        self._state = job.state
+        """State to resume from, until the function has resumed."""
         self._changed: Mapping[str, Any] | None = None
         """State of changing masks that the next `attach` continues from."""
         self._stepped: set[int] = set()
@@ -128,12 +95,16 @@ class Context:
         self._restored: MaskSet | None = None
         self._has_checkpoints = False
 
+    @cached_property
+    def _length(self) -> Length:
+        return Length.of(self._job)
+
     @property
     def masks(self) -> MaskSet:
         """The network's masks as they are now; empty while it is dense."""
         if self._restored is not None:
             return self._restored
-        return self._masks if self.sparse is None else self.sparse.masks
+        return self._job.masks if self._job.sparse is None else self._job.sparse.masks
 
     def restore_masks(self, masks: MaskSet) -> None:
         """Say that the network has weights of an earlier step again, with the masks of that step.
@@ -143,8 +114,8 @@ class Context:
         Args:
             masks: `context.masks` as it was when the weights were copied.
         """
-        if self.sparse is not None:
-            self.sparse.release()
+        if self._job.sparse is not None:
+            self._job.sparse.release()
             self._restored = masks
 
     def attach(self, optimizer: Optimizer, steps: int | None = None) -> None:
@@ -159,11 +130,11 @@ class Context:
         """
         trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
         optimizer.register_step_pre_hook(lambda *_: self._count_batch(trained))
-        if self._on_optimizer is not None:
-            self._on_optimizer(optimizer)
-        pruned = {id(self._model.get_parameter(name)) for name in self._masks}
-        if self.sparse is not None and trained & pruned:
-            self._change_masks(self.sparse, optimizer, steps)
+        if self._job.on_optimizer is not None:
+            self._job.on_optimizer(optimizer)
+        pruned = {id(self._job.model.get_parameter(name)) for name in self._job.masks}
+        if self._job.sparse is not None and trained & pruned:
+            self._change_masks(self._job.sparse, optimizer, steps)
         optimizer.register_step_pre_hook(lambda *_: self._end_if_asked())
         optimizer.register_step_post_hook(lambda *_: self._count())
 
@@ -174,8 +145,8 @@ class Context:
             if self.ranks is not None:
                 entered.enter_context(self.ranks.announced())
             entered.enter_context(seeded(self._draws if self.ranks is None else self._draws_of_step(), self.device))
-            if self.sparse is not None:
-                entered.enter_context(self.sparse.told())
+            if self._job.sparse is not None:
+                entered.enter_context(self._job.sparse.told())
             yield
 
     @property
@@ -236,7 +207,7 @@ class Context:
                 raise Diverged(f"{name} is {value} at step {step}: training diverged; lower its learning rate.")
         point = CurvePoint(step, float(len(self.curve) + 1 if epoch is None else epoch), time.time(), values)
         self.curve.append(point)
-        self._on_point(point)
+        self._job.on_point(point)
 
     def checkpoint(self, parts: Callable[[], Mapping[str, Any]]) -> None:
         """Save the state here, between two steps, if a checkpoint is due; end the training if the stage must end.
@@ -259,7 +230,7 @@ class Context:
         if self.ranks is not None:  # a checkpoint holds the generators of rank 0
             reseed(self._draws_of_step(), self.device)
         ending = self._is_ending()
-        self._keep(lambda: self._saved(parts()), ending)
+        self._job.keep(lambda: self._saved(parts()), ending)
         if ending:
             raise Cancelled
 
@@ -276,14 +247,14 @@ class Context:
         if state is None:
             return None
         try:
-            restore_module(self._model, state.part("model"))
+            restore_module(self._job.model, state.part("model"))
             self.steps = state.part("step")
             self.curve[:] = [CurvePoint(**point) for point in state.part("curve")]
             restore_generators(state.part("generators"), self.device)
-            if self.cost is not None:
-                self.cost.go_on(state.get("cost"))
-            if self.sparse is not None:
-                self._changed = self.sparse.go_on(state.part("dynamics"))
+            if self._job.cost is not None:
+                self._job.cost.go_on(state.get("cost"))
+            if self._job.sparse is not None:
+                self._changed = self._job.sparse.go_on(state.part("dynamics"))
             parts: dict[str, Any] = state.part("own")
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise Unfit(str(error)) from error
@@ -297,16 +268,17 @@ class Context:
                 "step, so that it continues from its checkpoint; add that call."
             )
 
-    def require_changed(self, where: str, config: Mapping[str, Any]) -> None:
+    def require_changed(self) -> None:
         """Raise `TrainingError` if masks must change, but were not attached, or had not changed for the last time."""
-        if self.sparse is None:
+        where, config = self._job.where, self._job.config
+        if self._job.sparse is None:
             return
-        if self.sparse.dynamics is None:
+        if self._job.sparse.dynamics is None:
             raise TrainingError(
                 f"{given(where, config)} must call `context.attach(optimizer)` before the first step, so that masks "
                 "change; call it with the optimizer of the pruned parameters."
             )
-        if not self.sparse.is_at_target:
+        if not self._job.sparse.is_at_target:
             raise TrainingError(
                 f"{given(where, config)} ended after {self.steps} steps, before the last change of the masks "
                 "(`dynamics.until`); train on, or pass the number of steps to `context.attach(optimizer, steps=...)`."
@@ -315,12 +287,12 @@ class Context:
     def _saved(self, parts: Mapping[str, Any]) -> TrainState:
         state = {
             "step": self.steps,
-            "model": module_state(self._model),
+            "model": module_state(self._job.model),
             "curve": [asdict(point) for point in self.curve],
             "generators": generators(self.device),
             "own": dict(parts),
-            "cost": None if self.cost is None else self.cost.state(),
-            "dynamics": None if self.sparse is None else self.sparse.state(),
+            "cost": None if self._job.cost is None else self._job.cost.state(),
+            "dynamics": None if self._job.sparse is None else self._job.sparse.state(),
         }
         return TrainState.of(state)
 
@@ -336,14 +308,16 @@ class Context:
                 f"`steps` (={steps!r}) of `context.attach` must be an int of at least 1, the steps of the training."
             )
         saved, self._changed = self._changed, None
-        sparse.attach(self._model, optimizer, self._length.steps if steps is None else steps, self._length.epoch, saved)
+        sparse.attach(
+            self._job.model, optimizer, self._length.steps if steps is None else steps, self._length.epoch, saved
+        )
 
     def _count_batch(self, trained: set[int]) -> None:
         """Count the multiply-accumulates of a batch; optimizers of other parameters may take a step for it, too."""
         if self._stepped & trained or not self._stepped:
             self._stepped.clear()
-            if self.cost is not None:
-                self.cost.step(self._length.examples)
+            if self._job.cost is not None:
+                self._job.cost.step(self._length.examples)
         self._stepped |= trained
 
     def _draws_of_step(self) -> int:
@@ -356,21 +330,19 @@ class Context:
 
     def _is_ending(self) -> bool:
         """Whether the training ends here: on all processes, if one is asked to."""
-        ending = self._cancelled()
+        ending = self._job.cancelled()
         return ending if self.ranks is None else self.ranks.sums([float(ending)])[0] > 0
 
     def _count(self) -> None:
         self.steps += 1
 
 
-def run_own_loop(
-    where: str, config: Mapping[str, Any], model: nn.Module, task: Task, data: Data, context: Context
-) -> FitResult:
-    """Train `model` in place with the function that `config` names, then check the network that the function leaves.
+def run_own_loop(job: TrainingJob, measured: Callable[[], Measured]) -> FitResult:
+    """Train the job's network in place with the function that its settings name, then check what the function leaves.
 
     Args:
-        where: the node's place in the configuration: `train` or `finetune`.
-        config: a plain `orchestrator.config.parts.training.Train` with a `_target_`.
+        job: the training; its settings have a `_target_`.
+        measured: returns the current metrics of the network on the validation split.
 
     Raises:
         Cancelled: the stage was asked to end.
@@ -378,21 +350,20 @@ def run_own_loop(
         OrchestratorError: the function cannot be imported, or it raised, or the network that it left cannot be used.
     """
     try:
-        return _run(where, config, model, task, data, context)
+        return _run(job, Context(job, measured))
     except Diverged as error:
-        size, said = Train(**config).eval_batch_size, str(error).partition(":")[0]
-        require_finite({"train": data.train, "val": data.val}, size, context.device, said)
+        size, said = Train(**job.config).eval_batch_size, str(error).partition(":")[0]
+        require_finite({"train": job.data.train, "val": job.data.val}, size, job.device, said)
         raise
 
 
-def _run(
-    where: str, config: Mapping[str, Any], model: nn.Module, task: Task, data: Data, context: Context
-) -> FitResult:
+def _run(job: TrainingJob, context: Context) -> FitResult:
+    where, config, model, data = job.where, job.config, job.model, job.data
     function, before = _function(where, config), shapes_and_dtypes(model)
     seen = TrainingData(data.train, data.val, data.input_shape, data.classes)
     try:
-        with lent(model, context.device), context.around(), in_mode(model, training=True):
-            function(model, task, seen, Train(**config), context)
+        with lent(model, job.device), context.around(), in_mode(model, training=True):
+            function(model, job.task, seen, Train(**config), context)
     except (Cancelled, Unfit, OrchestratorError):
         raise
     except Exception as error:
@@ -402,21 +373,21 @@ def _run(
             f"{said.rstrip('.')}; fix the function, or remove `{where}._target_` to use the built-in loop."
         ) from error
     finally:
-        if context.sparse is not None:
-            context.sparse.release()
+        if job.sparse is not None:
+            job.sparse.release()
     context.require_resumed()
-    context.require_changed(where, config)
-    if context.ranks is not None:
-        check_ranks(where, config, model, context.ranks)
-    check_network(where, config, model, before, context.masks, changing=context.sparse is not None)
+    context.require_changed()
+    if job.ranks is not None:
+        check_ranks(where, config, model, job.ranks)
+    check_network(job, before, context.masks)
     steps = max([context.steps, *(point.step for point in context.curve[-1:])])
     if not steps and (config.get("epochs") or config.get("steps")):
         raise TrainingError(
             f"{given(where, config)} must call `context.attach(optimizer)` before its first step, but no step was "
             f"counted; call it, or `context.report` if no optimizer takes steps, or pass {where}.epochs=0."
         )
-    masks = None if context.sparse is None else context.masks
-    cost = None if context.cost is None else context.cost.state()
+    masks = None if job.sparse is None else context.masks
+    cost = None if job.cost is None else job.cost.state()
     return FitResult(tuple(context.curve), steps, steps, cost=cost, masks=masks)
 
 

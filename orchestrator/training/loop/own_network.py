@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.training.loop.steps import TrainingError
+from orchestrator.training.loop.training_job import TrainingJob
 from orchestrator.training.loop.training_loop import Diverged
 from orchestrator.training.pruning_rounds import LawBroken
 from orchestrator.training.team.ranks import Ranks
@@ -39,30 +40,20 @@ def lent(model: nn.Module, device: torch.device) -> Iterator[None]:
             module.forward = forwards[name]
 
 
-def check_network(
-    where: str,
-    config: Mapping[str, Any],
-    model: nn.Module,
-    before: Mapping[str, Any],
-    masks: MaskSet,
-    *,
-    changing: bool,
-) -> None:
+def check_network(job: TrainingJob, before: Mapping[str, Any], masks: MaskSet) -> None:
     """Raise an error for a network that a training function must not leave.
 
     Args:
-        where: the node's place in the configuration: `train` or `finetune`.
-        config: the node.
-        model: the network that the function left.
-        before: its `shapes_and_dtypes` before.
+        job: the training.
+        before: `shapes_and_dtypes` of its network before the training.
         masks: masks whose pruned entries must be 0.
-        changing: whether masks changed within the training.
 
     Raises:
         TrainingError: a parameter or buffer was added, removed or changed.
         Diverged: a value is infinite or NaN.
         LawBroken: a pruned weight is not 0.
     """
+    where, config, model = job.where, job.config, job.model
     after = shapes_and_dtypes(model)
     if changed := [name for name in {**before, **after} if before.get(name) != after.get(name)]:
         raise TrainingError(
@@ -76,7 +67,7 @@ def check_network(
     for name, mask in masks.items():
         if name in parameters and bool((parameters[name].detach()[~mask.to(parameters[name].device)] != 0).any()):
             remedy = "call `context.attach(optimizer)` before the first step."
-            if changing:
+            if job.sparse is not None:
                 remedy = "for weights of an earlier step, call `context.restore_masks` with the masks of that step."
             raise LawBroken(
                 f"{given(where, config)} must keep pruned weights at 0, but those of {name} are not; {remedy}"

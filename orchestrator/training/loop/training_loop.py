@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from orchestrator.config.key_rules import violations
@@ -21,9 +19,6 @@ from orchestrator.config.parts.training import Train
 from orchestrator.core.errors import Cancelled as Cancelled
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.seeding import derive, seeded
-from orchestrator.core.work_order import never
-from orchestrator.training.dynamics.sparse_training import SparseTraining
-from orchestrator.training.dynamics.training_cost import TrainingCost
 from orchestrator.training.loop.evaluation import autocast, evaluate_together, monitored
 from orchestrator.training.loop.steps import (
     Averages,
@@ -35,94 +30,30 @@ from orchestrator.training.loop.steps import (
     scheduler_of,
 )
 from orchestrator.training.loop.steps import Diverged as Diverged
+from orchestrator.training.loop.training_job import FitResult, TrainingJob
 from orchestrator.training.scoring.examples import count
 from orchestrator.training.stage_networks import MISFITS
-from orchestrator.training.state.resuming import Keep, Resumable, Unfit
+from orchestrator.training.state.resuming import Resumable, Unfit
 from orchestrator.training.state.train_state import TrainState, extra_state, restore_extra_state
-from orchestrator.training.team.ranks import Ranks
 from orchestrator.training.team.synchronised_norm import synchronised
 from orchestrator.training.team.together import Together, require_reached
-from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.inspection import require_finite
 from orchestrator.workloads.shares import Share
 from orchestrator.workloads.splits import Batch
 from orchestrator.workloads.tasks.supervised import Supervised
-from orchestrator.workloads.tasks.task import Task
-from pruning import MaskSet
 from pruning.measure.macs import in_mode
 
 CHECK_EVERY = 100
 """Largest number of steps between two checks of the losses; a check waits for the device."""
 
 
-@dataclass(frozen=True)
-class FitResult:
-    """Result of a training; the weights are in the model."""
+def fit(job: TrainingJob) -> FitResult:
+    """Train the job's network in place on its device and leave the selected weights and buffers in it.
 
-    curve: tuple[CurvePoint, ...]
-    steps: int
-    """Number of optimizer steps, counted from where the training began."""
-    best_step: int
-    """Step whose weights the model has now; 0 if it is none of `steps`."""
-    state: TrainState | None = None
-    """Final state of a training that ends at a given place, else None."""
-    cost: Mapping[str, Mapping[str, int]] | None = None
-    """Multiply-accumulates by phase, as `TrainingCost.state` returns them; None if unknown."""
-    masks: MaskSet | None = None
-    """Masks of the weights that the model has now, if masks changed within the training and are at their target."""
-
-
-def fit(
-    model: nn.Module,
-    data: Data,
-    task: Task,
-    config: Mapping[str, Any],
-    *,
-    seed: int,
-    device: torch.device,
-    where: str = "train",
-    on_optimizer: Callable[[Optimizer], None] | None = None,
-    cancelled: Callable[[], bool] = never,
-    on_point: Callable[[CurvePoint], object] = lambda _: None,
-    state: TrainState | None = None,
-    keep: Keep = lambda *_: None,
-    since: int | str = 0,
-    until: int | str | None = None,
-    selects: bool = True,
-    cost: TrainingCost | None = None,
-    sparse: SparseTraining | None = None,
-    ranks: Ranks | None = None,
-) -> FitResult:
-    """Train `model` in place on `device` and leave the selected weights and buffers in it.
-
-    Data order and dropout depend on `seed` alone; the caller's generators are restored. The curve gets a point after
+    Data order and dropout depend on the seed alone; the caller's generators are restored. The curve gets a point after
     every `eval_every` steps and after the last step, with `train/loss` (mean since the previous point), `val/loss`, the
     task's metrics, as in `val/rmse`, and `lr` (of the last step, in the first parameter group). `select: best` never
     selects the state before the first step: a network that was just pruned must not be returned as fine-tuned.
-
-    Args:
-        model: the network.
-        data: its training and validation splits are used.
-        task: task with the loss of this training.
-        config: a plain `orchestrator.config.parts.training.Train`; absent keys have their defaults.
-        seed: decides all random draws.
-        device: where the network is trained.
-        where: the node's place in the configuration, for errors: `train` or `finetune`.
-        on_optimizer: called with the optimizer before the first step, to attach hooks that keep the masks in force.
-        cancelled: returns whether the training must end; called before each batch.
-        on_point: called with each point of the curve as soon as it exists.
-        state: the state to resume from, which `keep` received from a training of the same network, data, settings and
-            seed.
-        keep: called before each batch with a function that returns the current state, and with whether the training
-            will be cancelled now. Training changes the state's tensors: write them before `keep` returns.
-        since: step, or epochs as in "2.5ep", at which this training begins and from which it counts; at most the step
-            of `state`.
-        until: place to end at, in the schedule of the whole training; the state at that place is part of the result.
-        selects: whether the model gets the selected weights, as if the training ended here; otherwise it keeps those of
-            the last step. A state has tensors of its own if the model gets other weights.
-        cost: counts the multiply-accumulates of each step; None: nothing is counted.
-        sparse: masks that change; they are attached, and released in the end.
-        ranks: ranks of a trial of several processes, each of which calls `fit`; None for one process.
 
     Raises:
         Cancelled: `cancelled` returned True.
@@ -130,56 +61,38 @@ def fit(
         Diverged: a training or validation loss is infinite or NaN.
         OrchestratorError: the configuration breaks a rule, or its optimizer, scheduler or loss cannot be created.
     """
-    for sentence in violations(where, Train, {**vars(Train()), **config}):
+    for sentence in violations(job.where, Train, {**vars(Train()), **job.config}):
         raise TrainingError(sentence)
-    settings = Train(**config)
-    model.to(device)
-    with seeded(derive(seed, "training"), device), synchronised(model, ranks) as norms:
-        run = _Run(model, data, task, settings, seed, device, where, ranks, norms)
-        run.since, run.cost, run.sparse = run.at(since), cost, sparse
-        if on_optimizer is not None:
-            on_optimizer(run.optimizer)
-        if state is not None:
-            run.go_on(state)
+    job.model.to(job.device)
+    with seeded(derive(job.seed, "training"), job.device), synchronised(job.model, job.ranks) as norms:
+        run = _Run(job, norms)
+        run.since = run.at(job.since)
+        if job.on_optimizer is not None:
+            job.on_optimizer(run.optimizer)
+        if job.state is not None:
+            run.go_on(job.state)
             run.require_since()
-        with in_mode(model, training=True), run.changing_masks(state):
-            run.train(cancelled, on_point, keep, run.length if until is None else run.at(until))
-            kept = None if until is None else run.state().copied() if selects else run.state()
+        with in_mode(job.model, training=True), run.changing_masks():
+            run.train(run.length if job.until is None else run.at(job.until))
+            kept = None if job.until is None else run.state().copied() if job.selects else run.state()
         if run.together is not None:
-            run.together.require_equal(where)
-        counted = None if cost is None else cost.state()
-        if not selects:
-            return FitResult(tuple(run.curve), run.step, run.step, kept, counted)
-        run.select()
-        selected = run.step if until is not None and run.best_state is None else run.selected_step
-        steps, best = run.step - run.since, max(0, selected - run.since)
-        masks = run.selected_masks() if until is None or run.at_target else None
-        return FitResult(tuple(run.curve), steps, best, kept, counted, masks)
+            run.together.require_equal(job.where)
+        return run.result(kept)
 
 
 class _Run(Resumable):
     """Training in progress: the state of the optimizer, the current step, and the best weights so far."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        data: Data,
-        task: Task,
-        config: Train,
-        seed: int,
-        device: torch.device,
-        where: str,
-        ranks: Ranks | None = None,
-        norms: Sequence[Any] = (),
-    ) -> None:
-        self.scaler = scaler_of(config.precision, device, where)
-        self.model, self.data, self.task, self.config, self.device = model, data, task, config, device
-        self.where, self.monitor = where, monitored(task, config.monitor, where)
+    def __init__(self, job: TrainingJob, norms: Sequence[Any]) -> None:
+        self.job, self.config = job, Train(**job.config)
+        config, where, ranks = self.config, job.where, job.ranks
+        self.scaler = scaler_of(config.precision, job.device, where)
+        self.monitor = monitored(job.task, config.monitor, where)
         read = partial(
-            data.train.batches,
+            job.data.train.batches,
             config.batch_size,
-            device=device,
-            seed=derive(seed, "order"),
+            device=job.device,
+            seed=derive(job.seed, "order"),
             drop_last=config.drop_last,
         )
         batches = read() if ranks is None else read(share=Share(ranks.rank, ranks.size))
@@ -188,44 +101,32 @@ class _Run(Resumable):
         self.length = config.steps if config.steps is not None else (config.epochs or 0) * self.epoch_length
         if not self.epoch_length and (config.steps or config.epochs):
             raise TrainingError(
-                f"`{where}.batch_size` (={config.batch_size}) must be at most {len(data.train)}, the size of the "
+                f"`{where}.batch_size` (={config.batch_size}) must be at most {len(job.data.train)}, the size of the "
                 "training split, if drop_last is true; pass a smaller batch_size."
             )
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.parameters = [parameter for parameter in job.model.parameters() if parameter.requires_grad]
         self.optimizer = optimizer_of(config, self.parameters, where)
-        self.gradients = Gradients(config, model, self.parameters, where)
+        self.gradients = Gradients(config, job.model, self.parameters, where)
         self.scheduler = scheduler_of(config, self.optimizer, self.length, self.epoch_length, where)
         # Not a bound method: a reference cycle would keep the loader's processes alive until the collector runs.
-        loss_of = partial(task.loss, model)
+        loss_of = partial(job.task.loss, job.model)
         self.loss_of = torch.compile(loss_of) if config.compile else loss_of
-        self.together = None if ranks is None else Together(ranks, model, self.loss_of, task, seed, norms)
+        self.together = None if ranks is None else Together(ranks, job.model, self.loss_of, job.task, job.seed, norms)
         self._is_settled = True
         """Whether the loss of the last step is that over all ranks."""
         self.averages = None if config.ema is None else Averages(self.parameters, config.ema)
-        self.step = 0
-        self.rate = 0.0
-        self.skipped = False
-        self.selected_step = 0
-        self.curve: list[CurvePoint] = []
-        self.losses: list[Tensor] = []
-        self.best = -math.inf
-        self.best_state: list[Tensor] | None = None
-        self.best_extra: dict[str, Any] = {}
-        self.best_masks: MaskSet | None = None
-        self.cost: TrainingCost | None = None
-        self.sparse: SparseTraining | None = None
-        self.stale = 0
+        self.curve, self.losses = [], []
 
     @contextmanager
-    def changing_masks(self, state: TrainState | None) -> Iterator[None]:
+    def changing_masks(self) -> Iterator[None]:
         """Change masks inside the context; continue from a checkpoint of this training."""
-        sparse = self.sparse
+        sparse, state = self.job.sparse, self.job.state
         if sparse is None:
             yield
             return
         earlier = None if state is None else state.get("dynamics")
         try:
-            sparse.attach(self.model, self.optimizer, self.length - self.since, self.epoch_length, earlier)
+            sparse.attach(self.job.model, self.optimizer, self.length - self.since, self.epoch_length, earlier)
         except (*MISFITS, RuntimeError) as error:
             if earlier is None:
                 raise
@@ -236,30 +137,36 @@ class _Run(Resumable):
         finally:
             sparse.release()
 
-    def selected_masks(self) -> MaskSet | None:
-        """Return the masks of the selected weights, if masks changed."""
-        if self.sparse is None:
-            return None
-        return self.sparse.masks if self._is_last_selected else self.best_masks
+    def result(self, kept: TrainState | None) -> FitResult:
+        """Leave the selected weights in the model, unless the job keeps those of the last step; return the result."""
+        job, cost = self.job, None if self.job.cost is None else self.job.cost.state()
+        if not job.selects:
+            return FitResult(tuple(self.curve), self.step, self.step, kept, cost)
+        self._select()
+        selected = self.step if job.until is not None and self.best_state is None else self.selected_step
+        steps, best = self.step - self.since, max(0, selected - self.since)
+        masks = None
+        if job.sparse is not None and (job.until is None or self.at_target):
+            masks = job.sparse.masks if self._is_last_selected else self.best_masks
+        return FitResult(tuple(self.curve), steps, best, kept, cost, masks)
 
     @property
     def at_target(self) -> bool:
         """Whether the masks prune as much as in the end."""
-        return self.sparse is None or self.sparse.is_at_target
+        return self.job.sparse is None or self.job.sparse.is_at_target
 
     @property
     def _is_last_selected(self) -> bool:
         return self.best_state is None or self.selected_step == self.step
 
-    def train(
-        self, cancelled: Callable[[], bool], on_point: Callable[[CurvePoint], object], keep: Keep, last: int
-    ) -> None:
+    def train(self, last: int) -> None:
+        """Take the steps up to the `last` one, unless the training ends early."""
         every = self.config.eval_every or self.epoch_length
         left = range(self.step + 1, (self.step if self.stale == self.config.patience else last) + 1)
         # The range comes first: zip reads it first, so no batch after the last step is loaded.
         for step, batches in zip(left, self.steps.after(self.step), strict=False):
-            ending = self._agreed(batches, cancelled())
-            keep(self.state, ending)
+            ending = self._agreed(batches, self.job.cancelled())
+            self.job.keep(self.state, ending)
             if ending:
                 raise Cancelled
             self._update(batches)
@@ -273,7 +180,7 @@ class _Run(Resumable):
             if step % every == 0 or step == self.length:
                 with nullcontext() if self.averages is None else self.averages.in_force():
                     point = self._point()
-                    on_point(point)
+                    self.job.on_point(point)
                     self.stale = 0 if self._keep(point) else self.stale + 1
                 if self.stale == self.config.patience:
                     break
@@ -298,8 +205,8 @@ class _Run(Resumable):
 
     def _update(self, batches: Sequence[Batch]) -> None:
         """Take one step along the mean gradient of all examples of the `batches`."""
-        if self.cost is not None:
-            self.cost.step(sum(map(count, batches)) if self.together is None else self.together.examples)
+        if self.job.cost is not None:
+            self.job.cost.step(sum(map(count, batches)) if self.together is None else self.together.examples)
         for parameter in self.parameters:  # `zero_grad` does the same in ten times the time
             parameter.grad = None
         loss = self._backward(batches) if self.together is None else self._backward_together(batches, self.together)
@@ -310,8 +217,8 @@ class _Run(Resumable):
         self.skipped = self.scaler.get_scale() < scale
         if self.averages is not None and not self.skipped:
             self.averages.update()
-            if self.sparse is not None:
-                self.sparse.mask(self.model, self.averages.values)
+            if self.job.sparse is not None:
+                self.job.sparse.mask(self.job.model, self.averages.values)
         self.losses.append(loss)
         self.rate = float(self.optimizer.param_groups[0]["lr"])
 
@@ -320,23 +227,23 @@ class _Run(Resumable):
         together.reseed(self.step)
         losses, self._is_settled = [], False
         for place in range(len(parts)):
-            with autocast(self.device, self.config.precision):
+            with autocast(self.job.device, self.config.precision):
                 loss = together.loss(parts, place)
             torch.autograd.backward(self.scaler.scale(loss))
             losses.append(loss.detach())
-        require_reached(self.where, self.parameters)
+        require_reached(self.job.where, self.parameters)
         return sum(losses[1:], losses[0])
 
     def _backward(self, batches: Sequence[Batch]) -> Tensor:
         """Add the gradients of the step; return its loss."""
-        sizes = [self.task.size(batch) for batch in batches] if len(batches) > 1 else [1]
+        sizes = [self.job.task.size(batch) for batch in batches] if len(batches) > 1 else [1]
         if not any(sizes):  # no batch has a target that counts: each loss is 0
             sizes = [1] * len(batches)
         losses = []
         for batch, size in zip(batches, sizes, strict=True):
             if not size:
                 continue
-            with autocast(self.device, self.config.precision):
+            with autocast(self.job.device, self.config.precision):
                 loss = self._loss(batch)
             if len(batches) > 1:
                 loss = loss * (size / sum(sizes))
@@ -382,7 +289,7 @@ class _Run(Resumable):
     def _evaluated(self) -> Mapping[str, float]:
         """Return the metrics on validation, which all ranks measure together."""
         ranks = None if self.together is None else self.together.ranks
-        return evaluate_together(self.model, self.data.val, self.task, self.device, self.config, ranks)
+        return evaluate_together(self.job.model, self.job.data.val, self.job.task, self.job.device, self.config, ranks)
 
     def _mean_loss(self) -> float:
         """Return the mean loss since the last point; raise `Diverged` at the first loss that is not finite."""
@@ -396,16 +303,16 @@ class _Run(Resumable):
         """Return the error to raise for a loss that is not finite; raise `DataError` if the data are at fault."""
         said = f"the {which} loss is {loss} at step {step}"
         if which == "validation":
-            require_finite({"val": self.data.val}, self.config.eval_batch_size, self.device, said)
+            require_finite({"val": self.job.data.val}, self.config.eval_batch_size, self.job.device, said)
         self.steps.require_finite(step, said)
         if which == "training" and step == self.since + 1:
-            precision = "" if self.config.precision == "fp32" else f", or pass {self.where}.precision=fp32"
+            precision = "" if self.config.precision == "fp32" else f", or pass {self.job.where}.precision=fp32"
             return Diverged(
                 f"{said}, before any weight was changed; fix the outputs of `model` or the loss of `task`{precision}."
             )
         return Diverged(
-            f"{said}: training diverged; lower `{self.where}.optimizer.lr`, or clip gradients with "
-            f"`{self.where}.clip_norm=1.0`."
+            f"{said}: training diverged; lower `{self.job.where}.optimizer.lr`, or clip gradients with "
+            f"`{self.job.where}.clip_norm=1.0`."
         )
 
     def _keep(self, point: CurvePoint) -> bool:
@@ -415,11 +322,11 @@ class _Run(Resumable):
         value = self.monitor.gain(point.metrics.get(f"val/{self.monitor.name}", math.nan), 0.0)
         if not math.isfinite(value) and (self.config.select == "best" or self.config.patience is not None):
             remedy = "pass train.monitor=loss finetune.monitor=loss"
-            if not isinstance(self.task, Supervised):
-                remedy = f"fix `measure` of `task` (={type(self.task).__name__}), or {remedy}"
+            if not isinstance(self.job.task, Supervised):
+                remedy = f"fix `measure` of `task` (={type(self.job.task).__name__}), or {remedy}"
             raise TrainingError(
-                f"`{self.where}.monitor` (={self.monitor.name}) must be finite on the validation split, but is not at "
-                f"step {point.step}, while the loss is; {remedy}."
+                f"`{self.job.where}.monitor` (={self.monitor.name}) must be finite on the validation split, but is not "
+                f"at step {point.step}, while the loss is; {remedy}."
             )
         improved = value > self.best
         if improved:
@@ -429,11 +336,11 @@ class _Run(Resumable):
         if self.config.select == "best" and improved:
             with torch.no_grad():
                 self.best_state = [tensor.detach().clone() for tensor in self._state()]
-            self.best_extra = deepcopy(extra_state(self.model))
-            self.best_masks = None if self.sparse is None else self.sparse.masks
+            self.best_extra = deepcopy(extra_state(self.job.model))
+            self.best_masks = None if self.job.sparse is None else self.job.sparse.masks
         return improved
 
-    def select(self) -> None:
+    def _select(self) -> None:
         """Copy the selected weights into the model."""
         if self.averages is not None:
             self.averages.apply()
@@ -442,4 +349,4 @@ class _Run(Resumable):
         with torch.no_grad():
             for tensor, best in zip(self._state(), self.best_state, strict=True):
                 tensor.copy_(best)
-        restore_extra_state(self.model, self.best_extra)
+        restore_extra_state(self.job.model, self.best_extra)

@@ -25,6 +25,7 @@ from orchestrator.core.work_order import Passed, WorkOrder
 from orchestrator.training import pruning_rounds
 from orchestrator.training.loop import training_loop
 from orchestrator.training.loop.evaluation import monitored
+from orchestrator.training.loop.training_job import FitResult
 from orchestrator.training.preflight.first_step import (
     require_all_reached,
     require_loss,
@@ -222,13 +223,13 @@ class _Rehearsal(Ways):
     def _note_split(self, name: str) -> None:
         self._read = name
 
-    def train(self, stage: Stage, fit: Callable[[], training_loop.FitResult]) -> training_loop.FitResult:
+    def train(self, stage: Stage, fit: Callable[[], FitResult]) -> FitResult:
         """Take one step; take none for a small network if masks empty a whole tensor.
 
         A network as initialised may lose whole layers where the trained one does not.
         """
         if stage.is_small and not all(mask.any() for mask in stage.network.masks.values()):
-            return training_loop.FitResult((), 1, 0)
+            return FitResult((), 1, 0)
         self._require_first_step(stage)
         try:
             return fit()
@@ -238,7 +239,7 @@ class _Rehearsal(Ways):
             self._require_monitor()
             if stage.sparse is not None:
                 stage.sparse.try_update()
-            return training_loop.FitResult((), 1, 0)
+            return FitResult((), 1, 0)
 
     def _require_first_step(self, stage: Stage) -> None:
         """Raise `Misfit` if the built-in loop cannot take a step; a training function decides itself what to train."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,9 +16,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from orchestrator.core.plain_data import read_as
 from orchestrator.core.records import CurvePoint
-from orchestrator.training.dynamics.sparse_training import SparseTraining
-from orchestrator.training.dynamics.training_cost import TrainingCost
 from orchestrator.training.loop.steps import Averages, Steps, TrainingError
+from orchestrator.training.loop.training_job import TrainingJob
 from orchestrator.training.stage_networks import MISFITS
 from orchestrator.training.state.task_state import restore_task, task_state
 from orchestrator.training.state.train_state import (
@@ -34,8 +35,6 @@ from orchestrator.workloads.tasks.distilled import Distilled
 from orchestrator.workloads.tasks.task import Task
 from pruning import MaskSet
 
-Keep = Callable[[Callable[[], TrainState], bool], object]
-"""Called before each batch with a function that returns the current state, and with whether the training is ending."""
 _NUMBERS = ("step", "rate", "skipped", "selected_step", "best", "stale")
 
 
@@ -46,7 +45,7 @@ class Unfit(Exception):
 class Resumable:
     """Training between two steps."""
 
-    model: nn.Module
+    job: TrainingJob
     parameters: list[nn.Parameter]
     """Parameters that are trained."""
     steps: Steps
@@ -54,34 +53,27 @@ class Resumable:
     """Number of steps of the whole training."""
     since: int = 0
     """Step of the whole training from which this training counts its own."""
-    task: Task
-    """Task of the training; the state includes what the task and its losses remember, but not a teacher."""
     optimizer: Optimizer
     scheduler: LRScheduler | None
     scaler: GradScaler
-    device: torch.device
-    step: int
-    rate: float
+    step: int = 0
+    rate: float = 0.0
     """Learning rate of the last step."""
-    skipped: bool
+    skipped: bool = False
     """Whether fp16 gradients overflowed in the last step; it then moved no weight and lowered the loss scale."""
     curve: list[CurvePoint]
     losses: list[Tensor]
     """Training losses of the steps since the last point of the curve."""
-    best: float
-    selected_step: int
-    best_state: list[Tensor] | None
+    best: float = -math.inf
+    selected_step: int = 0
+    best_state: list[Tensor] | None = None
     """Parameters and buffers at the best step."""
-    best_extra: dict[str, Any]
+    best_extra: Mapping[str, Any] = MappingProxyType({})
     """Results of `get_extra_state` at the best step."""
     averages: Averages | None
-    cost: TrainingCost | None
-    """Multiply-accumulates of the steps so far."""
-    sparse: SparseTraining | None
-    """Masks that change within the training."""
-    best_masks: MaskSet | None
+    best_masks: MaskSet | None = None
     """Changing masks at the best step."""
-    stale: int
+    stale: int = 0
     """Number of evaluations since the last new best."""
 
     def at(self, place: int | str) -> int:
@@ -103,26 +95,26 @@ class Resumable:
             )
 
     def _state(self) -> Iterator[Tensor]:
-        yield from self.model.parameters()
-        yield from self.model.buffers()
+        yield from self.job.model.parameters()
+        yield from self.job.model.buffers()
 
     def state(self) -> TrainState:
         """Return the complete state between two steps, from which the rest of the training follows."""
         parts = {name: getattr(self, name) for name in _NUMBERS}
         parts |= {
-            "model": module_state(self.model),
-            "task": task_state(_without_teacher(self.task), self.model),
+            "model": module_state(self.job.model),
+            "task": task_state(_without_teacher(self.job.task), self.job.model),
             "optimizer": optimizer_state(self.optimizer),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "generators": generators(self.device),
+            "generators": generators(self.job.device),
             "curve": [asdict(point) for point in self.curve],
             "losses": torch.stack(self.losses) if self.losses else None,
             "best_state": self.best_state,
-            "best_extra": self.best_extra,
+            "best_extra": dict(self.best_extra),
             "averages": None if self.averages is None else self.averages.values,
-            "cost": None if self.cost is None else self.cost.state(),
-            "dynamics": None if self.sparse is None else self.sparse.state(),
+            "cost": None if self.job.cost is None else self.job.cost.state(),
+            "dynamics": None if self.job.sparse is None else self.job.sparse.state(),
             "best_masks": None if self.best_masks is None else as_tensor(self.best_masks.to_bytes()),
         }
         return TrainState.of(parts)
@@ -137,24 +129,24 @@ class Resumable:
             raise Unfit(str(error)) from error
 
     def _go_on(self, state: TrainState) -> None:
-        restore_module(self.model, state.part("model"))
-        restore_task(_without_teacher(self.task), state.part("task"), self.device)
+        restore_module(self.job.model, state.part("model"))
+        restore_task(_without_teacher(self.job.task), state.part("task"), self.job.device)
         restore_optimizer(self.optimizer, state.part("optimizer"))
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state.part("scheduler"))
         self.scaler.load_state_dict(state.part("scaler"))
         self.curve = [read_as(CurvePoint, point) for point in state.part("curve")]
         losses, best = state.part("losses"), state.part("best_state")
-        self.losses = [] if losses is None else [each.reshape(()) for each in losses.to(self.device).unbind()]
+        self.losses = [] if losses is None else [each.reshape(()) for each in losses.to(self.job.device).unbind()]
         self.best_state = None if best is None else _matching_tensors(self._state(), best, "best_state")
         self.best_extra = dict(state.part("best_extra"))
         if self.averages is not None:
             values = state.part("averages")
             self.averages.values = _matching_tensors(self.parameters, values, "averages") if values else []
-        if self.cost is not None:
-            self.cost.go_on(state.get("cost"))
+        if self.job.cost is not None:
+            self.job.cost.go_on(state.get("cost"))
         masks = state.get("best_masks")
-        self.best_masks = None if masks is None else MaskSet.from_bytes(as_bytes(masks), self.model)
+        self.best_masks = None if masks is None else MaskSet.from_bytes(as_bytes(masks), self.job.model)
         for name in _NUMBERS:
             value, now = state.part(name), getattr(self, name)
             if type(value) is not type(now):
@@ -162,7 +154,7 @@ class Resumable:
             setattr(self, name, value)
         if not 0 <= self.selected_step <= self.step <= self.length:
             raise ValueError(f"it is at step {self.step} of {self.length} and selected step {self.selected_step}")
-        restore_generators(state.part("generators"), self.device)
+        restore_generators(state.part("generators"), self.job.device)
 
 
 def _without_teacher(task: Task) -> Task:

@@ -12,7 +12,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
-from training_cases import CLASSES, CPU, network, problem
+from training_cases import CLASSES, job, network
 
 from orchestrator.catalogue.models import MODELS
 from orchestrator.config import key_rules
@@ -88,7 +88,7 @@ def test_every_training_file_keeps_the_rules_and_trains(name: tuple[str, str]) -
 
     assert not list(violations(name[0], config))
     config |= {"epochs": None, "steps": 2}
-    assert training_loop.fit(network(), problem(), CLASSES, config, seed=0, device=CPU).steps == 2
+    assert training_loop.fit(job(network(), CLASSES, config)).steps == 2
 
 
 @pytest.mark.usefixtures("store")

@@ -11,7 +11,7 @@ import torch
 from test_training_stages import chain, run
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
-from training_cases import BATCH, CPU, TRAIN, fit, points, problem, settings
+from training_cases import BATCH, CPU, TRAIN, fit, job, points, problem, settings
 
 from orchestrator.config.parts.training import Train
 from orchestrator.core.errors import DataError
@@ -24,9 +24,7 @@ from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.inspection import require_finite, spoilt, spoilt_in
 from orchestrator.workloads.splits import LoaderSplit, TensorSplit
 from orchestrator.workloads.streamed_splits import StreamSplit
-from orchestrator.workloads.tasks.classification import Classification
 from orchestrator.workloads.tasks.task import Measured
-from pruning import MaskSet
 
 AT = 17
 """Index of the broken example."""
@@ -115,13 +113,12 @@ def reporting(model: nn.Module, task: Any, data: Any, config: Train, context: Co
 
 @pytest.mark.parametrize(("data", "error"), [(broken(), DataError), (broken(1e38), training_loop.Diverged)])
 def test_a_training_function_is_told_of_its_data_too(data: TensorSplit, error: type[Exception]) -> None:
-    context = Context(nn.Linear(4, 3), MaskSet({}), lambda: Measured({}), device=CPU, seed=0)
     model, config = nn.Linear(4, 3), {**settings(), "_target_": f"{__name__}.reporting"}
     nn.init.constant_(model.weight, 10.0)
     nn.init.constant_(model.weight[0], -10.0)
 
     with pytest.raises(error, match=r"train/loss is (nan|inf) at step 1: "):
-        run_own_loop("train", config, model, Classification(), replace(problem(), train=data), context)
+        run_own_loop(job(model, config=config, data=replace(problem(), train=data)), lambda: Measured({}))
 
 
 def test_a_pruned_network_s_loss_is_blamed_on_the_validation_split() -> None:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load
 from small_trials import planned, small, train
 from torch import Tensor, nn
+from training_cases import job
 
 import pruning
 from orchestrator.catalogue.models import MODELS
@@ -22,6 +23,7 @@ from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
 from orchestrator.training.loop import training_loop
+from orchestrator.training.loop.training_job import FitResult
 from orchestrator.training.preflight.rehearsal import run_preflight
 from orchestrator.training.state.from_scratch import ControlError, small_of
 from orchestrator.workloads import data_loading
@@ -34,13 +36,13 @@ def settings(*overrides: str) -> dict[str, Any]:
     return small("method=magnitude", "unit=group", "train.optimizer.momentum=0.9", *overrides)
 
 
-def by_hand(spec: StageSpec) -> tuple[nn.Module, training_loop.FitResult]:
+def by_hand(spec: StageSpec) -> tuple[nn.Module, FitResult]:
     """Return a network with half as many hidden units, built and trained like a dense one."""
     with seeded(derive(0, "1/small")):
         model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.2), nn.Linear(4, 2))
     known = data_loading.load({"_target_": "small_workloads.classification_data"}, None)
-    task, device = Classification(), torch.device("cpu")
-    return model, training_loop.fit(model, known, task, spec.fields["train"], seed=derive(0, "0/fit"), device=device)
+    task = Classification()
+    return model, training_loop.fit(job(model, task, spec.fields["train"], data=known, seed=derive(0, "0/fit")))
 
 
 def test_it_is_trained_as_a_network_of_that_size_is(store: Store) -> None:

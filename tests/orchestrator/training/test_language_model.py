@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hydra import compose, initialize_config_dir
+from training_cases import job
 
 from orchestrator.__main__ import CONF
 from orchestrator.config import hydra_options
@@ -71,7 +72,7 @@ def test_losses_are_those_of_a_plain_loop_at_every_step(book: Path) -> None:
         "optimizer": {"_target_": "torch.optim.AdamW", **rates},
         "scheduler": {"_target_": "torch.optim.lr_scheduler.CosineAnnealingLR", "T_max": None},
     }
-    fitted = training_loop.fit(model, text, LanguageModelling(), config, seed=5, device=torch.device("cpu"))
+    fitted = training_loop.fit(job(model, LanguageModelling(), config, data=text, seed=5))
 
     written = book.read_text()
     letters = {letter: index for index, letter in enumerate(sorted(set(written)))}

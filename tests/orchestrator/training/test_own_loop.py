@@ -10,7 +10,7 @@ import torch
 from hydra.utils import instantiate
 from test_training_stages import chain, run
 from torch import Tensor, nn
-from training_cases import CLASSES, CPU, network, problem, same, settings, state
+from training_cases import CLASSES, job, network, same, settings, state
 
 from orchestrator.config.parts.training import Train
 from orchestrator.core.errors import OrchestratorError
@@ -18,6 +18,7 @@ from orchestrator.core.specs import NETWORK, StageSpec
 from orchestrator.store.store import Store
 from orchestrator.training.loop import training_loop
 from orchestrator.training.loop.own_loop import Context, run_own_loop
+from orchestrator.training.loop.training_job import FitResult
 from orchestrator.training.pruning_rounds import LawBroken
 from orchestrator.training.state.train_state import TrainState
 from orchestrator.workloads.tasks.task import Measured
@@ -148,19 +149,12 @@ MASKS = MaskSet({"0.weight": torch.arange(64).view(16, 4) % 3 != 0})
 
 def own(
     function: Callable[..., Any], model: nn.Module, masks: Mapping[str, Tensor] = MASKS, **options: Any
-) -> training_loop.FitResult:
+) -> FitResult:
     """Train `model` with a function, under masks."""
     keeper = MaskKeeper(model, masks)
-    context = Context(
-        model,
-        MaskSet(masks),
-        lambda: Measured({"loss": 1.0}),
-        device=CPU,
-        seed=0,
-        on_optimizer=keeper.attach,
-        **options,
-    )
-    return run_own_loop("finetune", {**settings(), **named(function)}, model, CLASSES, problem(), context)
+    given = {"where": "finetune", "masks": MaskSet(masks), "on_optimizer": keeper.attach, **options}
+    work = job(model, CLASSES, {**settings(), **named(function)}, **given)
+    return run_own_loop(work, lambda: Measured({"loss": 1.0}))
 
 
 @pytest.mark.parametrize("at", [0, 4, 7, 11])
@@ -228,7 +222,7 @@ def test_what_a_function_may_not_do_is_told_in_a_sentence(
 
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf, 1e151])
 def test_a_point_that_no_record_can_hold_is_a_training_that_diverged(value: float) -> None:
-    context = Context(network(), MaskSet({}), lambda: Measured({}), device=CPU, seed=0)
+    context = Context(job(network()), lambda: Measured({}))
 
     with pytest.raises(training_loop.Diverged, match=f"train/loss is {value} at step 3".replace("+", r"\+")):
         context.report(3, {"train/loss": value})
@@ -238,7 +232,7 @@ def test_a_point_that_no_record_can_hold_is_a_training_that_diverged(value: floa
     ("step", "epoch"), [(-1, None), (1.5, None), (torch.tensor(1), None), (True, None), (1, torch.nan), (1, -1)]
 )
 def test_a_point_that_no_record_holds_is_refused_at_once(step: Any, epoch: Any) -> None:
-    context = Context(network(), MaskSet({}), lambda: Measured({}), device=CPU, seed=0)
+    context = Context(job(network()), lambda: Measured({}))
 
     with pytest.raises(training_loop.TrainingError, match=r"of `context\.report` must be"):
         context.report(step, {}, epoch)

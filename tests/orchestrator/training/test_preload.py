@@ -12,12 +12,14 @@ assert gc.isenabled()
 before = set(sys.modules)
 import torch
 from orchestrator.training.loop import training_loop
+from orchestrator.training.loop.training_job import TrainingJob
 from orchestrator.workloads import data_loading
 from orchestrator.workloads.tasks.classification import Classification
 model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
 config = {"steps": 1, "epochs": None, "optimizer": {"_target_": "torch.optim.SGD", "lr": 0.1}}
 digits = data_loading.load({"kind": "digits"})
-training_loop.fit(model, digits, Classification(), config, seed=0, device=torch.device("cpu"))
+job = {"model": model, "data": digits, "task": Classification(), "config": config}
+training_loop.fit(TrainingJob(**job, seed=0, device=torch.device("cpu")))
 print(len([name for name in set(sys.modules) - before if not name.startswith("omegaconf")]))
 """
 

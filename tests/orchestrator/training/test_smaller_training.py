@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load
 from small_trials import composed, planned, train
 from torch import Tensor, nn
+from training_cases import job
 
 from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.work_order import WorkOrder
@@ -160,7 +161,7 @@ def test_from_scratch_it_is_trained_as_a_network_of_that_size_is(folder: Path) -
         )
     text = data_loading.load({"kind": "text", "root": "book.txt", "block": 8}, None)
     config = plan.stages[key].fields["train"]
-    training_loop.fit(model, text, LanguageModelling(), config, seed=derive(0, "0/fit"), device=torch.device("cpu"))
+    training_loop.fit(job(model, LanguageModelling(), config, data=text, seed=derive(0, "0/fit")))
 
     weights = weights_of(store, key)
     assert 0 < len(left) < 4

@@ -21,6 +21,7 @@ from training_cases import (
     TRAIN,
     after_step,
     fit,
+    job,
     metrics,
     network,
     points,
@@ -260,7 +261,7 @@ def test_a_training_of_finetune_names_its_own_keys() -> None:
     with pytest.raises(
         training_loop.Diverged, match=r"lower `finetune\.optimizer\.lr`, or clip .*`finetune\.clip_norm=1\.0`"
     ):
-        training_loop.fit(nn.Linear(4, 3), problem(), CLASSES, config, seed=0, device=CPU, where="finetune")
+        training_loop.fit(job(nn.Linear(4, 3), CLASSES, config, where="finetune"))
 
 
 def test_divergence_between_evaluations_is_found_long_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,5 +430,5 @@ def test_a_real_training_reaches_what_the_default_job_shows() -> None:
             vars(schema_of("model", "cnn")()), input_shape=digits.input_shape, classes=digits.classes, seed=seed
         )
         config = settings(lr=0.05, epochs=15, batch_size=64, scheduler=cosine)
-        training_loop.fit(model, digits, CLASSES, config, seed=seed, device=CPU)
+        training_loop.fit(job(model, CLASSES, config, data=digits, seed=seed))
         assert evaluate(model, digits.test, CLASSES, device=CPU).figures["accuracy"] > 0.98

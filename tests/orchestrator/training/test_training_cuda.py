@@ -6,19 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from training_cases import CLASSES, EPOCH, metrics, network, problem, settings
+from training_cases import CLASSES, EPOCH, job, metrics, network, settings
 
 from orchestrator.training.loop import training_loop
+from orchestrator.training.loop.training_job import FitResult
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CUDA = torch.device("cuda", 0)
 COSINE = {"_target_": "torch.optim.lr_scheduler.CosineAnnealingLR", "T_max": None}
 
 
-def run(device: torch.device, **changes: Any) -> training_loop.FitResult:
-    return training_loop.fit(
-        network(), problem(), CLASSES, settings(lr=0.02, scheduler=COSINE, **changes), seed=0, device=device
-    )
+def run(device: torch.device, **changes: Any) -> FitResult:
+    return training_loop.fit(job(network(), CLASSES, settings(lr=0.02, scheduler=COSINE, **changes), device=device))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -36,9 +35,7 @@ def test_the_order_is_that_of_the_cpu() -> None:
     for device in (torch.device("cpu"), CUDA):
         model = network()
         model[3].p = 0.0
-        found.append(
-            training_loop.fit(model, problem(), CLASSES, settings(lr=0.02), seed=0, device=device).curve[-1].metrics
-        )
+        found.append(training_loop.fit(job(model, CLASSES, settings(lr=0.02), device=device)).curve[-1].metrics)
 
     assert found[1]["train/loss"] == pytest.approx(found[0]["train/loss"], rel=1e-3)
     assert found[1]["val/loss"] == pytest.approx(found[0]["val/loss"], rel=1e-3)

@@ -15,6 +15,7 @@ from training_cases import (
     EPOCH,
     TRAIN,
     fit,
+    job,
     metrics,
     network,
     points,
@@ -268,7 +269,7 @@ def test_bf16_trains_on_the_cpu_and_fp16_is_refused() -> None:
 )
 def test_what_cannot_be_trained_is_refused_in_a_sentence(options: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(OrchestratorError) as caught:
-        training_loop.fit(network(), problem(), task_of(options), settings(**options), seed=0, device=CPU)
+        training_loop.fit(job(network(), task_of(options), settings(**options)))
 
     assert all(word in str(caught.value) for word in words), str(caught.value)
     assert "\n" not in str(caught.value)

@@ -46,6 +46,7 @@ from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
 from orchestrator.training import pruning_rounds, ways
 from orchestrator.training.loop import training_loop
+from orchestrator.training.loop.training_job import FitResult
 from orchestrator.workloads.tasks.task import Measured
 
 uri, options, width = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
@@ -74,7 +75,7 @@ def loaded(*arguments):  # the first that is done with a restored network
     sys.exit()
 
 store.mark()
-training_loop.fit = lambda *a, **b: training_loop.FitResult((), 0, 0)
+training_loop.fit = lambda *a, **b: FitResult((), 0, 0)
 ways.evaluate, pruning_rounds.prune_round = evaluate, loaded
 threading.Thread(target=watch, daemon=True).start()
 list(run_segment(WorkOrder(specs=(dense,), store=store)))
