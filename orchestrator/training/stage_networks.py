@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from orchestrator.core.errors import DataError, StageMissing, StoreError
 from orchestrator.core.file_names import MASKS, WEIGHTS
@@ -133,6 +133,12 @@ def stored_masks(record: StageRecord, model: nn.Module, store: StageStore) -> Ma
         if masks.digest() != record.mask_digest:
             raise ValueError("their digest is not the one in the record")
     return masks
+
+
+def masks_of(model: nn.Module, masks: MaskSet) -> list[Tensor | None]:
+    """Return the mask of each trained parameter of a plain model, in their order; None for a parameter without one."""
+    by_parameter = {id(model.get_parameter(name)): mask for name, mask in masks.items()}  # also under a tied name
+    return [by_parameter.get(id(parameter)) for parameter in model.parameters() if parameter.requires_grad]
 
 
 MISFITS = (ValueError, LookupError, TypeError, AttributeError, OverflowError)

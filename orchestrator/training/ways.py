@@ -1,61 +1,92 @@
-"""How a stage trains, measures and reads other stages: the part of it that a rehearsal replaces."""
+"""Ways to train a stage's network: a table of rows; the first row that applies and can train the network trains it."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
-from orchestrator.core.records import BLOCKS, CurvePoint
-from orchestrator.training.loop.evaluation import evaluate, generated
-from orchestrator.training.loop.training_job import FitResult
-from orchestrator.training.scoring.layer_by_layer import Blocks
-from orchestrator.training.stage_networks import stored
-from orchestrator.training.state.rewinding import onward, restart
-from orchestrator.training.state.train_state import TrainState
-from orchestrator.workloads.splits import Split
-from orchestrator.workloads.tasks.task import Measured, TestInputs
-from pruning import MaskSet
+from orchestrator.core.seeding import derive
+from orchestrator.core.stage_kinds import KINDS
+from orchestrator.training.dynamics import sparse_training
+from orchestrator.training.dynamics.training_cost import cost_of
+from orchestrator.training.loop.steps import TrainingError, kept_gradients
+from orchestrator.training.loop.training_job import FitResult, TrainingJob
+from orchestrator.training.pruning_rounds import masked
+from orchestrator.training.stage_inputs import StageInputs
+from orchestrator.training.stage_networks import masks_of
+from orchestrator.training.state import from_scratch
+from pruning import LowRankUpdates, MaskKeeper, remove_all
 
-if TYPE_CHECKING:
-    from orchestrator.training.training_stages import Stage
+Run = Callable[[TrainingJob, Sequence[Tensor | None] | None], FitResult]
+"""Runs a job; gets the masks of its trained parameters, in order, if it may continue the dense training."""
 
 
-class Ways:
-    """How a stage trains, measures and reads other stages; the preflight's rehearsal overrides these methods."""
+@dataclass(frozen=True)
+class Way:
+    """A way to train the network of a stage, whose masks are set."""
 
-    def train(self, stage: Stage, fit: Callable[[], FitResult]) -> FitResult:
-        """Run a training of the stage."""
-        del stage
-        return fit()
+    applies: Callable[[StageInputs], bool]
+    train: Callable[[StageInputs, TrainingJob, Run], FitResult | None]
+    """Trains the job's network in place; returns None if this network must be trained in another way."""
 
-    def measure(self, stage: Stage, split: Split, inputs: TestInputs | None = None) -> Measured:
-        """Return the metrics of the network on a split; with `inputs`, on a test split."""
-        sizes = {"batch_size": stage.config["eval_batch_size"], "precision": stage.config["precision"]}
-        return evaluate(stage.model, split, stage.task, device=stage.device, **sizes, inputs=inputs)
 
-    def generations(self, stage: Stage, inputs: TestInputs) -> list[dict[str, str]]:
-        """Return the network's continuations of the task's prompts."""
-        return generated(stage.model, stage.task, inputs, stage.config["precision"])
+def train(stage: StageInputs, job: TrainingJob, run: Run) -> FitResult:
+    """Train the network of a stage in the first way that applies."""
+    ways = (way for way in WAYS if way.applies(stage))
+    return next(fit for way in ways if (fit := way.train(stage, job, run)) is not None)
 
-    def after_block(self, stage: Stage, blocks: Blocks) -> None:
-        """Report the block, save a checkpoint if one is due, and end the pruning if the stage must end."""
-        point = CurvePoint(blocks.number, 0.0, time.time(), {BLOCKS: blocks.total})
-        stage.order.report(stage.spec.key, point, stage.task.metrics[0])
-        stage.keep_or_end(partial(blocks.state, stage.model))
 
-    def restart(self, stage: Stage, masks: MaskSet) -> None:
-        """Set the weights from which the round trains."""
-        restart(stage.network, masks, stage.spec, stage.order)
+def _train_plain(_stage: StageInputs, job: TrainingJob, run: Run) -> FitResult:
+    return run(job, None)
 
-    def onward(self, stage: Stage, masks: Sequence[Tensor | None]) -> TrainState | None:
-        """Return the state of the training that the stage continues; None if it continues none."""
-        return onward(stage.model, masks, stage.spec, stage.order.store)
 
-    def other_network(self, stage: Stage, role: str) -> nn.Module | None:
-        """Return the network of the input with this role, in evaluation mode and frozen; None without the input."""
-        key = stage.spec.inputs.get(role)
-        return None if key is None else stored(key, stage.spec, stage.order)[0].model.eval().requires_grad_(False)
+def _train_hooked(_stage: StageInputs, job: TrainingJob, run: Run) -> FitResult:
+    """Train under masks that forward hooks apply, as `torch.nn.utils.prune` does."""
+    in_order = masks_of(job.model, job.masks)
+    job.masks.apply(job.model)
+    fit = run(job, in_order)
+    remove_all(job.model)
+    return fit
+
+
+def _train_masked(_stage: StageInputs, job: TrainingJob, run: Run) -> FitResult:
+    """Train under masks that stay, which hooks of the optimizer keep in force."""
+    in_order = masks_of(job.model, job.masks)
+    keeper = MaskKeeper(job.model, job.masks, kept_gradients(job.config))
+    fit = run(replace(job, on_optimizer=keeper.attach), in_order)
+    keeper.release()
+    return fit
+
+
+def _train_low_rank(stage: StageInputs, job: TrainingJob, run: Run) -> FitResult:
+    """Train low-rank updates of linear layers and merge them; they begin anew, so they continue no dense training."""
+    config, spec = job.config, stage.spec
+    job = replace(job, cost=cost_of(job.model, job.data, job.device, job.masks, None))
+    masked(job.model, job.masks)
+    draws = torch.Generator().manual_seed(derive(spec.typed.seed, f"{spec.round}/lora"))
+    settings = (config["lora_rank"], config["lora_alpha"], config["lora_targets"])
+    try:
+        updates = LowRankUpdates(job.model, job.masks, *settings, draws)
+    except ValueError as error:
+        raise TrainingError(
+            f"{str(error).replace('`targets`', '`finetune.lora_targets`')} Pass another pattern, or "
+            "finetune.lora_rank=null."
+        ) from error
+    fit = run(job, None)
+    updates.merge()
+    return fit
+
+
+WAYS = (
+    Way(lambda stage: not KINDS[stage.spec.kind].prunes, _train_plain),
+    Way(lambda stage: stage.is_small, from_scratch.train_anew),
+    Way(lambda stage: from_scratch.may_be_smaller(stage.spec, stage.asked), from_scratch.train_smaller),
+    Way(lambda stage: stage.asked.choices.dynamics.row.in_training, sparse_training.train_changing),
+    Way(lambda stage: stage.config.get("lora_rank") is not None, _train_low_rank),
+    Way(lambda stage: stage.spec.typed.prune.holding == "hooks" and stage.network.masks.sparsity() > 0, _train_hooked),
+    Way(lambda _: True, _train_masked),
+)
+"""In order: a later way may assume that no earlier one applies."""

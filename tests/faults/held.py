@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
-from orchestrator.training.training_stages import Stage
-from orchestrator.training.ways import Ways
+from orchestrator.training import training_stages
 from pruning.engine import plans
 from pruning.scores.synaptic_flow import Flow
 
 _within = ""
 """Current work of the stage, without preflights: `scoring`, `training`, or neither."""
 _calls: Counter[str] = Counter()
-_compute_scores, _flow, _prune_now, _fit = plans.compute_scores, Flow.scores, Stage._prune_now, Stage._fit
+_compute_scores, _flow = plans.compute_scores, Flow.scores
+_prune_now, _fit = training_stages.prune_now, training_stages._fit
 
 
 class CrossEntropy(torch.nn.CrossEntropyLoss):
@@ -60,11 +60,11 @@ def _holding_flow(flow: Flow, *arguments: Any, **options: Any) -> Any:
 
 
 def _during(what: str, method: Any) -> Any:
-    def held(stage: Stage, *arguments: Any, **options: Any) -> Any:
+    def held(*arguments: Any) -> Any:
         global _within
-        _within, before = what if type(stage._ways) is Ways else "", _within
+        _within, before = what, _within
         try:
-            return method(stage, *arguments, **options)
+            return method(*arguments)
         finally:
             _within = before
 
@@ -73,4 +73,4 @@ def _during(what: str, method: Any) -> Any:
 
 if "HOLD" in os.environ:
     plans.compute_scores, Flow.scores = _holding_compute_scores, _holding_flow  # type: ignore[method-assign]
-    Stage._prune_now, Stage._fit = _during("scoring", _prune_now), _during("training", _fit)  # type: ignore[method-assign]
+    training_stages.prune_now, training_stages._fit = _during("scoring", _prune_now), _during("training", _fit)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import wraps
 from inspect import signature
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +23,16 @@ from orchestrator.core.seeding import derive
 from orchestrator.training.pruning_rounds import LawBroken
 from orchestrator.training.scoring.examples import ScoringData
 from orchestrator.training.scoring.ranking import SPLIT, Read, Round, example_of
+from orchestrator.training.stage_networks import masks_of
 from orchestrator.workloads.targets import unfit_call
 from pruning import MaskSet
 from pruning.choices import axes
 from pruning.dynamics.changing_masks import Dynamics
+
+if TYPE_CHECKING:
+    from orchestrator.training.loop.training_job import FitResult, TrainingJob
+    from orchestrator.training.stage_inputs import StageInputs
+    from orchestrator.training.ways import Run
 
 T = TypeVar("T")
 CALLED = ("begin", "wants_dense", "before_step", "after_step", "own_state", "load_own_state", "try_update")
@@ -275,6 +281,12 @@ class SparseTraining:
                     f"[{low:g}, {high:g}]."
                 )
         self._now = dict(made.kept)
+
+
+def train_changing(stage: StageInputs, job: TrainingJob, run: Run) -> FitResult:
+    """Train under masks that change within the training."""
+    sparse, in_order = SparseTraining(stage.asked, job.masks, stage.read, job.where), masks_of(job.model, job.masks)
+    return replace(run(replace(job, sparse=sparse), in_order), sparse=sparse)
 
 
 def first_masks(chosen: Mapping[str, Tensor], earlier: MaskSet) -> MaskSet:

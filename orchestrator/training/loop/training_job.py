@@ -82,3 +82,5 @@ class FitResult:
     """Multiply-accumulates by phase, as `TrainingCost.state` returns them; None if unknown."""
     masks: MaskSet | None = None
     """Masks of the weights that the model has now, if masks changed within the training and are at their target."""
+    sparse: SparseTraining | None = None
+    """Masks that changed within the training."""

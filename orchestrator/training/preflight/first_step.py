@@ -12,7 +12,7 @@ from orchestrator.core.seeding import seeded
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.planning.number_formats import first_few
 from orchestrator.training.preflight.misfits import Misfit
-from orchestrator.training.training_stages import Stage
+from orchestrator.training.stage_inputs import StageInputs
 from orchestrator.workloads.splits import Batch
 from orchestrator.workloads.targets import given
 from orchestrator.workloads.tasks import batch as forms
@@ -23,7 +23,7 @@ DIVIDED = 1e-3
 """Largest difference between the loss of a batch and that of its parts, relative to the loss."""
 
 
-def require_trainable(stage: Stage, model: str) -> None:
+def require_trainable(stage: StageInputs, model: str) -> None:
     """Raise `Misfit` if the network has no parameter to train; `model` names the network in the message."""
     parameters = [*stage.model.parameters()]
     if any(each.requires_grad for each in parameters):
@@ -33,7 +33,7 @@ def require_trainable(stage: Stage, model: str) -> None:
     raise Misfit(f"{model} must have parameters to train, but {found}{remedy}.")
 
 
-def require_loss(stage: Stage, batch: Batch, model: str) -> None:
+def require_loss(stage: StageInputs, batch: Batch, model: str) -> None:
     """Raise `Misfit` for a first loss that no step can be taken with, and for outputs with NaN before any training.
 
     A pruned network may give NaN here where a trained one does not, so outputs are checked in dense stages alone.
@@ -66,7 +66,7 @@ def require_loss(stage: Stage, batch: Batch, model: str) -> None:
             )
 
 
-def require_all_reached(stage: Stage, batch: Batch, model: str) -> None:
+def require_all_reached(stage: StageInputs, batch: Batch, model: str) -> None:
     """Raise `Misfit` if the loss reaches a trained parameter in no step, as several processes exchange all gradients.
 
     Args:
@@ -85,7 +85,7 @@ def require_all_reached(stage: Stage, batch: Batch, model: str) -> None:
         )
 
 
-def require_shares(stage: Stage, batch: Batch, model: str) -> None:
+def require_shares(stage: StageInputs, batch: Batch, model: str) -> None:
     """Raise `Misfit` if the loss of a batch does not follow from those of the processes' shares of it.
 
     Each process computes the loss of its share, and the losses are averaged by what `size` of the task counts. Nothing
@@ -115,7 +115,7 @@ def require_shares(stage: Stage, batch: Batch, model: str) -> None:
     _require_norms(stage, batch, model)
 
 
-def _require_norms(stage: Stage, batch: Batch, model: str) -> None:
+def _require_norms(stage: StageInputs, batch: Batch, model: str) -> None:
     """Raise `Misfit` if BatchNorm cannot normalise a share of one example, and there is such a share."""
     config, parallel = stage.config, stage.spec.typed.parallel
     last = 0 if config["drop_last"] or not isinstance(stage.data.train, Sized) else len(stage.data.train)
@@ -140,7 +140,7 @@ def _examples(batch: Batch, begin: int, end: int) -> Batch:
     return tree_map(lambda each: each[begin:end], batch)
 
 
-def _first_loss(stage: Stage, batch: Batch) -> tuple[object, list[Tensor]]:
+def _first_loss(stage: StageInputs, batch: Batch) -> tuple[object, list[Tensor]]:
     """Return the loss on a batch, and the floating-point outputs that the network gave for it."""
     outputs: list[Tensor] = []
     handle = stage.model.register_forward_hook(lambda _module, _inputs, answer: outputs.extend(tensors(answer)))

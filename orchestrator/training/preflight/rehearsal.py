@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from orchestrator.config.parts.training import Train
 from orchestrator.core.errors import DataError, OrchestratorError
 from orchestrator.core.seeding import seeded
-from orchestrator.core.specs import StageSpec
+from orchestrator.core.specs import DENSE, TEACHER, StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import Passed, WorkOrder
-from orchestrator.training import pruning_rounds
+from orchestrator.training import pruning_rounds, ways
 from orchestrator.training.loop import training_loop
 from orchestrator.training.loop.evaluation import monitored
-from orchestrator.training.loop.training_job import FitResult
+from orchestrator.training.loop.training_job import FitResult, TrainingJob
+from orchestrator.training.measuring import measure, measure_all
 from orchestrator.training.preflight.first_step import (
     require_all_reached,
     require_loss,
@@ -33,11 +34,12 @@ from orchestrator.training.preflight.first_step import (
     require_trainable,
 )
 from orchestrator.training.preflight.misfits import Misfit, Tried, labels_misfit, misfit, named
+from orchestrator.training.record import Clock, Trained, record
 from orchestrator.training.scoring.layer_by_layer import Blocks, Enough
-from orchestrator.training.scoring.ranking import Round
+from orchestrator.training.scoring.ranking import Scoring
+from orchestrator.training.stage_inputs import StageInputs
 from orchestrator.training.stage_networks import data_node, initialised
-from orchestrator.training.training_stages import Stage
-from orchestrator.training.ways import Ways
+from orchestrator.training.training_stages import before_training, begin_unpruned, checked, run_job
 from orchestrator.workloads import data_loading, model_building
 from orchestrator.workloads.inspection import FEW, spoilt_in, unreadable
 from orchestrator.workloads.splits import Batch, Batches, Split, TensorSplit
@@ -46,7 +48,6 @@ from orchestrator.workloads.tasks.batch import BatchError, moved
 from orchestrator.workloads.tasks.classification import Classification
 from orchestrator.workloads.tasks.segmentation import Segmentation
 from orchestrator.workloads.tasks.task import Measured, TestInputs
-from pruning import MaskSet
 from pruning.measure.macs import in_mode
 
 CHUNK = 256
@@ -77,7 +78,7 @@ def run_preflight(order: WorkOrder) -> Iterator[Passed]:
         _require_repeatable(data_node(dense, spec), rehearsal.whole)
         rehearsal.require_finite()
         unmatched = rehearsal.fits()
-        rehearsal.stage.result(Stage.prune if KINDS[spec.kind].prunes else Stage.train)
+        rehearsal.run()
     except (training_loop.Diverged, pruning_rounds.Overflow):
         pass  # a network that is hardly trained may diverge where the real training does not
     except BatchError as error:
@@ -127,7 +128,7 @@ def _require_repeatable(node: Mapping[str, Any], loaded: data_loading.Data) -> N
     _repeated.add(loaded.digest)
 
 
-class _Rehearsal(Ways):
+class _Rehearsal:
     """Stage that reads a few examples and takes one step; networks of earlier stages are as initialised."""
 
     def __init__(self, dense: StageSpec, order: WorkOrder) -> None:
@@ -143,7 +144,7 @@ class _Rehearsal(Ways):
         self._few = {name: _FewExamples(split, name, self._note_split) for name, split in splits.items()}
         train, val, test, *further = self._few.values()
         few = replace(whole, train=train, val=val, test=test, tests=dict(zip(whole.tests, further, strict=True)))
-        self.stage = Stage(spec, replace(network, data=few), order, ways=self)
+        self.stage = StageInputs.of(spec, replace(network, data=few), order)
         self.figures: tuple[str, ...] = (*(metric.name for metric in self.stage.task.metrics), "loss")
         self._dense, self._read = dense, "train"
 
@@ -160,7 +161,7 @@ class _Rehearsal(Ways):
         unmatched = tuple(model_building.unmatched(self.stage.model, prune))
         if not isinstance(amount, int):
             return unmatched
-        sizes = pruning_rounds.sizes(model_building.prunable(self.stage.model, prune), Round.of(spec.fields))
+        sizes = pruning_rounds.sizes(model_building.prunable(self.stage.model, prune), self.stage.asked)
         short = {name: size for name, size in sizes.items() if size < amount * spec.round}
         if short:
             raise Misfit(
@@ -223,25 +224,50 @@ class _Rehearsal(Ways):
     def _note_split(self, name: str) -> None:
         self._read = name
 
-    def train(self, stage: Stage, fit: Callable[[], FitResult]) -> FitResult:
+    def run(self) -> None:
+        """Take the steps of the stage; initial networks stand for those of other stages, and of any step."""
+        stage, clock = self.stage, Clock()
+        done = self._pruned_and_trained() if KINDS[stage.spec.kind].prunes else Trained(self._trained())
+        record(stage, done, measure_all(stage, self._other_network(DENSE), self._measured, most_tokens=1), clock)
+
+    def _pruned_and_trained(self) -> Trained:
+        """Prune the network, or its first block, which shows as much as all; train and check it."""
+        stage, earlier, scoring, before = self.stage, self.stage.network.masks, Scoring(), dict[str, float]()
+        blocks = Blocks(after=_end_pruning)
+        if stage.asked.prunes_first:
+            asked = stage.asked.before_training
+            masks, scoring = pruning_rounds.prune_round(stage.model, asked, earlier, stage.read, blocks)
+            if not stage.is_small:
+                before = before_training(stage, self._measured(stage, stage.data.val))
+        else:
+            masks = begin_unpruned(stage)
+        stage.network.masks = masks
+        return checked(stage, earlier, self._trained(), before, scoring, at_target=blocks.done is None)
+
+    def _trained(self) -> FitResult:
         """Take one step; take none for a small network if masks empty a whole tensor.
 
         A network as initialised may lose whole layers where the trained one does not.
         """
+        stage, nothing = self.stage, FitResult((), 1, 0)
         if stage.is_small and not all(mask.any() for mask in stage.network.masks.values()):
-            return FitResult((), 1, 0)
+            return nothing
+        return ways.train(stage, stage.job(self._other_network(TEACHER)), lambda job, _: self._one_step(job))
+
+    def _one_step(self, job: TrainingJob) -> FitResult:
+        stage = self.stage.training(job)
         self._require_first_step(stage)
         try:
-            return fit()
+            return run_job(stage, job)
         except training_loop.Cancelled:
-            if not all(bool(tensor.isfinite().all()) for tensor in stage.model.parameters()):
+            if not all(bool(tensor.isfinite().all()) for tensor in job.model.parameters()):
                 raise training_loop.Diverged("one step") from None
-            self._require_monitor()
-            if stage.sparse is not None:
-                stage.sparse.try_update()
+            self._require_monitor(stage)
+            if job.sparse is not None:
+                job.sparse.try_update()
             return FitResult((), 1, 0)
 
-    def _require_first_step(self, stage: Stage) -> None:
+    def _require_first_step(self, stage: StageInputs) -> None:
         """Raise `Misfit` if the built-in loop cannot take a step; a training function decides itself what to train."""
         if stage.config.get("_target_") is None:
             model = given("model", self._dense.typed.model)
@@ -253,29 +279,13 @@ class _Rehearsal(Ways):
                     require_all_reached(stage, batch, model)
                     require_shares(stage, batch, model)
 
-    def after_block(self, stage: Stage, blocks: Blocks) -> None:
-        """End the pruning after its first block, which shows as much as all."""
-        del blocks
-        stage.pruned_all = False
-        raise Enough
-
-    def restart(self, stage: Stage, masks: MaskSet) -> None:
-        """Leave the weights unchanged: initial weights stand for those of any step."""
-
-    def onward(self, stage: Stage, masks: Sequence[Tensor | None]) -> None:
-        """Return None: a training from its start stands for a continued one."""
-
-    def measure(self, stage: Stage, split: Split, inputs: TestInputs | None = None) -> Measured:
+    def _measured(self, stage: StageInputs, split: Split, inputs: TestInputs | None = None) -> Measured:
         """Return the metrics of the network, and check the labels against its outputs."""
-        found = super().measure(stage, split, None if inputs is None else replace(inputs, most_passages=1))
+        found = measure(stage, split, None if inputs is None else replace(inputs, most_passages=1))
         if split is stage.data.val:
             self.figures = tuple(found.figures)
             self._require_outputs(len(found.details.get("hits", ())))
         return found
-
-    def generations(self, stage: Stage, inputs: TestInputs) -> list[dict[str, str]]:
-        """Continue each prompt by one token, which shows as much as many."""
-        return super().generations(stage, replace(inputs, most_tokens=1))
 
     def _require_outputs(self, outputs: int) -> None:
         """Raise `Misfit` for a label without an output, in any split: some test splits are read only at the end."""
@@ -291,22 +301,24 @@ class _Rehearsal(Ways):
                     f"{outputs - 1}; give the model more `classes`, or leave these examples out."
                 )
 
-    def other_network(self, stage: Stage, role: str) -> nn.Module | None:
+    def _other_network(self, role: str) -> nn.Module | None:
         """Return a copy of the initial network in place of a trained one; None if the stage has no such input."""
-        return copy.deepcopy(stage.model).eval() if role in stage.spec.inputs else None
+        return copy.deepcopy(self.stage.model).eval() if role in self.stage.spec.inputs else None
 
-    def _require_monitor(self) -> None:
+    def _require_monitor(self, stage: StageInputs) -> None:
         """Raise `Misfit` if the task has the metric to select by, but these data do not give it."""
-        config = Train(**self.stage.config)
-        where = self.stage.spec.training
-        name = monitored(self.stage.task, config.monitor, where).name
-        if (config.select == "best" or config.patience) and name not in self.stage.measured(
-            self.stage.data.val
-        ).figures:
+        config, where = Train(**stage.config), stage.spec.training
+        name = monitored(stage.task, config.monitor, where).name
+        figures = self._measured(stage, stage.data.val).figures
+        if (config.select == "best" or config.patience) and name not in figures:
             raise Misfit(
                 f"`{where}.monitor` (={config.monitor}) must be a metric that `data` allow, and {name} is not; pass "
-                f"null for {self.stage.task.metrics[0].name}."
+                f"null for {stage.task.metrics[0].name}."
             )
+
+
+def _end_pruning(_blocks: Blocks) -> None:
+    raise Enough
 
 
 @dataclass(frozen=True)

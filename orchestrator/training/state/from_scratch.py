@@ -6,9 +6,9 @@ The control is that of Liu, Sun, Zhou, Huang and Darrell, "Rethinking the Value 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,17 +17,23 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import pruning
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.core.seeding import seeded
+from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.specs import StageSpec
+from orchestrator.training.dynamics.training_cost import cost_of
 from orchestrator.training.loop.steps import ELEMENTWISE
+from orchestrator.training.loop.training_job import FitResult, TrainingJob
 from orchestrator.training.pruning_rounds import LawBroken, masked
-from orchestrator.training.scoring.ranking import Round
+from orchestrator.training.scoring.ranking import Round, example_of
 from orchestrator.training.state.train_state import module_state, restore_module
 from pruning import MaskSet, Shrunk
 from pruning.choices.axes import TRANSFORMER_UNITS
 from pruning.dependencies.families.smaller_transformer import Left
 from pruning.dependencies.families.stock_transformer import stock_transformer
 from pruning.measure.macs import in_mode
+
+if TYPE_CHECKING:
+    from orchestrator.training.stage_inputs import StageInputs
+    from orchestrator.training.ways import Run
 
 TOLERANCE = 1e-4
 """Largest allowed difference between outputs of the whole and the small network, relative to the largest output."""
@@ -129,16 +135,22 @@ def small_transformer_of(
     return small
 
 
-def smaller_to_fit(
-    spec: StageSpec, asked: Round, whole: nn.Module, masks: MaskSet, example: Callable[[], Any]
-) -> Small | None:
-    """Return the smaller transformer that a round fine-tunes in the place of the masked network; None: it trains that.
+def train_anew(stage: StageInputs, job: TrainingJob, run: Run) -> FitResult:
+    """Train the small dense network that the masks leave, with new weights, and copy it into the whole one."""
+    spec = stage.spec
+    make = small_transformer_of if spec.typed.unit.kind in TRANSFORMER_UNITS else small_of
+    seed = derive(spec.typed.seed, f"{spec.round}/small")
+    return _train_inside(make(job.model, job.masks, example_of(job.model, job.data), seed), job, run)
+
+
+def may_be_smaller(spec: StageSpec, asked: Round) -> bool:
+    """Whether a round may fine-tune a smaller transformer in the place of the masked network.
 
     The masked network would learn the same, but for a narrower residual stream, whose norms have other scales, and for
     optimizers that read more than an entry. A training function of the user's own gets the network that it knows.
     """
     config, unit = spec.training_config, asked.choices.unit.kind
-    may = (
+    return (
         spec.training == "finetune"
         and bool(config.get("steps") or config.get("epochs"))
         and unit in TRANSFORMER_UNITS
@@ -148,7 +160,23 @@ def smaller_to_fit(
         and config["optimizer"]["_target_"] in ELEMENTWISE
         and spec.typed.prune.holding != "hooks"
     )
-    return transformer_left(whole, masks, example()) if may else None
+
+
+def train_smaller(_stage: StageInputs, job: TrainingJob, run: Run) -> FitResult | None:
+    """Train the smaller transformer that the masks leave, with the weights left; None if there is none."""
+    small = transformer_left(job.model, job.masks, example_of(job.model, job.data))
+    if small is None:
+        return None
+    cost = cost_of(job.model, job.data, job.device, job.masks, None)
+    return _train_inside(small, replace(job, cost=cost), run)
+
+
+def _train_inside(small: Small, job: TrainingJob, run: Run) -> FitResult:
+    """Train a smaller network in the place of the whole one, and copy it into the whole one."""
+    none_masked = [None for each in small.model.parameters() if each.requires_grad]
+    fit = run(replace(job, model=small.model, masks=MaskSet({})), none_masked)
+    small.put_into(job.model)
+    return fit
 
 
 def transformer_left(whole: nn.Module, masks: MaskSet, example: Sequence[Any] | Mapping[str, Any]) -> Small | None:

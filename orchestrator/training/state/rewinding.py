@@ -56,12 +56,6 @@ def furthest(store: StageStore, keys: Sequence[str], started_from: str) -> tuple
     return None, 0.0
 
 
-def masks_of(model: nn.Module, masks: MaskSet) -> list[Tensor | None]:
-    """Return the mask of each trained parameter of a plain model, in their order; None for a parameter without one."""
-    by_parameter = {id(model.get_parameter(name)): mask for name, mask in masks.items()}  # also under a tied name
-    return [by_parameter.get(id(parameter)) for parameter in model.parameters() if parameter.requires_grad]
-
-
 def restart(network: Network, masks: MaskSet, spec: StageSpec, order: WorkOrder) -> None:
     """Set the weights from which a round trains: its own, those of a step of the dense training, or newly drawn ones.
 

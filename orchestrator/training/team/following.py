@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from torch import Tensor
-
+from orchestrator.core.specs import TEACHER
 from orchestrator.core.work_order import WorkOrder
+from orchestrator.training import ways
+from orchestrator.training.stage_inputs import StageInputs
 from orchestrator.training.stage_networks import initialised
-from orchestrator.training.state.checkpointing import Checkpointing
-from orchestrator.training.state.train_state import TrainState
-from orchestrator.training.training_stages import Stage
-from orchestrator.training.ways import Ways
+from orchestrator.training.training_stages import run_job
 from pruning import MaskSet
-
-
-class _Follows(Ways):
-    """Ways of a rank whose weights and states come from rank 0."""
-
-    def restart(self, stage: Stage, masks: MaskSet) -> None:
-        """Leave the weights: those of rank 0 come with the training."""
-
-    def onward(self, stage: Stage, masks: Sequence[Tensor | None]) -> TrainState | None:
-        """Return None: the state of rank 0 comes with the training."""
-        del stage, masks
-        return None
 
 
 def follow(order: WorkOrder) -> None:
@@ -39,5 +23,11 @@ def follow(order: WorkOrder) -> None:
     while (said := ranks.hear()) is not None:
         spec = specs[said["stage"]]
         network = network or initialised(root, spec, order)
-        nothing_saved = Checkpointing(order.store.checkpoints, spec.key)
-        Stage(spec, network, order, nothing_saved, _Follows()).follow(ranks.bytes_of_leader(None))
+        masks = ranks.bytes_of_leader(None)
+        network.masks = MaskSet.from_bytes(masks, network.model) if masks else MaskSet({})
+        _take_part(StageInputs.of(spec, network, order))
+
+
+def _take_part(stage: StageInputs) -> None:
+    """Train as rank 0 does, with its state."""
+    ways.train(stage, stage.job(stage.other_network(TEACHER)), lambda job, _: run_job(stage, job))

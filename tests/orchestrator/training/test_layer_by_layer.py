@@ -21,9 +21,11 @@ from orchestrator.execution.segment import run_segment
 from orchestrator.planning.plan import ConfigError
 from orchestrator.store.store import Store
 from orchestrator.training.loop.training_loop import Cancelled
+from orchestrator.training.measuring import measure
+from orchestrator.training.preflight import rehearsal
 from orchestrator.training.preflight.rehearsal import run_preflight
 from orchestrator.training.scoring.examples import ScoringData
-from orchestrator.training.training_stages import Stage
+from orchestrator.training.stage_inputs import StageInputs
 from orchestrator.workloads.networks.classifiers import mlp
 from pruning import MaskSet
 
@@ -148,23 +150,22 @@ def test_given_densities_and_what_is_not_pruned(store: Store) -> None:
 
 def test_a_rehearsal_prunes_the_first_block(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, pruned = asked("sparsegpt"), []
-    monkeypatch.setattr(Stage, "measured", measured_noting(pruned))
+    monkeypatch.setattr(rehearsal, "measure", measure_noting(pruned))
     dense, last = (plan.stages[key] for key in plan.trials[0].stages)
 
     assert next(run_preflight(WorkOrder((last,), store, lineage=(dense,))))
     assert pruned[0] == [True, False, False]
 
 
-def measured_noting(pruned: list[list[bool]]) -> Any:
-    """Return `Stage.measured`, which also notes which layers have zeros."""
-    real = Stage.measured
+def measure_noting(pruned: list[list[bool]]) -> Any:
+    """Return `measure`, which also notes which layers have zeros."""
 
-    def measured(self: Stage, split: Any) -> Any:
-        weights = [each for name, each in self.model.named_parameters() if name.endswith("weight")]
+    def noting(stage: StageInputs, *given: Any) -> Any:
+        weights = [each for name, each in stage.model.named_parameters() if name.endswith("weight")]
         pruned.append([bool((each == 0).any()) for each in weights])
-        return real(self, split)
+        return measure(stage, *given)
 
-    return measured
+    return noting
 
 
 def test_an_order_that_follows_the_score_is_no_other_stage() -> None:

@@ -24,7 +24,7 @@ from orchestrator.core.stage_fields import Prune
 from orchestrator.core.work_order import Passed, WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
-from orchestrator.training import pruning_rounds, training_stages, ways
+from orchestrator.training import measuring, pruning_rounds, stage_inputs
 from orchestrator.training.loop import steps
 from orchestrator.training.preflight.misfits import Misfit
 from orchestrator.training.preflight.rehearsal import run_preflight
@@ -185,9 +185,9 @@ def test_a_repeated_stage_of_other_bits_has_what_started_from_it_repeated(
 ) -> None:
     specs = chain(0.3, 0.6)
     run(store, specs)
-    derive = training_stages.derive
+    derive = stage_inputs.derive
     monkeypatch.setattr(
-        training_stages, "derive", lambda seed, place: derive(seed, f"elsewhere/{place}")
+        stage_inputs, "derive", lambda seed, place: derive(seed, f"elsewhere/{place}")
     )  # other random weights, as from another torch release
 
     assert without_dense(store, specs) == [spec.key for spec in specs]
@@ -298,7 +298,7 @@ class Forgetful(pruning.L1Unstructured):
 
 
 def test_a_loss_that_is_no_number_costs_no_stage(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ways, "evaluate", lambda *_, **__: Measured({"loss": math.nan, "accuracy": 0.5}))
+    monkeypatch.setattr(measuring, "evaluate", lambda *_, **__: Measured({"loss": math.nan, "accuracy": 0.5}))
     (record,) = run(store, (dense(),))
 
     assert record.after == {"val/accuracy": 0.5, "test/accuracy": 0.5}

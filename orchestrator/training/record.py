@@ -1,0 +1,112 @@
+"""Record of a finished stage, and the files to commit with it."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from orchestrator.core.file_names import MASKS, STATE, STATE_VALUES, WEIGHTS
+from orchestrator.core.records import StageRecord
+from orchestrator.core.redact import redact_tree
+from orchestrator.core.stage_kinds import KINDS
+from orchestrator.core.work_order import FileWriter, Result
+from orchestrator.training.loop.training_job import FitResult
+from orchestrator.training.measuring import Measurements
+from orchestrator.training.stage_inputs import StageInputs
+from orchestrator.training.state.stage_environment import environment
+from orchestrator.workloads.weight_files import plain_state, state_digest, write_state
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Result of a stage's own work; a round adds metrics before fine-tuning, details, and seconds by what took them."""
+
+    fit: FitResult
+    before: Mapping[str, float] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Clock:
+    """When a stage began."""
+
+    started: float = field(default_factory=time.time)
+    ticks: float = field(default_factory=time.perf_counter)
+
+
+def record(stage: StageInputs, done: Trained, found: Measurements, clock: Clock) -> Result:
+    """Return a finished stage's record, its files and its network."""
+    spec, network, fit = stage.spec, stage.network, done.fit
+    after = {f"{split}/{name}": value for split, each in found.final.items() for name, value in each.figures.items()}
+    weights, earlier = plain_state(stage.model), stage.checkpoints.seconds
+    made = StageRecord(
+        key=spec.key,
+        kind=spec.kind,
+        round=spec.round,
+        before=done.before,
+        after={name: value for name, value in after.items() if math.isfinite(value)},
+        metrics=tuple(stage.task.metrics),
+        curve=fit.curve,
+        requested_sparsity=spec.typed.target,
+        sparsity=network.masks.sparsity(),
+        tensor_sparsity=network.masks.sparsities(),
+        tensor_sizes=network.masks.sizes(),
+        parameters=sum(parameter.numel() for parameter in stage.model.parameters()),
+        macs=found.macs.total,
+        macs_remaining=found.macs.remaining,
+        weights_digest=state_digest(weights),
+        mask_digest=network.masks.digest(),
+        steps=fit.steps,
+        best_step=fit.best_step,
+        started=clock.started - earlier,
+        started_from=network.digest,
+        data_digest=network.data.digest,
+        details={
+            **done.details,
+            **({} if fit.cost is None else {"training_macs": fit.cost}),
+            "measured": {split: dict(each.details) for split, each in found.final.items()},
+            **({"generations": found.generations} if found.generations else {}),
+        },
+        measurements={"seconds": earlier + time.perf_counter() - clock.ticks, **done.seconds},
+        warnings=tuple(_warnings(stage, done, after)),
+        device=str(stage.device),
+        host=socket.gethostname(),
+        attempt=stage.order.attempt,
+        environment=environment(str(stage.device)),
+        spec=redact_tree(spec.to_json()),
+    )
+    return Result(made, _files(stage, fit, weights), replace(network, digest=made.weights_digest))
+
+
+def _files(stage: StageInputs, fit: FitResult, weights: Mapping[str, Any]) -> dict[str, FileWriter]:
+    files: dict[str, FileWriter] = {WEIGHTS: partial(write_state, weights)}
+    if KINDS[stage.spec.kind].prunes:
+        masks = stage.network.masks.to_bytes()
+        files[MASKS] = lambda file: file.write(masks)
+    if fit.state is not None:
+        state = stage.checkpoints.with_held(fit.state)
+        values = json.dumps(state.values, allow_nan=False).encode()
+        files |= {STATE: partial(write_state, state.tensors), STATE_VALUES: lambda file: file.write(values)}
+    return files
+
+
+def _warnings(stage: StageInputs, done: Trained, after: Mapping[str, float]) -> Iterator[str]:
+    yield from stage.checkpoints.warnings
+    model = stage.spec.typed.model if stage.spec.kind == "dense" else {}
+    untrained = not (stage.config.get("epochs") or stage.config.get("steps"))
+    if untrained and model.get("kind") is not None and model.get("weights") is None:
+        yield "the network is random: nothing was trained, and `model.weights` is null"
+    if done.fit.sparse is not None:
+        yield from done.fit.sparse.warnings
+    for name in done.details.get("dead_tensors", ()):
+        yield f"every weight of {name} is pruned: no signal passes through it"
+    for name, value in after.items():
+        if not math.isfinite(value):
+            yield f"{name} is {value}"
