@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import fmean as mean
 from typing import Any
 
@@ -15,7 +16,7 @@ from orchestrator.compare.panels import Position, positions
 from orchestrator.compare.round_columns import WEIGHTS
 from orchestrator.compare.secondary.secondary_figures import asked_figures, further_test_sets, harmed
 from orchestrator.compare.secondary.window_differences import window_differences
-from orchestrator.compare.statistics import Match, estimate, matches, paired_difference
+from orchestrator.compare.statistics import Estimate, Match, estimate, matches, paired_difference
 from orchestrator.compare.trial_rows import reasons, rows_of_each, statuses, warnings
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Decision
@@ -63,8 +64,13 @@ def compare_trials(
     labels = {position.dense: position.dense_label for position in known}
     measured = by_network(plan, records)
     left_out = _left_out(plan, known, records, search)
+    answers = frozenset(search.networks if search else ())
     points = [
-        replace(_point([*samples.values()], margins, records, measured=measured), stopped=left_out[place])
+        replace(
+            _point([*samples.values()], margins, records, measured=measured),
+            stopped=left_out[place],
+            answer=not answers.isdisjoint(samples),
+        )
         for place, samples in pruned.items()
     ]
     comparison = Comparison(
@@ -221,24 +227,46 @@ def _rank(rows: Sequence[Row]) -> Callable[[Point], tuple[int, int, float, int]]
 
 
 def _marked(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Mark the best mean at each level where several lines end."""
-    levels: dict[Level, dict[str, float]] = {}
-    pick = {point.metric.name: max if point.metric.better == "higher" else min for point in points}
+    """Mark the best mean at each level where several lines end, on test and on each further test set."""
+    best = _best(points, lambda point: point.test)
+    marked = [replace(point, best=True) if id(point) in best else point for point in points]
+    for name in dict.fromkeys(each.name for point in points for each in point.further):
+        best = _best(points, partial(_on_further, name=name))
+        for index, (point, own) in enumerate(zip(points, marked, strict=True)):
+            if id(point) in best:
+                texts = (replace(each, best=each.best or each.name == name) for each in own.further)
+                marked[index] = replace(own, further=tuple(texts))
+    return tuple(marked)
+
+
+def _on_further(point: Point, name: str) -> Estimate | None:
+    return next((each.test for each in point.further if each.name == name), None)
+
+
+def _best(points: Sequence[Point], figure: Callable[[Point], Estimate | None]) -> set[int]:
+    """Return the identities of the points with the best mean at a level where several lines end."""
+    levels: dict[Level, list[tuple[str, float, int]]] = {}
     for point in points:
-        if (value := _mean(point)) is not None and not point.stopped:
-            levels.setdefault(point.level, {})[point.line] = value
-    best = {level: pick[level[2]](of_line.values()) for level, of_line in levels.items() if len(of_line) > 1}
-    rivals = [point for point in points if not point.stopped]
-    found = [point for point in rivals if (value := _mean(point)) is not None and value == best.get(point.level)]
-    marked = {id(point) for point in found}
-    return tuple(replace(point, best=True) if id(point) in marked else point for point in points)
+        if point.final and not point.stopped and (found := figure(point)) is not None:
+            gain = point.metric.gain(found.mean, 0.0)
+            levels.setdefault(point.level, []).append((point.line, gain, id(point)))
+    return {
+        identity
+        for each in levels.values()
+        if len({line for line, _, _ in each}) > 1
+        for _, gain, identity in each
+        if gain == max(gain for _, gain, _ in each)
+    }
 
 
 def _tested(comparison: Comparison) -> tuple[Point, ...]:
     """Test each line's operating points in order of sparsity; other rounds are not tested.
 
-    The tests of a line end before the first point that a search did not run for all seeds.
+    The tests of a line end before the first point that a search did not run for all seeds. A search that tested its
+    answer itself gives the only verdict: no point is tested again.
     """
+    if comparison.search is not None and comparison.search.tests and comparison.search.ended:
+        return tuple(replace(point, matching="not tested") for point in comparison.points)
     verdicts: dict[int, Match] = {}
     for key, points in comparison.lines.items():
         end = _first_stopped(comparison, key)
@@ -282,10 +310,6 @@ def _known_mean(values: Sequence[float | None]) -> float | None:
     """Return the mean of values; None if one is None."""
     known = [value for value in values if value is not None]
     return mean(known) if len(known) == len(values) else None
-
-
-def _mean(point: Point) -> float | None:
-    return point.test.mean if point.final and point.test is not None else None
 
 
 def _cost(plan: Plan, records: Mapping[str, StageRecord]) -> Cost:

@@ -143,11 +143,13 @@ class Point:
     reached: float | None = None
     """Mean of `Chosen.reached` over seeds."""
     best: bool = False
-    """Whether the mean is the best of several lines at this sparsity."""
+    """Whether the mean on test is the best of several lines at this sparsity."""
     matching: Match | None = None
     """Whether the loss against dense is shown to be below the margin, see `matches`; None for dense points."""
     stopped: int = 0
     """Number of seeds that a search did not run; such a point is not tested and not the best."""
+    answer: bool = False
+    """Whether a search names the point's networks in its answer."""
     constant: float | None = None
     """Primary metric on test of the best answer that is the same for every example; None if it is not recorded."""
 
@@ -164,6 +166,11 @@ class Point:
     def line_key(self) -> LineKey:
         """Model, data set and line."""
         return self.model, self.data, self.line
+
+    @property
+    def best_on_all(self) -> bool:
+        """Whether the mean is the best on test and on each further test set."""
+        return self.best and all(each.best for each in self.further)
 
     @property
     def macs_left(self) -> float | None:
@@ -334,6 +341,7 @@ class Comparison:
 
 def _plain(point: Point) -> dict[str, Any]:
     plain = asdict(point) | {"metric": point.metric.name}
-    if not point.stopped:  # a sweep without a search has no such field
-        del plain["stopped"]
+    for name in ("stopped", "answer"):
+        if not plain[name]:  # a sweep without a search has no such fields
+            del plain[name]
     return plain

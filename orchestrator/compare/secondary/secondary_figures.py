@@ -22,6 +22,8 @@ class FurtherTestSet:
     name: str
     test: Estimate | None
     difference: Estimate | None
+    best: bool = False
+    """Whether the mean is the best of several lines at this sparsity, on this test set."""
 
 
 @dataclass(frozen=True)

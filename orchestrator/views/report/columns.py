@@ -48,6 +48,12 @@ COST = Column(
     lambda p: whole_number(p.total_cost),
     hint="optimizer steps from initialisation, and the cost of scoring in steps",
 )
+MATCH = Column(
+    "match",
+    lambda p: verdict(p) if p.round else "",
+    8,
+    "whether a loss of the margin or more is ruled out; –: not tested, after a line's first no",
+)
 ASKED = Column("asked", lambda p: asked(p), 15, "requested sparsity, and the quantity it is a fraction of")
 COLUMNS = (
     Column(
@@ -66,15 +72,10 @@ COLUMNS = (
         23,
         "paired by seed; for fractions in percentage points",
     ),
-    Column(
-        "match",
-        lambda p: verdict(p) if p.round else "",
-        8,
-        "whether a loss of the margin or more is ruled out; –: not tested, after a line's first no",
-    ),
+    MATCH,
     Column(
         "before fine-tuning",
-        lambda p: spread(p.val_before, p.metric) if p.val_before else "",
+        lambda p: spread(p.val_before, p.metric) if p.val_before and p.val_before != p.val else "",
         hint="mean ± standard deviation on the validation split",
     ),
     Column("size", lambda p: ratio(p.compression), 6, "parameters, dense / remaining"),
@@ -98,6 +99,8 @@ HARM = Column(
     hint="classes that lose most against dense, in percentage points, mean over seeds",
 )
 NARROW = tuple(column for column in COLUMNS if column.width)
+ALWAYS = COLUMNS[:2]
+"""Columns that are never folded into the line above the table."""
 
 
 def narrow(comparison: Comparison, points: Sequence[Point]) -> tuple[Column, ...]:
@@ -108,15 +111,35 @@ def narrow(comparison: Comparison, points: Sequence[Point]) -> tuple[Column, ...
 
 
 def columns(points: Sequence[Point]) -> tuple[Column, ...]:
-    """Return the columns of the HTML page: the common ones, and the optional ones that these points have."""
+    """Return the columns that the HTML page can show for these points: all test sets side by side, then the rest."""
     shown = [column for name in names_of_further(points) for column in on_further(name)]
     shown += [
         column
         for split in splits_of_asked(points)
         for column in on_asked(points, split, "" if split == "test" else f"{split} ")
     ]
+    tests, rest = COLUMNS[: 1 + COLUMNS.index(MATCH)], COLUMNS[1 + COLUMNS.index(MATCH) :]
     harm = [HARM] if any(point.harmed for point in points) else []
-    return _with_asked((*COLUMNS, *shown, *measured_columns(points), *harm), points)
+    return _with_asked((*tests, *shown, *rest, *measured_columns(points), *harm), points)
+
+
+def folded(points: Sequence[Point]) -> tuple[tuple[Column, ...], tuple[tuple[Column, str], ...]]:
+    """Return the columns in which these points differ, and the others with the text that all points have.
+
+    Columns without a text, and the cost if it is the steps, are in neither.
+    """
+    differing, constant = [], []
+    for column in columns(points):
+        cells = [column.cell(point).strip() for point in points]
+        texts = {cell for cell in cells if cell}
+        whole = all(cell for cell, point in zip(cells, points, strict=True) if point.round)
+        if column is COST and all(point.total_cost == point.total_steps for point in points):
+            continue
+        if len(texts) > 1 or (texts and (not whole or column in ALWAYS or len(points) < 3)):
+            differing.append(column)
+        elif texts:
+            constant.append((column, texts.pop()))
+    return tuple(differing), tuple(constant)
 
 
 def _with_asked(shown: tuple[Column, ...], points: Sequence[Point]) -> tuple[Column, ...]:
@@ -141,7 +164,11 @@ def on_further(name: str) -> Iterator[Column]:
     def on(point: Point) -> FurtherTestSet | None:
         return next((each for each in point.further if each.name == name), None)
 
-    yield Column(f"{name} {{metric}}", lambda p: spread(each.test, p.metric) if (each := on(p)) else "", 15)
+    def cell(point: Point) -> str:
+        each = on(point)
+        return "" if each is None else spread(each.test, point.metric) + ("*" if each.best else " ")
+
+    yield Column(f"{name} {{metric}}", cell, 15)
     yield Column(
         "vs dense [95% interval]",
         lambda p: difference(each.difference, p.metric) if p.round and (each := on(p)) else "",
@@ -275,7 +302,9 @@ def seeds(point: Point) -> str:
 
 
 def verdict(point: Point) -> str:
-    """Match verdict of a point; `–` if not tested, `stopped` if a search did not run all seeds."""
+    """Match verdict of a point; `–` if not tested; `answer` of a search, `stopped` if it did not run all seeds."""
+    if point.answer:
+        return "answer"
     if point.stopped:
         return "stopped"
     return "–" if point.matching in (None, "not tested") else str(point.matching)

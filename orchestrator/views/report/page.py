@@ -12,9 +12,10 @@ from orchestrator.core.redact import html
 from orchestrator.core.specs import Plan
 from orchestrator.planning.number_formats import whole_number
 from orchestrator.views.report import tables
-from orchestrator.views.report.columns import COLUMNS, columns
+from orchestrator.views.report.columns import COLUMNS, folded
 from orchestrator.views.report.figures import figure_data
 from orchestrator.views.report.language_tables import Generation, generation_tables, window_table
+from orchestrator.views.report.method_pairs import pair_table
 from orchestrator.views.report.texts import as_yaml
 
 GROUPED = f"More than {figure_data.MOST_LAYERS} tensors: all entries by block, and by role in the block."
@@ -111,7 +112,7 @@ def page(
         spent: sentence with the estimated and the actual time
         written: continuations of prompts by the networks
     """
-    most = max((len(columns(points)) for _, points in tables.sections(comparison)), default=0)
+    most = max((len(folded(points)[0]) for _, points in tables.sections(comparison)), default=0)
     wide = ' class="wide"' if most > len(COLUMNS) else ""
     return "\n".join(
         [
@@ -123,6 +124,7 @@ def page(
             *([f'<p class="quiet">{html(spent)}</p>'] if spent else []),
             "<h2>Comparison</h2>",
             *comparison_tables(comparison),
+            *pair_table(comparison),
             *window_table(comparison),
             *generation_tables(written),
             *_figures(svgs, figure_data.left_out(comparison)),
@@ -147,14 +149,18 @@ def _head(info: SweepInfo, plan: Plan, comparison: Comparison) -> Iterator[str]:
 def comparison_tables(comparison: Comparison) -> Iterator[str]:
     """Yield the HTML parts of the tables, panel by panel, and the notes below them."""
     for title, points in tables.sections(comparison):
-        shown = columns(points)
-        yield f'<h3>{html(title)}</h3><div class="scroll"><table><thead><tr>'
+        shown, constant = folded(points)
+        yield f"<h3>{html(title)}</h3>"
+        if constant:
+            same = " · ".join(f"{each.heading(points[0].metric)}: {_typeset(text)}" for each, text in constant)
+            yield f'<p class="quiet">Equal in all rows: {html(same)}</p>'
+        yield '<div class="scroll"><table><thead><tr>'
         yield '<th title="line of the plots">method</th>'
         yield "".join(f'<th title="{html(each.hint)}">{html(each.heading(points[0].metric))}</th>' for each in shown)
         yield "</tr></thead><tbody>"
         before = ""
         for point in points[:ROWS]:
-            classes = [name for name, true in (("line", point.line != before), ("best", point.best)) if true]
+            classes = [name for name, true in (("line", point.line != before), ("best", point.best_on_all)) if true]
             cells = [
                 point.line if point.line != before else "",
                 *(_typeset(each.cell(point)) for each in shown),
@@ -164,7 +170,7 @@ def comparison_tables(comparison: Comparison) -> Iterator[str]:
         yield "</tbody></table></div>"
         if len(points) > ROWS:
             yield f'<p class="quiet">{whole_number(len(points) - ROWS)} more rows are in summary.csv.</p>'
-    yield from (f"<p>{html(line)}</p>" for line in tables.notes(comparison))
+    yield from (f"<p>{html(line)}</p>" for line in tables.notes(comparison, pairs=False))
 
 
 def _typeset(cell: str) -> str:

@@ -109,7 +109,7 @@ def _flat(point: Point) -> dict[str, Any]:
                 flat |= measured(one)
         elif name == "harmed":
             flat[name] = " ".join(f"{each.label}:{each.loss:.6g}" for each in point.harmed)
-        elif name != "stages" and not (name == "stopped" and not value):
+        elif name != "stages" and not (name in ("stopped", "answer") and not value):
             flat[name] = " ".join(map(str, value)) if isinstance(value, tuple) else value
     return flat
 

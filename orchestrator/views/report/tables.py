@@ -30,6 +30,7 @@ from orchestrator.views.report.columns import (
     splits_of_asked,
 )
 from orchestrator.views.report.language_tables import window_lines
+from orchestrator.views.report.method_pairs import pair_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,6 +40,12 @@ FAILURES_LISTED, LINES_LISTED = 10, 40
 
 def match_note(comparison: Comparison) -> str:
     """Explain the verdicts on matching."""
+    if comparison.search is not None and comparison.search.tests and comparison.search.ended:
+        return (
+            "match: answer: a network of the search's answer, which the search tested on validation with seeds that it "
+            "had not explored; its other seeds were not needed. –: not tested, for a second test on the test split "
+            "would be a second answer: an interval above that lies within the margin is none."
+        )
     return (
         f"match: {' or '.join(metric.loss for metric in comparison.metrics)} against dense is ruled out "
         "(one-sided 97.5% limit of the paired difference), tested along each line from the least sparse point up to "
@@ -123,13 +130,13 @@ def _print(console: Console, line: str, style: str = "") -> None:
     console.print(Text(shown(line), style=style), soft_wrap=True)
 
 
-def notes(comparison: Comparison) -> Iterator[str]:
-    """Yield the notes below the table; none if the comparison has no points."""
+def notes(comparison: Comparison, *, pairs: bool = True) -> Iterator[str]:
+    """Yield the notes below the table, with the `pairs` of methods; none if the comparison has no points."""
     if not comparison.points:
         return
     reached = any(map(reached_another, comparison.operating_points))
     rivals = "at this requested sparsity" if reached else "at this sparsity"
-    best = f" *: the best mean {rivals}." if any(point.best for point in comparison.points) else ""
+    best = f" *: the best mean {rivals}{_on_its_text(comparison)}." if any(p.best for p in comparison.points) else ""
     names = " or ".join(f"{metric.title} ({metric.better} is better)" for metric in comparison.metrics)
     steps = f" {COST.name}: {COST.hint}." if comparison.costlier else ""
     odd = f" {NO_MACS}." if any(point.speedup is None for point in comparison.points) else ""
@@ -143,6 +150,7 @@ def notes(comparison: Comparison) -> Iterator[str]:
         yield f"The dense network has hardly learned its task: {unlearned_text(dense)}; train it longer."
     yield match_note(comparison)
     yield from search_notes(comparison)
+    yield from pair_lines(comparison) if pairs else ()
     yield from two_seeds_note(point.test for point in (*comparison.dense, *comparison.operating_points))
     largest = comparison.largest_matching
     for key in islice(comparison.lines, LINES_LISTED):
@@ -153,7 +161,8 @@ def notes(comparison: Comparison) -> Iterator[str]:
         if point := largest.get(key):
             shown = f"{percent(point.sparsity)}, {ratio(point.compression)} smaller"
         panel = f" ({model} on {data})" if len(comparison.panels) > 1 else ""
-        yield f"Largest matching sparsity of {line}{panel}: {shown}"
+        if comparison.search is None or not comparison.search.answers:
+            yield f"Largest matching sparsity of {line}{panel}: {shown}"
         sparsest = max(comparison.lines[key], key=lambda point: point.sparsity)
         if sparsest.harmed:
             shown = ", ".join(f"{each.label} (-{in_points(each.loss)})" for each in sparsest.harmed)
@@ -176,6 +185,14 @@ def warning_notes(comparison: Comparison) -> Iterator[str]:
         yield f"Warning of {first}{f' and {len(others)} more' if others else ''}: {text}."
     if (more := len(comparison.warnings) - LINES_LISTED) > 0:
         yield f"{whole_number(more)} more warnings are in comparison.json of the report."
+
+
+def _on_its_text(comparison: Comparison) -> str:
+    """Say that each test set has its own winner, if there are several; name the levels where they differ."""
+    if not any(point.further for point in comparison.points):
+        return ""
+    split = any(point.best and not point.best_on_all for point in comparison.points)
+    return " on this text; " + ("the texts differ in the best method" if split else "the texts agree")
 
 
 def search_notes(comparison: Comparison) -> Iterator[str]:

@@ -102,6 +102,20 @@ def test_the_audit_counts_the_looks_and_does_not_miss_what_was_stopped() -> None
     }
 
 
+def test_a_search_that_tested_its_answer_gives_the_only_answer() -> None:
+    plan = grid(("l1_unstructured",), seeds=8)
+    decisions, ran = run_search(Matching(), plan, records_of(plan, crossing(0.63)))
+    compared = compare_trials(plan, ran, search=decisions[-1])
+    notes = "\n".join(tables.notes(compared))
+
+    assert {point.matching for point in compared.points} == {"not tested"}
+    assert sum(point.answer for point in compared.points) == 1
+    assert "matches dense" in notes
+    assert "Largest matching sparsity" not in notes
+    assert "would be a second answer" in notes
+    assert " answer " in "\n".join(tables.text_table(compared))
+
+
 def test_a_run_of_a_stopped_trial_is_scheduled_and_says_why() -> None:
     view = SweepView(sweep_info(), PLAN, LEFT)
     index = next(index for index, trial in enumerate(PLAN.trials) if trial.name in STOPPED_TRIALS)

@@ -282,7 +282,7 @@ def test_of_many_lines_page_and_figures_show_some_and_say_so(monkeypatch: pytest
         '<p class="quiet">Figures show only the 20 lines with the best means on validation for cnn on digits (45'
         in text
     )
-    assert text.count("<tr") == 1 + 10 + 1
+    assert text.count("<tr") == (1 + 10 + 1) + (1 + 44)  # the table and the audit, and the pairs of methods
     assert "36 more rows are in summary.csv." in text
     assert "\nand 35 more, in trials.csv</pre>" in text
     assert "5 more lines are in summary.csv of the report." in text
