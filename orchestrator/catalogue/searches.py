@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 from pruning.catalogue.rows import Option, Row, named
 from pruning.catalogue.value_rules import Rule, above, at_least, one_of, whole, within
 
 
+@dataclass(frozen=True)
 class Search(Row):
-    """Row of a search."""
+    """Row of a search.
+
+    Args:
+        draws_frontier: reports draw the quantities `against` which the search weighs the metric.
+    """
 
     FAMILY: ClassVar[str] = "search"
+
+    draws_frontier: bool = False
 
 
 QUANTITIES = ("parameters", "macs", "bytes", "latency", "training_macs")
@@ -153,6 +161,7 @@ SEARCHES: Mapping[str, Search] = named(
                 ),
                 *BUDGET,
             ),
+            draws_frontier=True,
         ),
     )
 )

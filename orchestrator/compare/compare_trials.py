@@ -10,6 +10,7 @@ from functools import partial
 from statistics import fmean as mean
 from typing import Any
 
+from orchestrator.catalogue.searches import SEARCHES
 from orchestrator.compare.comparison import Comparison, Cost, Level, LineKey, Point, Row, Search, StoppedPoint
 from orchestrator.compare.deployment_points import by_network, deployed
 from orchestrator.compare.panels import Position, positions
@@ -139,7 +140,8 @@ def _searched(plan: Plan, known: Sequence[Position], left_out: Mapping[Hashable,
 def _against(trial: TrialSpec) -> Sequence[str]:
     """Return the quantities of a trial's frontier; empty for another search."""
     search = trial.config.get("search") or {}
-    return search.get("against", ()) if search.get("kind") == "frontier" else ()
+    row = SEARCHES.get(str(search.get("kind")))
+    return search.get("against", ()) if row is not None and row.draws_frontier else ()
 
 
 def _samples(

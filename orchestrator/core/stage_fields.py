@@ -81,6 +81,11 @@ class Restart:
     control: str = "none"
 
     @property
+    def keeps_weights(self) -> bool:
+        """Whether the round trains on from the pruned weights."""
+        return self.weights == "keep"
+
+    @property
     def places(self) -> tuple[Place, ...]:
         """Places of the dense training that the round needs."""
         return tuple(place for place in (self.step, self.rates) if place is not None)

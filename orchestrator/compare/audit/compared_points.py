@@ -110,9 +110,7 @@ def _gained(sweep: Audited) -> Answer:
     for point in (*sweep.comparison.dense, *(point for point in sweep.comparison.points if not point.sparsity)):
         panel = point.model, point.data
         longest[panel] = max(longest.get(panel, 0.0), point.total_cost)
-    restarted = {
-        row.stage for row in sweep.comparison.rows if row.chosen.restart.startswith(("weights=step", "weights=reinit"))
-    }
+    restarted = {key for key, spec in sweep.plan.stages.items() if not spec.typed.restart.keeps_weights}
     pairs = ((point, point.difference) for point in sweep.comparison.operating_points if point.sparsity)
     gained = [
         p for p, d in pairs if d and has_spread(d) and least_gain(d, p.metric) > 0 and not restarted & {*p.stages}
