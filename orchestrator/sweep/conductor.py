@@ -286,7 +286,7 @@ def _places(config: Mapping[str, Any], store: Store, name: str) -> dict[str, str
     if config["cluster"]["kind"] != "inline":
         places["logs"] = str(folder / "logs")
     if config["tracking"]["kind"] == "mlflow":
-        places["MLflow"] = ui_hint(resolve_uri(config["tracking"]["uri"]))
+        places["MLflow"] = f"{ui_hint(resolve_uri(config['tracking']['uri']))} (choose Model training there)"
     return places
 
 

@@ -22,6 +22,7 @@ from tracking_cases import points as points_of
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.views.report.report_files import report
 from orchestrator.views.tracking import view_writer
+from orchestrator.views.tracking.runs import MODE
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,6 +32,15 @@ pytestmark = [
 PLAN = make_plan(sparsities=(0.5, 0.9), seeds=(0, 1), rounds=2)
 RECORDS = make_records(PLAN)
 VIEWS = ("means", "trials")
+PICTURES = os.environ.get("PICTURES")
+"""Folder for the picture in README: PICTURES=docs/images renews it."""
+
+
+COLUMNS = """
+    const found = [...document.querySelectorAll('.ag-header-viewport .ag-header-cell[col-id]')];
+    found.sort((one, other) => one.getBoundingClientRect().left - other.getBoundingClientRect().left);
+    return found.map(each => each.innerText.trim())
+"""
 
 
 class Server:
@@ -215,11 +225,31 @@ def test_the_interface_shows_the_sweep(server: Server, tmp_path: Path) -> None:
         window.open(f"{base}?compareRunsMode=CHART")
         window.wait_for_text("summary", "trials")
         groups_and_compares_without_tuning(window, base, parent, children)
+        shows_the_columns_to_compare_trials_by(window, base, parent, Path(PICTURES or tmp_path) / "mlflow.png")
+
+
+def shows_the_columns_to_compare_trials_by(window: Browser, base: str, parent: Any, picture: Path) -> None:
+    """Open the trials as the parent's description links them, in a browser that never saw MLflow; take the picture."""
+    window.script("localStorage.clear(); return true")
+    window.open(f"{base}/{parent.info.run_id}?{MODE}")
+    window.wait_for_text("summary/best_matching_sparsity", "difference/l1_unstructured/0.9", "means over seeds")
+    (trials,) = [link for link in window.links() if link.endswith("-trials")]
+    window.open("about:blank")
+    window.open(trials)
+    text = window.wait_for_text("synthetic: trials", "8 matching runs", "difference/test/accuracy")
+    assert "Playground" not in text, "MLflow is in its mode for language-model applications"
+    window.resize(1900, 760)
+    window.wait_for_text("parameters/compression")  # columns out of view are not on the page
+    assert window.script(COLUMNS)[:7] == [
+        *("method.name", "schedule.sparsity", "seed", "test/accuracy", "difference/test/accuracy"),
+        *("sparsity/overall", "parameters/compression"),
+    ]
+    window.screenshot(picture)
 
 
 def groups_and_compares_without_tuning(window: Browser, base: str, parent: Any, children: list[Any]) -> None:
     """Open the views that the parent's description links, and the page that compares the trials."""
-    means, trials = (f"{base}?viewStateShareKey={parent.data.tags['pruning.sweep']}-{view}" for view in VIEWS)
+    means, trials = (f"{base}?{MODE}&viewStateShareKey={parent.data.tags['pruning.sweep']}-{view}" for view in VIEWS)
     window.open(f"{base}/{parent.info.run_id}")
     window.wait_for_text("trials", "means over seeds")
     assert {means, trials} < set(window.links())
