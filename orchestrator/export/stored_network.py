@@ -92,10 +92,10 @@ def kept(
     lineage = sweep.plan.lineage(choice.stage)
     chain, dense, record = (*lineage, spec), (lineage[0] if lineage else spec), sweep.records[choice.stage]
     config = dict(choice.trial.config)
-    _refuse_other_fields(choice.stage, sweep)
     _refuse_incomplete(config, dense, spec if measured else None)
     parts = ("model", "data", "task") if measured else ("model", "data")
     own = _own_code(chain, parts, run_own_code)
+    _refuse_other_fields(choice.stage, sweep)
     if not run_own_code:
         _refuse_unlisted(chain, parts)
     if own:
