@@ -151,6 +151,7 @@ def notes(comparison: Comparison, *, pairs: bool = True) -> Iterator[str]:
     yield match_note(comparison)
     yield from search_notes(comparison)
     yield from pair_lines(comparison) if pairs else ()
+    yield from speedup_note(comparison)
     yield from two_seeds_note(point.test for point in (*comparison.dense, *comparison.operating_points))
     largest = comparison.largest_matching
     for key in islice(comparison.lines, LINES_LISTED):
@@ -185,6 +186,19 @@ def warning_notes(comparison: Comparison) -> Iterator[str]:
         yield f"Warning of {first}{f' and {len(others)} more' if others else ''}: {text}."
     if (more := len(comparison.warnings) - LINES_LISTED) > 0:
         yield f"{whole_number(more)} more warnings are in comparison.json of the report."
+
+
+def speedup_note(comparison: Comparison) -> Iterator[str]:
+    """Yield the dense network that each format's measured speed-up is over, if formats differ in it."""
+    found: dict[str, set[str]] = {}
+    for each in (each for point in comparison.points for each in point.deployed):
+        found.setdefault(each.format, set()).update(each.dense_runtimes)
+    if any(found.values()) and not all(found.values()):
+        over = [
+            f"{name} over dense in {f'its fastest runtime here ({chr(44).join(sorted(of))})' if of else 'that format'}"
+            for name, of in found.items()
+        ]
+        yield f"Measured speed-ups: {'; '.join(over)}. Compare them only within a format."
 
 
 def _on_its_text(comparison: Comparison) -> str:

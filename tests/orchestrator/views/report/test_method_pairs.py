@@ -9,7 +9,8 @@ from factories import make_plan, make_records
 
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.comparison import Comparison
-from orchestrator.compare.statistics import paired_difference
+from orchestrator.compare.deployment_points import Deployed
+from orchestrator.compare.statistics import Estimate, paired_difference
 from orchestrator.views.report import tables
 from orchestrator.views.report.columns import folded
 from orchestrator.views.report.method_pairs import method_pairs, pair_table
@@ -79,3 +80,17 @@ def test_columns_that_are_equal_or_empty_leave_the_table() -> None:
     assert names.index("plays accuracy %") < names.index("size"), "the second text stands beside the first"
     assert "cost" not in [*names, *(column.name for column, _ in constant)], "it is the steps"
     assert "Equal in all rows: seeds: 3" in "".join(comparison_tables(found)).replace("\u00a0", " ")
+
+
+def test_formats_measured_against_unequal_dense_networks_say_so() -> None:
+    found = compare_trials(PLAN, RECORDS)
+
+    def deployed(name: str, *runtimes: str) -> Deployed:
+        return Deployed(name, 1, "cpu", 1.0, 2.0, Estimate(1, 2.0), 8.0, 9.0, None, None, dense_runtimes=runtimes)
+
+    points = tuple(replace(p, deployed=(deployed("shrink"), deployed("sparse", "onnx"))) for p in found.points)
+    assert [*tables.speedup_note(replace(found, points=points))] == [
+        "Measured speed-ups: shrink over dense in that format; sparse over dense in its fastest runtime here (onnx). "
+        "Compare them only within a format."
+    ]
+    assert not [*tables.speedup_note(found)]
