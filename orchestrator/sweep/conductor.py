@@ -293,6 +293,13 @@ def _places(config: Mapping[str, Any], store: Store, name: str) -> dict[str, str
 def _sweep_wide(plan: Plan) -> Mapping[str, Any]:
     """Return the configuration that all trials share; raise ConfigError if a shared part differs."""
     first = plan.trials[0].config
+    typed = (each.lstrip("+").partition("=") for trial in plan.trials for each in trial.overrides)
+    presets = dict.fromkeys(value for key, _, value in typed if key == "sweep")
+    if len(presets) > 1:
+        raise ConfigError(
+            f"`+sweep` (={','.join(presets)}) must be one preset, as a sweep has one name and one set of axes; run a "
+            "command for each preset."
+        )
     for part in SWEEP_WIDE:
         if any(trial.config[part] != first[part] for trial in plan.trials):
             raise ConfigError(

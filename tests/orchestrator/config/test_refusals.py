@@ -388,3 +388,8 @@ def test_a_loss_of_ones_own_is_a_mapping(ask: Ask) -> None:
 def test_a_margin_in_points_is_refused(ask: Ask) -> None:
     told = "`compare.margin` (=2.0) must lie in [0, 1): accuracy is a fraction; pass 0.01 for one point."
     assert told in ask("compare.margin=2", "tracking=none")
+
+
+def test_several_presets_in_one_command_are_refused_as_presets(ask: Ask) -> None:
+    said = ask("-m", "+sweep=random_amounts,methods")
+    assert "`+sweep` (=random_amounts,methods) must be one preset" in said
