@@ -237,6 +237,8 @@ class SweepView:
             Point(key_of(name), value, at, len(trial.stages) - 1)
             for name, value, at in (*self._difference(trial), *headline(trial, self._records))
         ]
+        if len(chain) == len(trial.stages):  # MLflow compares runs by the metric that was written first
+            content.points.sort(key=lambda point: point.key.startswith((DENSE, ROUNDS, "curve/")))
         if content.masks:
             content.files[MASKS_PICTURE] = mask_picture(chain)
             content.tags[NOTE_TAG] = f"![sparsity of each tensor after each round]({MASKS_PICTURE})"
