@@ -211,7 +211,8 @@ def test_the_tokenizer_in_a_gguf_file_is_written_by_transformers(
     (tmp_path / "model.gguf").touch()
     asked: list[Any] = []
 
-    def read(folder: Path, *, gguf_file: str) -> Any:
+    def read(folder: Path, *, gguf_file: str, local_files_only: bool, trust_remote_code: bool) -> Any:
+        assert (local_files_only, trust_remote_code) == (True, False)
         asked.append(folder / gguf_file)
         return SimpleNamespace(save_pretrained=lambda into: (into / "tokenizer.json").write_text("from gguf"))
 
