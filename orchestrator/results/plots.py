@@ -103,14 +103,14 @@ class Plots:
         """Draw the primary metric on validation against sparsity, before and after fine-tuning."""
         return _drawn(
             drawn.fine_tuning,
-            _chosen(figure_data.fine_tuning(self._comparison), panel, "a training after pruning"),
+            _chosen(figure_data.fine_tuning(self._comparison), panel, "a finished round with a training after pruning"),
             ax,
         )
 
     def curves(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
         """Draw the primary metric on validation during training of each method's sparsest networks, marking rounds."""
         plots = figure_data.curves(self._saved.plan, self._saved.records, self._comparison)
-        return _drawn(drawn.curves, _chosen(plots, panel, "a finished round and a training"), ax)
+        return _drawn(drawn.curves, _chosen(plots, panel, "a finished round, and a training"), ax)
 
     def mask_history(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
         """Draw the overlap with the first masks, and the explored fraction, against the step of the training."""

@@ -351,10 +351,10 @@ def test_what_no_trial_has_finished_cannot_be_drawn(name: str) -> None:
     saved = SavedSweep(sweep_info(), PLAN, {key: record for key, record in RECORDS.items() if key in dense})
     plot = SweepResults(Store("nowhere", read_only=True), saved).plot
 
-    if name not in ("densities", "layers"):
+    if name not in ("densities", "layers", "fine_tuning", "curves"):
         assert getattr(plot, name)(ax=Figure().add_subplot()).get_title() == "cnn on digits", "of dense networks"
     else:
-        assert "the figure needs a finished trial, which the sweep does not have" in refusal(getattr(plot, name))
+        assert "the figure needs a finished " in refusal(getattr(plot, name))
 
 
 def test_what_is_known_of_a_trial_before_it_ends_is_told_and_whole_numbers_stay_whole() -> None:
