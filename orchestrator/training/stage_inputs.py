@@ -29,7 +29,7 @@ from orchestrator.workloads.tasks.task import Task
 
 @dataclass(frozen=True)
 class StageInputs:
-    """What the steps of a stage work on; they train and prune the network in place, and set its masks."""
+    """Inputs of a stage's steps, which train and prune the network in place, and set its masks."""
 
     spec: StageSpec
     network: Network

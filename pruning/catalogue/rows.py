@@ -19,7 +19,7 @@ from pruning.catalogue.value_rules import Rule
 REQUIRED: Any = Parameter.empty
 """The default of an option that must be given."""
 Baseline: TypeAlias = Literal["", "random", "magnitude"]
-"""What comparisons use a built-in as: the random control, the baseline of the smallest weights, or neither."""
+"""Role of a built-in in comparisons: the random control, the baseline of the smallest weights, or none."""
 Check = Callable[[str, Mapping[str, Any]], Iterator[str]]
 """(place in a configuration, values) -> an error sentence for each broken rule over several options."""
 

@@ -180,7 +180,9 @@ def test_older_records_have_no_cost_to_compare_at() -> None:
 
     assert found["method"].tolist() == ["dense", "rigl", "rigl", "static", "static"]
     assert found["total_training_macs"].isna().all()
-    with pytest.raises(OrchestratorError, match="finished rounds of two lines with recorded multiply-accumulates"):
+    with pytest.raises(
+        OrchestratorError, match="finished rounds of two lines with unequal recorded multiply-accumulates"
+    ):
         results(PLAN, make_records(PLAN)).plot.tradeoff("training_macs")
 
 

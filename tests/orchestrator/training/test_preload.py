@@ -1,4 +1,4 @@
-"""What a worker imports before its first task."""
+"""Imports of a worker before its first task."""
 
 from __future__ import annotations
 

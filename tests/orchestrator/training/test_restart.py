@@ -24,6 +24,7 @@ from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
 from orchestrator.sweep.conductor import run
+from orchestrator.training import stage_networks
 from orchestrator.training.loop.training_loop import Cancelled
 from orchestrator.training.pruning_rounds import LawBroken
 from orchestrator.training.state import rewinding
@@ -137,7 +138,7 @@ def test_what_goes_on_from_a_step_has_nothing_of_what_is_pruned_nor_of_what_was_
     plan = planned(small("restart=rewind", "restart.step=12", "train.ema=0.9"))
     found = run_chain(plan, store)[-1]
     model, mask, spec = normed(), masks(store, found), plan.stages[found.key]
-    in_order = rewinding.masks_of(model, mask)
+    in_order = stage_networks.masks_of(model, mask)
     saved = rewinding.state_of(store, start_at(plan, store, 12).key)
     state = rewinding.onward(model, in_order, spec, store)
 

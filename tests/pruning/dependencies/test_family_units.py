@@ -194,7 +194,7 @@ def test_refusals_come_before_anything_is_computed() -> None:
     refused(network_of("Llama"), "^`example` .=None. must be an input .* 'macs'", unit="mlp", budget="macs")
     refused(
         network_of("Llama"),
-        "^`scope.uniform` .=True. gives all layers equal .* not of 'layer'",
+        "^`scope.uniform` .=True. is for unit.kind 'heads' or 'mlp' .* and unit.kind is 'layer'",
         unit="layer",
         uniform=True,
     )
