@@ -266,13 +266,13 @@ def captured_calls(model: nn.Module, parts: Sequence[Part], batch: Batch, *, to_
 
     def leave(index: int, _module: nn.Module, _args: tuple[Any, ...], outputs: Any) -> None:
         leaves = tree_leaves(outputs)
-        kept.append(leaves)  # the addresses of outputs must not be used again
+        kept[:] = leaves  # or their addresses, by which the next arguments are known, would be used again
         before.clear()
         before.update({id(leaf): at for at, leaf in reversed([*enumerate(leaves)]) if isinstance(leaf, Tensor)})
         if index == len(parts) - 1 and not to_its_end:
             raise _Ended
 
-    kept: list[list[Any]] = []
+    kept: list[Any] = []
     with hooked([part.module for part in parts], enter, leave), suppress(_Ended):
         call_model(model, batch)
     return calls[:end]
