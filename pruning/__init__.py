@@ -12,7 +12,7 @@ Differences visible to code written for `torch.nn.utils.prune`:
 - `CustomFromMask` does not keep its mask after `apply`; tied parameters count once in global pruning;
 - random methods draw other numbers from the same seed; all methods take `generator`.
 
-A submodule is imported when it is first used, so `pruning.choices.amount` and `pruning.schedule` need no torch.
+A submodule is imported when it is first used, so `pruning.choices.axes` and `pruning.schedule` need no torch.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from pruning import dynamics as dynamics
     from pruning import scores as scores
     from pruning.catalogue.methods import METHODS as METHODS
-    from pruning.choices.amount import Amount as Amount
-    from pruning.choices.amount import count_to_prune as count_to_prune
-    from pruning.choices.amount import validate_amount as validate_amount
+    from pruning.choices.axes import Amount as Amount
+    from pruning.choices.axes import count_to_prune as count_to_prune
+    from pruning.choices.axes import validate_amount as validate_amount
     from pruning.choices.combining import Choices as Choices
     from pruning.choices.published import PUBLISHED as PUBLISHED
     from pruning.compact.shrinking import Shrunk as Shrunk
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from pruning.dependencies.families.smaller_transformer import smaller_transformer as smaller_transformer
     from pruning.dependencies.group_finding import dependency_groups as dependency_groups
     from pruning.engine.committing import commit as commit
+    from pruning.engine.committing import effective_sparsity as effective_sparsity
     from pruning.engine.committing import sparsity as sparsity
-    from pruning.engine.controls import inverted as inverted
-    from pruning.engine.controls import shuffle as shuffle
-    from pruning.engine.dead_paths import effective_sparsity as effective_sparsity
     from pruning.engine.one_call import prune as prune
     from pruning.engine.plans import Plan as Plan
     from pruning.engine.plans import plan as plan
     from pruning.engine.pruning_units import groups as groups
+    from pruning.engine.scoring import inverted as inverted
+    from pruning.engine.scoring import shuffle as shuffle
     from pruning.holding.keeper import MaskKeeper as MaskKeeper
     from pruning.holding.low_rank import LowRankUpdates as LowRankUpdates
     from pruning.holding.reparam import mask_gradients as mask_gradients
@@ -78,12 +78,12 @@ if TYPE_CHECKING:
     from pruning.reconstruction.block_by_block import layerwise as layerwise
     from pruning.schedule import targets as targets
     from pruning.selection.allocation import allocate as allocate
-    from pruning.selection.unit_selection import select as select
+    from pruning.selection.selection_groups import select as select
 
 _HOMES = {
     name: home
     for home, names in {
-        "choices.amount": "Amount count_to_prune validate_amount",
+        "choices.axes": "Amount count_to_prune validate_amount",
         "catalogue.methods": "METHODS",
         "choices.combining": "Choices",
         "choices.published": "PUBLISHED",
@@ -92,10 +92,9 @@ _HOMES = {
         "dependencies.families.smaller_transformer": "Resized smaller_transformer",
         "dependencies.group_finding": "dependency_groups",
         "dependencies.dependency_groups": "DependencyGroup DependencyGroups",
-        "engine.committing": "commit sparsity",
-        "engine.controls": "inverted shuffle",
+        "engine.committing": "commit effective_sparsity sparsity",
+        "engine.scoring": "inverted shuffle",
         "engine.pruning_units": "groups",
-        "engine.dead_paths": "effective_sparsity",
         "engine.one_call": "prune",
         "engine.plans": "Plan plan",
         "holding.keeper": "MaskKeeper",
@@ -112,7 +111,7 @@ _HOMES = {
         "reconstruction.block_by_block": "Layerwise layerwise",
         "schedule": "targets",
         "selection.allocation": "allocate",
-        "selection.unit_selection": "select",
+        "selection.selection_groups": "select",
     }.items()
     for name in names.split()
 }
@@ -120,9 +119,9 @@ _HOMES = {
 
 _TORCH_NAMES = {
     "_compute_norm": ("selection.channel_masks", "channel_norms"),
-    "_compute_nparams_toprune": ("choices.amount", "count_to_prune"),
-    "_validate_pruning_amount": ("choices.amount", "check_amount_fits"),
-    "_validate_pruning_amount_init": ("choices.amount", "validate_amount"),
+    "_compute_nparams_toprune": ("choices.axes", "count_to_prune"),
+    "_validate_pruning_amount": ("choices.axes", "check_amount_fits"),
+    "_validate_pruning_amount_init": ("choices.axes", "validate_amount"),
     "_validate_pruning_dim": ("selection.channel_masks", "check_dim"),
     "_validate_structured_pruning": ("selection.channel_masks", "check_structured"),
 }

@@ -18,7 +18,7 @@ import yaml
 
 import pruning
 from orchestrator.__main__ import main as orchestrate
-from orchestrator.compare.against.baseline import false_alarms, read_baseline
+from orchestrator.compare.baseline import false_alarms, read_baseline
 from orchestrator.workloads import data_loading
 
 ROOT = Path(__file__).parent.parent

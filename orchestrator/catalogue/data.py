@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pruning.catalogue.rows import Option, Row, named
-from pruning.catalogue.value_rules import Rule, one_of, whole, within
+from pruning.catalogue.rows import Option, Row, Rule, named, one_of, whole, within
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from pruning.catalogue.rows import Option, Row, named
-from pruning.catalogue.value_rules import Rule, is_int, is_number, whole
+from pruning.catalogue.rows import Option, Row, Rule, is_int, is_number, named, whole
 
 
 class Model(Row):

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pruning.catalogue.rows import Option, Row, named
-from pruning.catalogue.value_rules import Rule, above, at_least, one_of, whole, within
+from pruning.catalogue.rows import Option, Row, Rule, above, at_least, named, one_of, whole, within
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pruning.catalogue.rows import REQUIRED, Option, Row, named
-from pruning.catalogue.value_rules import Rule, at_least, one_of, whole
+from pruning.catalogue.rows import REQUIRED, Option, Row, Rule, at_least, named, one_of, whole
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ TASKS: Mapping[str, Task] = named(
         ),
         Task(
             "language_modelling",
-            "orchestrator.workloads.tasks.language.language_modelling:LanguageModelling",
+            "orchestrator.workloads.tasks.language_modelling:LanguageModelling",
             "Prediction of the next token: perplexity and cross-entropy.",
             (
                 Option(

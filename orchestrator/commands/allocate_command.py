@@ -9,9 +9,8 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from orchestrator.commands.arguments import CommandParser, add_store, open_store
-from orchestrator.commands.named_files import replace_named
-from orchestrator.compare.secondary.sensitivity import Allocation, SensitivityCurve, allocation, sensitivity_curves
+from orchestrator.commands.arguments import CommandParser, add_store, open_store, replace_named
+from orchestrator.compare.sensitivity import Allocation, SensitivityCurve, allocation, sensitivity_curves
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.planning.number_formats import percent
 from orchestrator.store import saved_sweep

@@ -9,19 +9,19 @@ from functools import partial
 from pathlib import Path
 
 from orchestrator.commands.arguments import (
+    check_output_folder,
     file_system,
     list_store,
     list_sweeps,
     open_store,
     sweeps_parser,
 )
-from orchestrator.commands.named_files import check_output_folder
-from orchestrator.compare.against.pairing import Side
-from orchestrator.compare.against.two_sweeps import TwoSweeps, compare_two
 from orchestrator.compare.audit.checklist import audit
 from orchestrator.compare.compare_trials import compare_trials, merge_plans
 from orchestrator.compare.comparison import Comparison
-from orchestrator.config.parts.results import MARGIN
+from orchestrator.compare.pairing import Side
+from orchestrator.compare.two_sweeps import TwoSweeps, compare_two
+from orchestrator.config.results import MARGIN
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Decision, SweepInfo
 from orchestrator.core.metrics import margin_fault
@@ -31,11 +31,11 @@ from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
 from orchestrator.sweep.beside_grid import beside_grid
 from orchestrator.views.report import differences, tables
-from orchestrator.views.report.figures.overlap import ReadFile
+from orchestrator.views.report.figures.of_layers import ReadFile
 from orchestrator.views.report.report_files import report, write
 from orchestrator.views.terminal.standard_streams import say, show_what_can_be_shown
 from orchestrator.views.tracking.read_back import load_from_mlflow, sweeps_in_mlflow
-from pruning.measure.garbage_collection import collector_paused
+from pruning.measure.latency import collector_paused
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -219,7 +219,7 @@ def _merged_searches(searches: Sequence[Decision]) -> Decision | None:
 
 
 def _print(sweep: SavedSweep, comparison: Comparison) -> None:
-    from orchestrator.views.terminal.console import Console
+    from orchestrator.views.terminal.standard_streams import Console
 
     console = Console(highlight=False)
     tables.print_comparison(comparison, console)

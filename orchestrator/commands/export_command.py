@@ -8,13 +8,11 @@ from pathlib import Path
 
 from torch import nn
 
-from orchestrator.commands.arguments import CommandParser, add_store, open_store
-from orchestrator.commands.named_files import check_output_folder
+from orchestrator.commands.arguments import CommandParser, add_store, check_output_folder, open_store
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.metrics import Metric
-from orchestrator.deploy.formats.format import ExportError, Format
-from orchestrator.deploy.formats.format_table import FORMATS
+from orchestrator.deploy.formats.format import FORMATS, ExportError, Format
 from orchestrator.deploy.shrunk_network import shrunk
 from orchestrator.export import trial_choice
 from orchestrator.export.export_folder import (

@@ -6,13 +6,12 @@ import argparse
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from orchestrator.commands.arguments import CommandParser, add_store, open_store
-from orchestrator.commands.named_files import read_named, replace_named
-from orchestrator.compare.against.baseline import Baseline, make_baseline, read_baseline, text_of
-from orchestrator.compare.against.gate_verdicts import alarms, passes, verdicts
-from orchestrator.compare.against.paired_figures import hardware
+from orchestrator.commands.arguments import CommandParser, add_store, open_store, read_named, replace_named
+from orchestrator.compare.baseline import Baseline, make_baseline, read_baseline, text_of
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.comparison import Comparison
+from orchestrator.compare.pairing import hardware
+from orchestrator.compare.verdicts import alarms, passes, verdicts
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.planning.number_formats import counted
 from orchestrator.store import saved_sweep

@@ -9,7 +9,7 @@ from functools import partial
 
 from orchestrator.commands.arguments import file_system, list_store, open_store, sweeps_parser
 from orchestrator.compare.compare_trials import compare_trials
-from orchestrator.config.parts.results import ADDRESS
+from orchestrator.config.results import ADDRESS
 from orchestrator.config.tracking_uri import resolve_experiment, resolve_uri
 from orchestrator.core.errors import CannotKeep, OrchestratorError
 from orchestrator.core.events import Failure, StageEvent

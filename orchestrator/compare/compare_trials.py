@@ -15,8 +15,7 @@ from orchestrator.compare.comparison import Comparison, Cost, Level, LineKey, Po
 from orchestrator.compare.deployment_points import by_network, deployed
 from orchestrator.compare.panels import Position, positions
 from orchestrator.compare.round_columns import WEIGHTS
-from orchestrator.compare.secondary.secondary_figures import asked_figures, further_test_sets, harmed
-from orchestrator.compare.secondary.window_differences import window_differences
+from orchestrator.compare.secondary_figures import asked_figures, further_test_sets, harmed, window_differences
 from orchestrator.compare.statistics import Estimate, Match, estimate, matches, paired_difference
 from orchestrator.compare.trial_rows import reasons, rows_of_each, statuses, warnings
 from orchestrator.core.errors import OrchestratorError
@@ -25,7 +24,7 @@ from orchestrator.core.metrics import margin_fault
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.core.stage_kinds import KINDS, START
-from pruning.measure.garbage_collection import collector_paused
+from pruning.measure.latency import collector_paused
 
 Sample = tuple[Row, Row]
 """A row, and the row of its own dense network."""

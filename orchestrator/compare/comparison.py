@@ -9,8 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from orchestrator.compare.deployment_points import Deployed
 from orchestrator.compare.round_columns import WEIGHTS, Chosen
-from orchestrator.compare.secondary.secondary_figures import AskedFigure, FurtherTestSet, Harm
-from orchestrator.compare.secondary.window_differences import WindowDifference
+from orchestrator.compare.secondary_figures import AskedFigure, FurtherTestSet, Harm, WindowDifference
 from orchestrator.compare.statistics import Estimate, Match
 from orchestrator.core.metrics import Metric
 

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from orchestrator.compare.trial_settings import SettingsOfEach, as_typed, name_of, varying
-from orchestrator.config.parts import densities_file
+from orchestrator.config import round_amounts
 from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.specs import Plan, TrialSpec
 
@@ -22,7 +22,7 @@ DENSE_SETTINGS = ("model.", "data.", "task.", "train.", "device", "threads")
 """Settings that affect a dense network, besides its seed."""
 CONTROL = "restart.control"
 """Setting that only a trial's last round carries; the stages that identify the line do not have it."""
-FILE = f"scope.{densities_file.KEY}"
+FILE = f"scope.{round_amounts.KEY}"
 _NAMES = ("method.name", "schedule.kind", "schedule.rounds", "model.name", "data.name")
 
 
@@ -131,7 +131,7 @@ def _identified(plan: Plan, trial: TrialSpec, settings: dict[str, Any], describe
 
 def _densities_file(trial: TrialSpec) -> str:
     """Return the file with the densities of a trial, empty if there is none."""
-    return str(trial.config.get("scope", {}).get(densities_file.KEY) or "")
+    return str(trial.config.get("scope", {}).get(round_amounts.KEY) or "")
 
 
 @cache

@@ -1,15 +1,20 @@
-"""Schema and rules of the config group `cluster`: where trials run, and the resources of each trial."""
+"""Schema and rules of the config group `cluster`: where trials run, the resources of each, and submitted jobs."""
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from orchestrator.config.key_rules import key
-from pruning.catalogue.value_rules import Rule, at_least, one_of
+from orchestrator.config.tracking_uri import DEFAULT_URI, resolve_uri, sqlite_path
+from orchestrator.config.well_formed import key
+from orchestrator.core.redact import redact
+from pruning.catalogue.rows import Rule, at_least, one_of
 
 LEAST = 0.0001
 """Ray's smallest share of a resource."""
@@ -150,3 +155,49 @@ def _address(address: str | None) -> Iterator[str]:
         )
     elif not (found := re.fullmatch(r"(?:[^\s/:]+|\[[0-9a-fA-F:]+\]):(\d{1,5})", address)) or int(found[1]) > 65535:
         yield f"`cluster.address` (={address}) must be auto, local or host:port; pass null to start Ray for the sweep."
+
+
+JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Environment variable that Ray sets for a submitted job."""
+
+
+STOP_SECONDS = 2.0
+"""Seconds for stages to end after `ray job stop`, which allows three seconds in all."""
+
+
+def grace(seconds: float) -> float:
+    """Return the seconds for stages to end: `seconds`, but at most `STOP_SECONDS` in a submitted job."""
+    return min(seconds, STOP_SECONDS) if JOB_CONFIG in os.environ else seconds
+
+
+def in_temporary_copy() -> bool:
+    """Whether this process is a submitted job whose working directory is a temporary copy by Ray."""
+    try:
+        runtime_env = json.loads(os.environ.get(JOB_CONFIG, "{}")).get("runtime_env") or {}
+    except ValueError:
+        return False
+    return bool(runtime_env.get("working_dir"))
+
+
+def submission_violations(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each path of a plain configuration that would be lost with the working directory."""
+    if not in_temporary_copy():
+        return
+    uri, tracking = str(config["store"]["uri"]), config["tracking"]
+    if "://" not in uri and _is_here(Path(uri).expanduser()):
+        yield (
+            f"`store.uri` (={uri}) lies in the working directory, which is a temporary copy for a submitted job: "
+            "every result would be lost; pass store.uri=s3://bucket/prefix, or the absolute path of a "
+            "directory that every node mounts."
+        )
+    database = sqlite_path(resolve_uri(tracking["uri"])) if tracking["kind"] == "mlflow" else None
+    if database is not None and _is_here(database):
+        yield (
+            f"`tracking.uri` (={redact(tracking['uri'] or DEFAULT_URI)}) lies in the working directory, which is a "
+            "temporary copy for a submitted job: the view would be lost; pass the address of an MLflow server, "
+            "sqlite:////absolute/path/mlflow.db, or tracking=none."
+        )
+
+
+def _is_here(path: Path) -> bool:
+    return path.absolute().resolve().is_relative_to(Path.cwd().resolve())

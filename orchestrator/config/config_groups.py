@@ -16,15 +16,13 @@ from orchestrator.catalogue.data import DATA
 from orchestrator.catalogue.models import COUNT, MODELS, SIZES
 from orchestrator.catalogue.searches import BUDGET, SEARCHES
 from orchestrator.catalogue.tasks import TASKS
-from orchestrator.config.key_rules import violations
-from orchestrator.config.well_formed import mistyped
+from orchestrator.config.well_formed import mistyped, violations
 from pruning.catalogue.dynamics import DYNAMICS
 from pruning.catalogue.methods import METHODS
 from pruning.catalogue.reconstructions import SOLVERS, Reconstruction
 from pruning.catalogue.repairs import REPAIRS
-from pruning.catalogue.rows import Check, Option, Row, named
+from pruning.catalogue.rows import Check, Option, Row, Rule, is_int, named, whole, within
 from pruning.catalogue.scores import SCORES, Score
-from pruning.catalogue.value_rules import Rule, is_int, whole, within
 
 _KIND = Option("kind", str | None, None, "Name of a built-in component; pass exactly one of `kind` and `_target_`.")
 _REPAIR = Option("kind", str | None, None, "Name of a repair.")

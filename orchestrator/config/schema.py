@@ -16,22 +16,24 @@ from omegaconf import MISSING
 from orchestrator.catalogue.formats import FORMATS
 from orchestrator.catalogue.models import MODELS
 from orchestrator.catalogue.tasks import TASKS
-from orchestrator.config import cluster, config_groups, sources, well_formed
-from orchestrator.config.key_rules import key
-from orchestrator.config.key_rules import violations as broken
-from orchestrator.config.parts import (
+from orchestrator.config import (
+    cluster,
+    config_groups,
     deploy,
     method_choices,
     parallel,
     results,
     round_amounts,
-    sparse_training,
+    sources,
     training,
+    well_formed,
 )
+from orchestrator.config.well_formed import key
+from orchestrator.config.well_formed import violations as broken
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.file_names import component
 from orchestrator.core.metrics import fraction_fault
-from pruning.catalogue.value_rules import Rule, at_least
+from pruning.catalogue.rows import Rule, at_least
 
 
 class ConfigError(OrchestratorError):
@@ -178,7 +180,7 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     choices = ("method", "score", "dynamics", "repair")
     if not told and all(isinstance(config[group], Mapping) for group in choices):
         together = [*method_choices.violations(config)]
-        yield from together or sparse_training.violations(config)
+        yield from together or training.violations(config)
     if not told:
         yield from _stride_violations(config["task"], config["data"])
         yield from _margin_violations(config)

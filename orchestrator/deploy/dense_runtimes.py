@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from orchestrator.catalogue import formats as catalogue
-from orchestrator.deploy.formats.format import call, difference
-from orchestrator.deploy.formats.format_table import FORMATS
+from orchestrator.deploy.formats.format import FORMATS, call, difference
 from orchestrator.workloads.tasks.batch import outputs_of
 from pruning.graph.tracing import Example, quiet
 from pruning.measure.latency import Call, Make, calling

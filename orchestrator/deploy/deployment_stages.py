@@ -32,13 +32,20 @@ from orchestrator.core.redact import redact_tree
 from orchestrator.core.specs import DENSE, NETWORK, StageSpec
 from orchestrator.core.work_order import FileWriter, Result, WorkOrder
 from orchestrator.deploy.dense_runtimes import DenseRuntimes
-from orchestrator.deploy.deployed_metrics import calibration_inputs, metrics_of
-from orchestrator.deploy.formats.format import ExportError, Run, Stepper, call, called_with, resized
-from orchestrator.deploy.formats.format_table import FORMATS, TOLERANCES
-from orchestrator.deploy.latency_measuring import Measuring
+from orchestrator.deploy.formats.format import (
+    FORMATS,
+    TOLERANCES,
+    ExportError,
+    Run,
+    Stepper,
+    call,
+    called_with,
+    resized,
+)
+from orchestrator.deploy.latency_measuring import Measuring, calibration_inputs, metrics_of
 from orchestrator.deploy.shrunk_network import check_outputs, shrunk
 from orchestrator.training.stage_networks import Network, fitting, restored
-from orchestrator.training.state.stage_environment import environment
+from orchestrator.training.state.checkpointing import environment
 from orchestrator.workloads.weight_files import plain_state, state_digest, write_state
 from pruning.graph.tracing import Example
 from pruning.measure.latency import Call, Make, calling

@@ -13,7 +13,7 @@ import pruning
 from orchestrator.deploy.formats.format import ExportError, call, difference, with_outputs_alone
 from orchestrator.workloads.tasks.batch import outputs_of
 from pruning.graph.tracing import Example
-from pruning.measure.matrix_products import Watching
+from pruning.measure.macs import Watching
 
 ROUNDINGS = 8
 """Allowed difference of outputs, in units of the rounding error of the coarsest dtype that the network computes in."""

@@ -9,13 +9,12 @@ from pathlib import Path
 from threading import Event
 from typing import Self
 
-from orchestrator.config import submission
-from orchestrator.config.cluster import Cluster
+from orchestrator.config.cluster import Cluster, grace
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.work_order import Passed, Preflight, Report, StageStore, Work, WorkOrder, unheard
 from orchestrator.execution.dispatch import Claims, Dispatcher
-from orchestrator.execution.perform import DEFAULT_WORK, PREFLIGHT, perform
+from orchestrator.execution.segment import DEFAULT_WORK, PREFLIGHT, perform
 
 
 class InlineExecutor:
@@ -101,7 +100,7 @@ class InlineExecutor:
             threads=self._cluster.thread_count,
             attempt=attempt,
             cancelled=self._cancelled.is_set,
-            grace=submission.grace(self._cluster.grace),
+            grace=grace(self._cluster.grace),
             stage_timeout=self._cluster.stage_timeout,
             report=self._watch,
         )

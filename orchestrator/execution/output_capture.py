@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from orchestrator.store.node_folder import node_folder
+from orchestrator.store.local_backend import node_folder
 
 
 @contextmanager

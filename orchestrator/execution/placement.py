@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from orchestrator.config.cluster import Cluster
 from orchestrator.execution.on_ray.embedded_ray import address_of
-from orchestrator.planning.hardware import lacks_gpu
 from orchestrator.planning.number_formats import counted
+from orchestrator.planning.pace import lacks_gpu
 
 Resources = Mapping[str, float]
 """Ray's names of resources -> amounts; memory in bytes."""

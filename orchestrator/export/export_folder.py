@@ -18,10 +18,9 @@ from orchestrator.catalogue.formats import FORMATS as FORMAT_ROWS
 from orchestrator.catalogue.models import MODELS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import markdown
-from orchestrator.deploy.deployed_metrics import calibration_inputs, metrics_of
-from orchestrator.deploy.formats.format import ExportError, Format
-from orchestrator.deploy.formats.format_table import FORMATS
+from orchestrator.deploy.formats.format import FORMATS, ExportError, Format
 from orchestrator.deploy.formats.pretrained import NAME as HUGGINGFACE
+from orchestrator.deploy.latency_measuring import calibration_inputs, metrics_of
 from orchestrator.deploy.shrunk_network import check_outputs
 from orchestrator.export.pretrained_directory import complete, generation_code, metadata
 from orchestrator.export.stored_network import StoredNetwork

@@ -17,8 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import orchestrator
-from orchestrator.deploy.formats.format import ExportError, call_values, cut, difference, input_names
-from orchestrator.deploy.formats.format_table import FORMATS
+from orchestrator.deploy.formats.format import FORMATS, ExportError, call_values, cut, difference, input_names
 from orchestrator.deploy.formats.pretrained import GENERATING, NAME, stock_network
 from orchestrator.export import stock_loading
 from orchestrator.export.stock_loading import GENERATED, NEW_TOKENS, PROMPT, TEXT, TOKENS, answers

@@ -7,18 +7,17 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from orchestrator.config.parts.method_choices import published_at_start
-from orchestrator.config.parts.parallel import processes
-from orchestrator.config.parts.sparse_training import row_of
+from orchestrator.config.method_choices import published_at_start
+from orchestrator.config.parallel import processes
+from orchestrator.config.training import row_of
 from orchestrator.core.events import Forecast
 from orchestrator.core.plain_data import canonical_json
 from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.core.stage_kinds import PART
-from orchestrator.planning.estimates.forecast import told
-from orchestrator.planning.estimates.layerwise_costs import layerwise_costs
-from orchestrator.planning.hardware import gpu_models
+from orchestrator.planning.forecast import layerwise_costs, told
 from orchestrator.planning.network_files import tied_head
 from orchestrator.planning.number_formats import counted, percent, whole_number
+from orchestrator.planning.pace import gpu_models
 from orchestrator.planning.pinned_content import text_size
 from orchestrator.planning.plan import device_kind, round_targets, threads
 

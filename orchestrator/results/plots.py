@@ -6,16 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args
 
 from orchestrator.compare.comparison import Comparison
-from orchestrator.compare.secondary.sensitivity import sensitivity_curves
-from orchestrator.results.missing_names import ResultsError, no_choice, not_there
+from orchestrator.compare.sensitivity import sensitivity_curves
+from orchestrator.results.trial_results import ResultsError, no_choice, not_there
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
-from orchestrator.views.report.figures import by_method, figure_data, measured, searched_frontier
+from orchestrator.views.report.figures import by_method, figure_data, measured
 from orchestrator.views.report.figures import plot_axes as drawn
-from orchestrator.views.report.figures.layers_alone import layers_alone
-from orchestrator.views.report.figures.mask_history import mask_history
-from orchestrator.views.report.figures.overlap import overlap_of
-from orchestrator.views.report.figures.token_speed import token_speed
+from orchestrator.views.report.figures.measured import token_speed
+from orchestrator.views.report.figures.of_layers import layers_alone, mask_history, overlap_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -96,7 +94,7 @@ class Plots:
 
     def frontier(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
         """Draw the primary metric on validation against a quantity, with the frontier that `search=frontier` found."""
-        plots = searched_frontier.frontier(self._comparison)
+        plots = by_method.frontier(self._comparison)
         return _drawn(drawn.frontier, _chosen(plots, panel, "an answer of search=frontier"), ax)
 
     def fine_tuning(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:

@@ -7,12 +7,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.redact import shown
-from orchestrator.results.missing_names import ResultsError
 from orchestrator.results.sweep_results import SweepResults
+from orchestrator.results.trial_results import ResultsError
 from orchestrator.store import saved_sweep
 from orchestrator.store.backends import given_as
 from orchestrator.store.store import Store
-from pruning.measure.garbage_collection import collector_paused
+from pruning.measure.latency import collector_paused
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -14,15 +14,13 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import html, shown
 from orchestrator.core.specs import Plan
 from orchestrator.results import frames
-from orchestrator.results.equal_cost import COLUMNS, at_equal_cost
-from orchestrator.results.held_out_pairs import paired_by_window
-from orchestrator.results.missing_names import ResultsError, no_choice, not_there
-from orchestrator.results.trial_results import TrialResults
+from orchestrator.results.equal_cost import COLUMNS, at_equal_cost, paired_by_window
+from orchestrator.results.trial_results import ResultsError, TrialResults, no_choice, not_there
 from orchestrator.store.saved_sweep import SavedSweep, status_of
 from orchestrator.store.store import Store
 from orchestrator.views.report import tables
 from orchestrator.views.report.plain_files import WINDOW_COLUMNS
-from pruning.measure.garbage_collection import collector_paused
+from pruning.measure.latency import collector_paused
 
 if TYPE_CHECKING:
     from pandas import DataFrame

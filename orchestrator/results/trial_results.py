@@ -1,20 +1,22 @@
-"""Results of one trial of a sweep: its masks, curves, weights and networks, round by round."""
+"""Results of one trial: its masks, curves, weights and networks, round by round, and errors for unknown names."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.compare.trial_rows import reason, status
 from orchestrator.compare.trial_settings import SettingsOfEach
+from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.file_names import WEIGHTS
+from orchestrator.core.plain_data import quoted
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import shown, shown_tree
 from orchestrator.core.specs import TrialSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.results import frames
-from orchestrator.results.missing_names import ResultsError
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
 
@@ -23,6 +25,36 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from pruning import MaskSet
+
+LISTED = 10
+"""Maximum number of known names listed in a message."""
+
+
+class ResultsError(OrchestratorError):
+    """Requested result does not exist; the message lists what exists."""
+
+
+def no_choice(argument: str, value: object, choices: Sequence[str]) -> ResultsError:
+    """Return the error for a value that is not among the choices."""
+    near = get_close_matches(str(value), choices, n=1)
+    meant = f"; did you mean {near[0]!r}?" if near else "."
+    return ResultsError(f"`{argument}` (={quoted(value)}) must be one of {', '.join(choices)}{meant}")
+
+
+def not_there(argument: str, value: object, known: Sequence[str], what: str) -> ResultsError:
+    """Return the error for an unknown name.
+
+    Args:
+        argument: name of the argument
+        value: unknown name
+        known: known names
+        what: subject and verb before the known names, for example `the sweep has`
+    """
+    near = get_close_matches(str(value), known, n=3)
+    more = f" and {len(known) - LISTED} more" if len(known) > LISTED else ""
+    held = f"{', '.join(map(repr, known[:LISTED]))}{more}" if known else "none"
+    meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    return ResultsError(shown(f"`{argument}` (={quoted(value)}) is not there; {meant}{what} {held}."))
 
 
 class TrialResults:

@@ -10,6 +10,7 @@ import errno
 import getpass
 import hashlib
 import io
+import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from orchestrator.core.errors import StoreError
-from orchestrator.core.plain_data import MOST_BYTES
+from orchestrator.core.plain_data import MOST_BYTES, digest, parse_json, refuse_large
 from orchestrator.core.records import FileInfo
 from orchestrator.core.redact import logger, redact
 from orchestrator.core.work_order import FileWriter
@@ -247,3 +248,41 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return str(os.getuid())
+
+
+_OPENING = b'{"sha256":"'
+_BODY = len(_OPENING) + 64 + len(b'",')
+
+
+def seal(data: Mapping[str, Any], times: int = 1) -> bytes:
+    """Return `data` (plain data, not empty) as a JSON object whose first member `sha256` is the digest of the others.
+
+    sha256 = SHA-256(JSON of data in its order, without spaces)
+
+    Args:
+        data: the data
+        times: factor on the limits of `parse_json`
+
+    Raises:
+        ValueError: `data` holds NaN or an infinity, which JSON cannot represent, or is too large to be read again
+    """
+    body = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    refuse_large(body, times)
+    return _OPENING + digest(body).encode() + b'",' + body[1:]
+
+
+def unseal(content: bytes, times: int = 1) -> dict[str, Any]:
+    """Return the data that `seal` was given; `times` is a factor on the limits of `parse_json`.
+
+    Raises:
+        ValueError: the content was changed (the message gives the expected and the found digest), or exceeds the limits
+            of `parse_json`
+    """
+    expected = content[len(_OPENING) : len(_OPENING) + 64].decode(errors="replace")
+    if not content.startswith(_OPENING) or len(content) <= _BODY or not expected.isalnum():
+        raise ValueError(f"expected a sealed JSON file, found {len(content)} bytes without a seal")
+    body = b"{" + content[_BODY:]
+    if expected != (found := digest(body)) or content[_BODY - 2 : _BODY] != b'",':
+        raise ValueError(f"expected SHA-256 {expected}, found {found}")
+    data: dict[str, Any] = parse_json(body, times)
+    return data

@@ -19,7 +19,7 @@ from orchestrator.core.records import FileInfo
 from orchestrator.core.redact import redact
 from orchestrator.core.work_order import FileWriter
 from orchestrator.store.backends import Entry, Seal, describe, explained, write_hashed
-from orchestrator.store.node_folder import node_folder, tidy
+from orchestrator.store.local_backend import node_folder, tidy
 
 FETCHED = ".fetched"
 """Suffix of files that were fetched to this node; their names begin with the digest of their content."""

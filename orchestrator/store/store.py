@@ -30,15 +30,12 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact
 from orchestrator.core.specs import NETWORK, Key, Plan
 from orchestrator.core.work_order import FileWriter
-from orchestrator.store.backends import Backend
-from orchestrator.store.finished.finished_stages import Stages
-from orchestrator.store.finished.stage_commit import folder_of
+from orchestrator.store.backends import Backend, seal, unseal
+from orchestrator.store.finished_stages import Stages, folder_of
 from orchestrator.store.leases import LEASE_SECONDS, Leases
 from orchestrator.store.local_backend import LocalBackend
 from orchestrator.store.object_backend import ObjectBackend, absolute
-from orchestrator.store.sealed_json import seal, unseal
-from orchestrator.store.unfinished.checkpoints import Checkpoints
-from orchestrator.store.unfinished.failures import Failures
+from orchestrator.store.unfinished_stages import Checkpoints, Failures
 
 FORMAT = 1
 """Number of the layout, raised with every change; stores with another number are refused, never misread."""

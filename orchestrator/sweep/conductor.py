@@ -1,4 +1,4 @@
-"""Flow of a sweep: plan, run the stages that the store lacks, track, compare, report."""
+"""Flow of a sweep: plan, run the stages that the store lacks in portions, track, compare, report."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config import submission
-from orchestrator.config.cluster import Cluster
-from orchestrator.config.parts.parallel import processes
+from orchestrator.compare.statistics import LEVEL, t_quantile
+from orchestrator.config.cluster import Cluster, submission_violations
+from orchestrator.config.parallel import processes
 from orchestrator.config.schema import ConfigError
 from orchestrator.config.tracking_uri import resolve_experiment, resolve_uri, ui_hint
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.events import SweepInfo, Tracker
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.plain_data import canonical_json, digest
+from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact_argument
 from orchestrator.core.specs import Job, Plan
 from orchestrator.core.work_order import Report, unheard
@@ -30,6 +31,8 @@ from orchestrator.execution.inline import InlineExecutor
 from orchestrator.execution.interrupts import Interruptible
 from orchestrator.execution.on_ray.ray_executor import RayExecutor, make_executor
 from orchestrator.execution.placement import beyond_this_machine
+from orchestrator.planning.forecast import in_words
+from orchestrator.planning.number_formats import counted
 from orchestrator.planning.plan import make_plan
 from orchestrator.planning.preview import preview
 from orchestrator.store import retention
@@ -38,15 +41,68 @@ from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.store import Store
 from orchestrator.sweep.earlier_sweeps import continuing, earlier_forecast, estimated, past_searches
 from orchestrator.sweep.outcome import Outcome, behind
-from orchestrator.sweep.portions import Portions, search_preview
-from orchestrator.sweep.preflight import preflight
-from orchestrator.sweep.probe import probing
+from orchestrator.sweep.preflight import environment, preflight, probing
 from orchestrator.sweep.search.building import PlannedSearch, planned_search
-from orchestrator.sweep.sweep_environment import environment
 from orchestrator.views.report.figures import drawing
-from orchestrator.views.terminal.console import Console
 from orchestrator.views.terminal.progress import Progress
-from orchestrator.views.terminal.standard_streams import say
+from orchestrator.views.terminal.standard_streams import Console, say
+
+
+class Portions:
+    """Portions of a sweep; each follows from the records of all portions before.
+
+    Args:
+        outcome: state of the sweep; `next` sets its `decision`
+        search: the search; None runs all stages in one portion
+    """
+
+    def __init__(self, outcome: Outcome, search: PlannedSearch | None) -> None:
+        self._outcome, self._search, self._begun = outcome, search, False
+        self._replay = None if search is None else search.replay()
+        if search is not None:
+            t_quantile(LEVEL, 1)  # imports SciPy now, which takes longer than a decision
+
+    def next(self) -> Plan:
+        """Return the plan of the stages to run now; a plan without stages if none are left, or all left have failed."""
+        outcome, plan = self._outcome, self._outcome.plan
+        if outcome.killed:  # interrupted, or the first failure ends the sweep
+            return plan.without(plan.stages)
+        if self._replay is None:
+            begun, self._begun = self._begun, True
+            return plan.without(plan.stages if begun else set(outcome.records))
+        decision = outcome.decision = self._replay.next(outcome.records, outcome.failing)
+        return plan.without(plan.stages.keys() - (set(decision.run) - outcome.failures.keys()))
+
+    def again(self) -> Plan:
+        """Return the first portion anew, after finished stages have lost their weights."""
+        self._begun, self._replay = False, None if self._search is None else self._search.replay()
+        return self.next()
+
+    def most(self) -> Plan:
+        """Return the plan with only the stages of the longest search."""
+        plan = self._outcome.plan
+        return plan if self._search is None else plan.without(plan.stages.keys() - self._search.bounds()[1])
+
+    def told(self) -> str:
+        """Return a sentence with the stages that the search runs at least and at most; empty without a search."""
+        if self._search is None:
+            return ""
+        least, most = self._search.bounds()
+        return f"The search runs {len(least)} to {len(most)} of {counted(len(self._outcome.plan.stages), 'stage')}."
+
+
+def search_preview(search: PlannedSearch | None, store: Store, finished: Mapping[str, StageRecord]) -> list[str]:
+    """Return lines with the least and the most that a search runs; the preview has the whole grid."""
+    if search is None:
+        return []
+    plan, lines = search.space.plan, []
+    for name, keys in zip(("at least", "at most"), search.bounds(), strict=True):
+        part = plan.without(plan.stages.keys() - keys)
+        left = counted(sum(key not in finished for key in keys), "stage")
+        made = in_words(estimated(store, part, finished)[1])
+        lines.append(f"{name} {counted(len(keys), 'stage')}, {left} to run{f': {made}' if made else ''}")
+    return [*lines, f"the figures above are those of all {len(plan.stages)} stages"]
+
 
 REPORT = "comparison/report.html"
 SWEEP_WIDE = ("name", "search", "cluster", "compare", "tracking", "store", "dry_run", "retry_failed")
@@ -62,7 +118,7 @@ def run(jobs: Sequence[Job], *, preset: str | None = None) -> Outcome:
     with _nothing_started():
         plan = make_plan(jobs)
         config = _sweep_wide(plan)
-        impossible = [*submission.violations(config), beyond_this_machine(Cluster(**config["cluster"]))]
+        impossible = [*submission_violations(config), beyond_this_machine(Cluster(**config["cluster"]))]
         if refused := "\n".join(filter(None, impossible)):
             raise ConfigError(refused)
         info = _info(plan, config, preset)

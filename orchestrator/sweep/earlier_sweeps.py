@@ -17,10 +17,9 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.execution.on_ray.embedded_ray import address_of
 from orchestrator.execution.placement import slots
-from orchestrator.planning.estimates.forecast import forecast
-from orchestrator.planning.estimates.pace import Pace, Place, places
-from orchestrator.planning.hardware import gpu_models, processor_model
+from orchestrator.planning.forecast import forecast
 from orchestrator.planning.number_formats import counted
+from orchestrator.planning.pace import Pace, Place, gpu_models, places, processor_model
 from orchestrator.store import saved_sweep
 from orchestrator.store.store import Store
 from orchestrator.sweep.search.building import search_digest, searches

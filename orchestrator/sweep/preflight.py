@@ -1,19 +1,29 @@
-"""Preflight of a sweep: refuse it before training if a part cannot run; passed combinations are not tried again."""
+"""Checks before a sweep: its parts can run, every node sees the store, and the environment that is recorded."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import platform
+import socket
+import subprocess
+import uuid
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 
+import orchestrator
 from orchestrator.config.schema import ConfigError
+from orchestrator.core.errors import StoreError
 from orchestrator.core.events import Failure
+from orchestrator.core.file_names import component
+from orchestrator.core.redact import redact
 from orchestrator.core.specs import Plan
 from orchestrator.execution.inline import InlineExecutor
 from orchestrator.execution.on_ray.ray_executor import RayExecutor
+from orchestrator.planning.pinned_content import release_of
 from orchestrator.planning.plan import refusal
 from orchestrator.planning.preflights import combinations
 from orchestrator.store.store import Store
-from orchestrator.sweep.objective import invalid_margin, unmeasured
-from orchestrator.sweep.outcome import own_frames
+from orchestrator.sweep.outcome import invalid_margin, own_frames, unmeasured
 
 
 def preflight(
@@ -72,3 +82,76 @@ def preflight(
         raise ConfigError(refusal(wrong, len(plan.trials), "cannot run; nothing was trained"))
     if left and not own_only:
         store.save_preflights(each.key for each in left if each.key in passed)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Callable for a node: checks that the node reads the driver's file in the store, and can write."""
+
+    store: Store
+    token: str
+
+    def __call__(self) -> None:
+        """Read the driver's file, and write an answer.
+
+        Raises:
+            StoreError: this node cannot read or write the store; the message names the node and the remedy
+        """
+        host, backend = socket.gethostname(), self.store.backend
+        try:
+            seen = backend.read(self.path) == self.token.encode()
+            if seen:
+                answer = f"{self.path}.{uuid.uuid4().hex}"
+                backend.write(answer, host.encode())
+                backend.remove(answer)
+        except FileNotFoundError:
+            seen = False
+        except StoreError as error:
+            raise StoreError(f"node {host}: {error}") from error
+        if not seen:
+            raise StoreError(
+                f"node {host} does not see `store.uri` (={redact(self.store.uri)}) as the driver does; set `store.uri` "
+                "to a directory that every node mounts at the same path, or to an object store (s3://bucket/prefix)"
+            )
+
+    @property
+    def path(self) -> str:
+        """Path of the driver's file in the store."""
+        return f"probes/{component(self.token, 'token')}"
+
+
+@contextmanager
+def probing(store: Store) -> Iterator[Probe]:
+    """Write a file to `store`, yield the probe that looks for it, and remove the file at the end."""
+    probe = Probe(store, uuid.uuid4().hex)
+    store.mark()
+    store.backend.write(probe.path, probe.token.encode())
+    try:
+        yield probe
+    finally:
+        store.backend.remove(probe.path)
+
+
+PACKAGES = ("torch", "numpy", "ray", "hydra-core", "omegaconf", "mlflow")
+
+
+def environment() -> dict[str, str]:
+    """Return package -> version for results and their view, the platform, and `git_commit` if there is one."""
+    found = {"orchestrator": orchestrator.__version__, "python": platform.python_version()}
+    found |= {package: release for package in PACKAGES if (release := release_of(package))}
+    found["platform"] = platform.platform()
+    return found | _commit()
+
+
+def _commit() -> dict[str, str]:
+    """Return the commit of the working directory, and whether tracked files differ from it."""
+    try:
+        changed = _git("status", "--porcelain", "--untracked-files=no")
+        return {"git_commit": _git("rev-parse", "HEAD")} | ({"git_changed": "yes"} if changed else {})
+    except (OSError, subprocess.SubprocessError):
+        return {}
+
+
+def _git(*arguments: str) -> str:
+    result = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=5, check=True)
+    return result.stdout.strip()

@@ -16,8 +16,8 @@ from orchestrator.core.stage_kinds import START
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.training.loop.training_job import TrainingJob
 from orchestrator.training.loop.training_loop import Cancelled
+from orchestrator.training.scoring.examples import source_of
 from orchestrator.training.scoring.ranking import Read, Round
-from orchestrator.training.scoring.shared_statistics import source_of
 from orchestrator.training.stage_networks import Network, stored
 from orchestrator.training.state.checkpointing import Checkpointing
 from orchestrator.training.state.train_state import TrainState

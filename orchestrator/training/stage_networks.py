@@ -17,7 +17,7 @@ from orchestrator.core.seeding import derive
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import StageStore, WorkOrder
-from orchestrator.training.state.stage_environment import deciding
+from orchestrator.training.state.checkpointing import deciding
 from orchestrator.workloads import data_loading, model_building
 from orchestrator.workloads.networks.initial_weights import initialise
 from orchestrator.workloads.targets import given

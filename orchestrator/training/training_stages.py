@@ -19,22 +19,19 @@ from orchestrator.core.records import BLOCKS, CurvePoint
 from orchestrator.core.specs import DENSE, NETWORK, RATES, TEACHER, StageSpec
 from orchestrator.core.work_order import Result, WorkOrder
 from orchestrator.training import pruning_rounds, ways
-from orchestrator.training.dynamics.sparse_training import first_masks
-from orchestrator.training.dynamics.training_cost import cost_of
 from orchestrator.training.loop import training_loop
 from orchestrator.training.loop.own_loop import run_own_loop
+from orchestrator.training.loop.sparse_training import cost_of, first_masks
 from orchestrator.training.loop.steps import TrainingError
 from orchestrator.training.loop.training_job import FitResult, TrainingJob
-from orchestrator.training.measuring import measure, measure_all
-from orchestrator.training.record import Clock, Trained, record
+from orchestrator.training.record import Clock, Trained, measure, measure_all, record
 from orchestrator.training.scoring.layer_by_layer import Blocks
 from orchestrator.training.scoring.ranking import Scoring
 from orchestrator.training.stage_inputs import StageInputs
 from orchestrator.training.stage_networks import Network, fitting, initialised, restored
-from orchestrator.training.state.checkpointing import Checkpointing
+from orchestrator.training.state.checkpointing import Checkpointing, environment
 from orchestrator.training.state.resuming import Unfit
 from orchestrator.training.state.rewinding import furthest, onward, restart
-from orchestrator.training.state.stage_environment import environment
 from orchestrator.training.state.train_state import TrainState, as_bytes, as_tensor
 from orchestrator.workloads import model_building
 from orchestrator.workloads.inspection import require_finite

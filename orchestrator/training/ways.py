@@ -10,8 +10,8 @@ from torch import Tensor
 
 from orchestrator.core.seeding import derive
 from orchestrator.core.stage_kinds import KINDS
-from orchestrator.training.dynamics import sparse_training
-from orchestrator.training.dynamics.training_cost import cost_of
+from orchestrator.training.loop import sparse_training
+from orchestrator.training.loop.sparse_training import cost_of
 from orchestrator.training.loop.steps import TrainingError, kept_gradients
 from orchestrator.training.loop.training_job import FitResult, TrainingJob
 from orchestrator.training.pruning_rounds import masked

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from orchestrator.config.parts.method_choices import decides_itself, prunes_channels
+from orchestrator.config.method_choices import decides_itself, prunes_channels
 from orchestrator.core.stage_fields import Place
 from pruning.choices.axes import TRANSFORMER_UNITS
 

@@ -24,7 +24,7 @@ from orchestrator.config.config_groups import violations_of
 from orchestrator.core.errors import DataError
 from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.seeding import seeded
-from orchestrator.workloads.data_sets.codecs import Codec
+from orchestrator.workloads.data_sets.text import Codec
 from orchestrator.workloads.inspection import digests_of, first
 from orchestrator.workloads.splits import LoaderSplit, Split, TensorSplit
 from orchestrator.workloads.streamed_splits import StreamSplit

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from orchestrator.core.plain_data import canonical_json, digest
-from orchestrator.store.node_folder import node_folder, tidy
+from orchestrator.store.local_backend import node_folder, tidy
 from orchestrator.workloads.weight_files import state_digest, write_state
 
 FORMAT = 3

@@ -1,11 +1,11 @@
-"""Splits of a data set and their batches: tensors on the device, or a DataLoader."""
+"""Splits of a data set and their batches: tensors on the device, or a DataLoader; shares of a batch by process."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -13,8 +13,43 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset, default_collate
 
 from orchestrator.core.seeding import derive, seeded
-from orchestrator.workloads.shares import Part, Share
 from orchestrator.workloads.tasks.batch import moved, transformed
+
+Items = TypeVar("Items", Tensor, list[Any])
+
+
+class Part(NamedTuple):
+    """A process's share of a batch."""
+
+    batch: Any
+    counts: bool
+    """Whether the batch holds examples of the share; otherwise one example stands in, so that every process takes the
+    same steps."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Share of process `rank` of `size`: of n examples, each process has n // size, and the first n % size one more."""
+
+    rank: int
+    size: int
+
+    def bounds(self, length: int) -> tuple[int, int]:
+        """Return the first example of the share in a batch of `length`, and the one after its last."""
+        least, more = divmod(length, self.size)
+        begin = self.rank * least + min(self.rank, more)
+        return begin, begin + least + (self.rank < more)
+
+    def of(self, items: Items) -> Items:
+        """Return the share of some items; the first item stands in for an empty share."""
+        begin, end = self.bounds(len(items))
+        return items[begin:end] if end > begin else items[:1]
+
+    def counts(self, length: int) -> bool:
+        """Whether the share of a batch of `length` has an example."""
+        begin, end = self.bounds(length)
+        return end > begin
+
 
 Batch = Any
 """Collated examples of a Dataset, on the device; (inputs, labels) for a split held in memory."""

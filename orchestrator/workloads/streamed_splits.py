@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, defa
 
 from orchestrator.core.errors import DataError
 from orchestrator.core.seeding import derive, seeded
-from orchestrator.workloads.shares import Part, Share
-from orchestrator.workloads.splits import Batch, Batches
+from orchestrator.workloads.splits import Batch, Batches, Part, Share
 from orchestrator.workloads.tasks.batch import moved, transformed
 
 

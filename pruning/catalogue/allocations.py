@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pruning.catalogue.rows import Option, Row, named
-from pruning.catalogue.value_rules import Rule, is_number
+from pruning.catalogue.rows import Option, Row, Rule, is_number, named
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pruning.catalogue.rows import REQUIRED, Option, Row, named
-from pruning.catalogue.value_rules import Rule, above, at_least, is_number, one_of, whole, within
+from pruning.catalogue.rows import REQUIRED, Option, Row, Rule, above, at_least, is_number, named, one_of, whole, within
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,7 @@ DYNAMICS: Mapping[str, DynamicsRow] = named(
         ),
         DynamicsRow(
             "sr_ste",
-            "pruning.dynamics.straight_through:StraightThrough",
+            "pruning.dynamics.trained_scores:StraightThrough",
             "the largest weights of each window, chosen in each step; the others train on, and decay",
             (_N, _M, Option("decay", float, 2e-4, "Pulls weights that are not kept to 0.", (at_least(0),))),
             "Zhou et al. 2021, arXiv 2102.04010",
@@ -158,7 +157,7 @@ DYNAMICS: Mapping[str, DynamicsRow] = named(
         ),
         DynamicsRow(
             "ste",
-            "pruning.dynamics.straight_through:ste",
+            "pruning.dynamics.trained_scores:ste",
             "the largest weights of each window, chosen in each step; the others train on",
             (_N, _M),
             "Bengio et al. 2013, arXiv 1308.3432",

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pruning.catalogue.rows import REQUIRED, Baseline, Option, Row, named
-from pruning.catalogue.value_rules import Rule, is_int, is_number
+from pruning.catalogue.rows import REQUIRED, Baseline, Option, Row, Rule, is_int, is_number, named
 
 NORMS = ("inf", "-inf", "fro", "nuc")
 """Orders of a norm that are written as words."""

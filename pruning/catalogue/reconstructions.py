@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pruning.catalogue.rows import Option, Row, named
-from pruning.catalogue.value_rules import above, whole
+from pruning.catalogue.rows import Option, Row, above, named, whole
 
 
 @dataclass(frozen=True)
@@ -62,14 +61,14 @@ RECONSTRUCTIONS: Mapping[str, Reconstruction] = named(
         ),
         Reconstruction(
             "wanda",
-            "pruning.reconstruction.ranked_masks:wanda",
+            "pruning.reconstruction.layer_problem:wanda",
             "weights times the norms of their inputs, by row",
             paper="Sun et al. 2023, arXiv 2306.11695",
             by_row=True,
         ),
         Reconstruction(
             "least_squares",
-            "pruning.reconstruction.survivor_refit:least_squares",
+            "pruning.reconstruction.layer_statistics:least_squares",
             "survivors of given masks, refitted by row so that outputs change least",
             (_DAMPING,),
             updates=True,
@@ -77,7 +76,7 @@ RECONSTRUCTIONS: Mapping[str, Reconstruction] = named(
         ),
         Reconstruction(
             "magnitude",
-            "pruning.reconstruction.ranked_masks:magnitude",
+            "pruning.reconstruction.layer_problem:magnitude",
             "the smallest weights of each layer",
             reads_data=False,
         ),

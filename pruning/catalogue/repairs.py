@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pruning.catalogue.rows import Option, Row, named
-from pruning.catalogue.value_rules import above
+from pruning.catalogue.rows import Option, Row, above, named
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ REPAIRS: Mapping[str, Repair] = named(
         Repair("none", "", "survivors keep their values", spans_tensors=True),
         Repair(
             "obs",
-            "pruning.repair.obs_updates:obs",
+            "pruning.repair.least_squares:obs",
             "survivors compensate for each pruned entry separately",
             (_OF_MATRIX,),
             "Singh & Alistarh 2020, arXiv 2004.14340",
@@ -50,7 +49,7 @@ REPAIRS: Mapping[str, Repair] = named(
         ),
         Repair(
             "obs_joint",
-            "pruning.repair.obs_updates:obs_joint",
+            "pruning.repair.least_squares:obs_joint",
             "survivors compensate for all pruned entries together",
             (_OF_MATRIX,),
             "Hassibi & Stork 1993",

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
-from pruning.catalogue.rows import Baseline, Option, Row, named
-from pruning.catalogue.value_rules import Rule, above, one_of, whole
+from pruning.catalogue.rows import Baseline, Option, Row, Rule, above, named, one_of, whole
 
 Need: TypeAlias = Literal["weights", "gradient", "per_example", "hvp", "inputs", "trained"]
 
@@ -200,7 +199,7 @@ SCORES: Mapping[str, Score] = named(
         ),
         Score(
             "bn_scale",
-            "pruning.scores.channel_scores:bn_scale",
+            "pruning.scores.weight_scores:bn_scale",
             "|gamma| of the BatchNorm after a channel",
             paper="Liu et al. 2017, arXiv 1708.06519",
             needs=frozenset({"weights", "trained"}),
@@ -209,7 +208,7 @@ SCORES: Mapping[str, Score] = named(
         ),
         Score(
             "fpgm",
-            "pruning.scores.channel_scores:fpgm",
+            "pruning.scores.weight_scores:fpgm",
             "the sum of a filter's distances from the other filters of its tensor",
             paper="He et al. 2019, arXiv 1811.00250",
             units=True,

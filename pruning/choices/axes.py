@@ -1,8 +1,7 @@
-"""The seven independent choices: score, unit, scope, schedule, dynamics, repair and control.
+"""The seven independent choices (score, unit, scope, schedule, dynamics, repair, control), and pruning amounts.
 
-Each choice is plain data that refuses invalid values; nothing here needs torch. A field that only some units read has
-them in its metadata, as `units`. Published methods are combinations of
-choices (`pruning.choices.published`); `pruning.choices.combining` checks which choices go together.
+A float amount in [0, 1] is a fraction of the currently unpruned units; an int amount is a number of units. `1` is one
+unit, `1.0` is all units. A unit is an entry (unstructured) or a channel (structured).
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, SupportsFloat, TypeAlias, cast, get_args
 
 from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.catalogue.dynamics import DYNAMICS, DynamicsRow, own_row
@@ -284,3 +283,58 @@ def _number(name: str, value: float) -> float:
     if not isinstance(cast(object, value), Real):
         raise TypeError(f"`{name}` (={value!r}) must be a number, not {type(value).__name__}.")
     return value
+
+
+Amount: TypeAlias = SupportsFloat
+"""Any real number: int, float, numpy scalar, Fraction. Tensors, Decimals and strings are refused."""
+
+
+def validate_amount(amount: object) -> None:
+    """Check an amount as far as possible without the tensor.
+
+    Raises:
+        TypeError: `amount` is not a `numbers.Real`.
+        ValueError: a float outside [0, 1] (NaN included), or a negative int.
+    """
+    if not isinstance(amount, Real):
+        raise TypeError(
+            f"`amount` (={amount!r}) must be an int or a float, not {type(amount).__name__}; "
+            "pass a float in [0, 1] to prune a fraction, an int to prune a count."
+        )
+    if isinstance(amount, Integral):
+        if int(amount) < 0:
+            raise ValueError(
+                f"`amount` (={amount!r}) must not be negative when it is an int; it counts units to prune."
+            )
+    elif not 0.0 <= float(amount) <= 1.0:
+        raise ValueError(f"`amount` (={amount!r}) must lie in [0, 1] when it is a float; pass an int to prune a count.")
+
+
+def check_amount_fits(amount: Amount, tensor_size: int) -> None:
+    """Raise `ValueError` when an int `amount` exceeds `tensor_size`, the number of units that can still be pruned."""
+    if isinstance(amount, Integral) and int(amount) > tensor_size:
+        raise ValueError(
+            f"`amount` (={amount!r}) must not exceed the {tensor_size} units that can still be pruned; "
+            "pass a smaller int, or a float in [0, 1] to prune a fraction."
+        )
+
+
+def count_to_prune(amount: Amount, tensor_size: int) -> int:
+    """Return the number of units to prune.
+
+        count = amount                          for an int amount
+        count = round(amount * tensor_size)     for a float amount, half to even
+
+    Args:
+        amount: fraction of the currently unpruned units, or number of units.
+        tensor_size: the number of currently unpruned units.
+    """
+    if isinstance(amount, Integral):
+        return int(amount)
+    return round(cast(float, amount) * tensor_size)
+
+
+def resolve_amount(amount: Amount, tensor_size: int) -> int:
+    """Return `count_to_prune(amount, tensor_size)`; raise `ValueError` if the count exceeds `tensor_size`."""
+    check_amount_fits(amount, tensor_size)
+    return count_to_prune(amount, tensor_size)

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pruning.graph.operations import arguments, name_of
-from pruning.graph.tracing import Traced
+from pruning.graph.tracing import Traced, arguments, name_of
 from pruning.kernels.sparse_weight import LayerShape
 
 

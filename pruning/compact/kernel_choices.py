@@ -11,8 +11,7 @@ from torch import fx
 
 from pruning.compact.fused_layers import FusedLayer
 from pruning.compact.sparse_lstm import LstmCall, chosen_lstm, is_worthwhile
-from pruning.kernels.choosing import chosen, dense_choice
-from pruning.kernels.sparse_layer import Choice
+from pruning.kernels.sparse_layer import Choice, chosen, dense_choice
 from pruning.kernels.sparse_weight import SparseWeight
 
 LEAST_SPARSITY = 0.2

@@ -12,14 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from pruning.compact.kept_labels import Decision, decide_kept_labels
-from pruning.compact.rewriting import Rewrite, rewrites
+from pruning.compact.rewriting import Decision, Rewrite, decide_kept_labels, rewrites
 from pruning.compact.smaller_network import Fold, fields_of, folds, smaller_graph, smaller_module
 from pruning.graph.label_flow import Flow
 from pruning.graph.labelling import flow_of
 from pruning.graph.labels import FIXED, ONLY_ONE, Site
-from pruning.graph.operations import described, name_of
-from pruning.graph.tracing import Example, Traced, arguments_of, plain_copy, quiet, traced
+from pruning.graph.tracing import Example, Traced, arguments_of, described, name_of, plain_copy, quiet, traced
 
 Form: TypeAlias = Literal["module", "graph", "unchanged"]
 

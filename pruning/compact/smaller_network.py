@@ -15,11 +15,10 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from pruning.compact.kept_labels import Decision
-from pruning.compact.rewriting import Rewrite, apply_rewrites, call_functions
+from pruning.compact.rewriting import Decision, Rewrite, apply_rewrites, call_functions
 from pruning.graph.label_flow import Flow
 from pruning.graph.labels import Fields, Site, along
-from pruning.graph.operations import CONVOLUTIONS, arguments, in_module, name_of
+from pruning.graph.tracing import CONVOLUTIONS, arguments, in_module, name_of
 from pruning.holding.copies import values_with_history
 
 

@@ -16,10 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx, nn
 
-from pruning.graph.operations import arguments, in_module, name_of
-from pruning.graph.tracing import Traced
-from pruning.kernels.choosing import WORTHWHILE, chosen
-from pruning.kernels.sparse_layer import Choice, SparseLayer
+from pruning.graph.tracing import Traced, arguments, in_module, name_of
+from pruning.kernels.sparse_layer import WORTHWHILE, Choice, SparseLayer, chosen
 from pruning.kernels.sparse_weight import LayerShape, SparseWeight
 
 TURNS = 5

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from pruning.choices.axes import TRANSFORMER_UNITS, Scope, Unit
-from pruning.dependencies.costs import multiplied_activations, use_of
+from pruning.dependencies.budgets import multiplied_activations, use_of
 from pruning.dependencies.dependency_groups import NO_EXAMPLE, DependencyGroup, DependencyGroups, Held, Member
 from pruning.dependencies.families.family_groups import family_groups
 from pruning.graph.label_flow import Flow

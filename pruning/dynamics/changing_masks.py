@@ -15,8 +15,8 @@ from torch.utils.hooks import RemovableHandle
 from pruning.dynamics.mask_history import MaskHistory, MaskUpdate
 from pruning.dynamics.masked_parameters import aliases_of, attached_to, require_free, require_trained
 from pruning.holding.keeper import MaskKeeper
-from pruning.holding.masking import mask_
 from pruning.holding.parameter import place, unwrapped
+from pruning.holding.reparam import mask_
 from pruning.masks.mask_set import MaskSet
 from pruning.schedule import step_of
 from pruning.scores.readings.network import weights_of

@@ -1,4 +1,4 @@
-"""Commit a plan to a network, and compute the sparsity of a network."""
+"""Commit a plan to a network, compute its sparsity, and find kept entries on dead paths."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pruning.engine.plans import Plan
 from pruning.holding.parameter import plain_modules, plain_tensors
 from pruning.holding.reparam import held
 from pruning.masks.mask_set import MaskSet
-from pruning.scores.readings.network import weights_of
+from pruning.scores.readings.network import Masks, weights_of
+from pruning.scores.readings.scoring_data import Batches, ScoringInput
+from pruning.scores.synaptic_flow import synflow
 
 
 def commit(model: nn.Module, plan: Plan) -> None:
@@ -58,3 +60,18 @@ def sparsity(model: nn.Module) -> float:
     kept = {id(w.parameter): (w.stored != 0) if w.kept is None else w.kept for w in weights}
     total = sum(mask.numel() for mask in kept.values())
     return (total - sum(int(mask.sum()) for mask in kept.values())) / max(1, total)
+
+
+def effective_sparsity(model: nn.Module, batches: Batches = None, *, masks: Masks | None = None) -> float:
+    """Return the fraction of prunable weights that are pruned, 0, or on a dead path.
+
+    An entry v is alive if its score in SynFlow's network of magnitudes is positive: |v| dR/d|v| > 0.
+
+    Args:
+        model: pruned or not; its functions must scale with their input, see `pruning.scores.synflow`.
+        batches: give the shape of an input; needed if the first layer is not linear.
+        masks: masks in addition to those of the model.
+    """
+    flows = synflow(ScoringInput(model, batches, masks=masks))
+    total = sum(weight.parameter.numel() for weight in weights_of(model, masks).values())
+    return (total - sum(int((flow > 0).sum()) for flow in flows.values())) / max(1, total)

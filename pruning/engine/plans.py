@@ -19,18 +19,19 @@ from pruning.choices.combining import Choices
 from pruning.dependencies.budgets import check_reachable, gone, kept_channels, largest_step, most_removable
 from pruning.dependencies.dependency_groups import DependencyGroups
 from pruning.engine.classes import masks_of_class, with_unit_of_class
-from pruning.engine.controls import inverted, shuffle
 from pruning.engine.pruning_units import Cut, cut_of, groups_of_weights, inputs_first, scored_names
 from pruning.engine.scoring import (
     check_channels,
     check_options,
     compute_scores,
     generator_of,
+    inverted,
     names_to_score,
     no_plan,
     row_of,
     score_for,
     share,
+    shuffle,
 )
 from pruning.holding.parameter import check_has_values, pruned_names
 from pruning.holding.reparam import stored
@@ -40,8 +41,7 @@ from pruning.scores.readings.fisher_matrix import FisherMatrix, fisher_matrix
 from pruning.scores.readings.network import Masks, weights_of
 from pruning.scores.readings.scoring_data import Batches, Loss, Remember, ScoringInput, Size
 from pruning.selection.allocation import allocate
-from pruning.selection.selection_groups import Groups
-from pruning.selection.unit_selection import select
+from pruning.selection.selection_groups import Groups, select
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from pruning.graph.operations import (
+from pruning.graph.tracing import (
     CHANNELWISE_NORMALISATIONS,
     CONVOLUTIONS,
     MOVES,
@@ -24,11 +24,12 @@ from pruning.graph.operations import (
     REDUCTIONS,
     SOFTMAXES,
     SPATIAL,
+    Traced,
     arguments,
     is_entrywise,
+    is_in_place,
     name_of,
 )
-from pruning.graph.tracing import Traced, is_in_place
 
 ROUNDING = 1e-12
 """Largest difference between values that count as equal in float64, relative to the largest value."""

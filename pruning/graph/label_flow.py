@@ -10,8 +10,7 @@ from torch import Tensor, fx
 
 from pruning.graph.constant_tensors import Constants
 from pruning.graph.labels import ONLY_ONE, Fields, Labels, Shapes, Site, along, covered, covering
-from pruning.graph.operations import CONVOLUTIONS, arguments, described, is_entrywise, name_of
-from pruning.graph.tracing import Traced, is_in_place
+from pruning.graph.tracing import CONVOLUTIONS, Traced, arguments, described, is_entrywise, is_in_place, name_of
 
 Rule: TypeAlias = Callable[["Flow", fx.Node, dict[str, Any]], Any]
 """Takes a node and its arguments; returns the fields of its result, or a list with the fields of each result."""

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from pruning.graph.constant_tensors import constant_along
 from pruning.graph.label_flow import Flow, Rule, pin_inputs
 from pruning.graph.labels import FIXED, Fields, Site, along, covered, covering
-from pruning.graph.operations import CONVOLUTIONS, described
+from pruning.graph.tracing import CONVOLUTIONS, described
 
 NAN = float("nan")
 

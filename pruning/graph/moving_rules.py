@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 
 from pruning.graph.label_flow import Flow, Rule, pin_inputs
 from pruning.graph.labels import FIXED, Fields, along, covered, covering
-from pruning.graph.operations import (
+from pruning.graph.tracing import (
     CHANNELWISE_NORMALISATIONS,
     MOVES,
     REDUCTIONS,

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from pruning.graph.label_flow import Flow, Rule
 from pruning.graph.labels import FIXED, Fields, Site, covered, covering
-from pruning.graph.operations import PRODUCTS, described
+from pruning.graph.tracing import PRODUCTS, described
 
 NAN = float("nan")
 

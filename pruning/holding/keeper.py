@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from pruning.holding.masking import mask_, masked
 from pruning.holding.parameter import place
+from pruning.holding.reparam import mask_, masked
 
 Gradients: TypeAlias = Literal["masked", "dense"]
 

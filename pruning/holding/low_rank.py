@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from pruning.holding.masking import masked
 from pruning.holding.parameter import place
+from pruning.holding.reparam import masked
 
 _WEIGHT = "weight"
 

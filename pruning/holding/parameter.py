@@ -11,9 +11,7 @@ import torch
 import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
-from pruning.holding.attention import make_live, make_plain
-from pruning.holding.masking import masked
-from pruning.holding.reparam import Reparam, mask_name, orig_name, stored
+from pruning.holding.reparam import Reparam, make_live, make_plain, mask_name, masked, orig_name, stored
 
 
 @dataclass

@@ -14,10 +14,104 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from pruning.holding.attention import LiveOutProj
-from pruning.holding.masking import is_capturing, mask_, masked, masked_sparsely
+# The backward of a threshold returns 0 where mask <= 0, else the tensor: one pass, as fast as a product, NaN-safe.
+_select = torch.ops.aten.threshold_backward.default
+_select_into = torch.ops.aten.threshold_backward.grad_input
+
+
+def masked(tensor: Tensor, mask: Tensor) -> Tensor:
+    """Return `tensor` with exactly 0 where `mask` is 0, also in place of NaN and inf; differentiable.
+
+    `tensor` may be sparse (a gradient of an embedding); `mask` must be dense, of zeros and ones.
+    """
+    mask = mask.to(tensor.dtype)
+    if tensor.is_sparse:
+        indices = tensor._indices()
+        return torch.sparse_coo_tensor(
+            indices,
+            masked(tensor._values(), mask[tuple(indices)]),
+            tensor.shape,
+            device=tensor.device,
+            is_coalesced=tensor.is_coalesced(),
+            check_invariants=False,
+        )
+    if tensor.is_complex():
+        return torch.where(mask == 0, torch.zeros_like(tensor), tensor)
+    if is_capturing():
+        return tensor.masked_fill(mask == 0, 0)
+    return cast(Tensor, _select(tensor, mask, 0))
+
+
+def mask_(tensor: Tensor, mask: Tensor) -> None:
+    """Set `tensor` to exactly 0 where `mask` is 0, in place; its version counter changes, its history does not."""
+    values = tensor.detach()  # cheaper than `no_grad`: this runs in every training step
+    if mask.dtype != values.dtype:
+        mask = mask.to(values.dtype)
+    if values.is_sparse:
+        mask_(values._values(), mask[tuple(values._indices())])
+    elif values.is_complex():
+        values.masked_fill_(mask == 0, 0)
+    else:
+        _select_into(values, mask, 0, grad_input=values)
+
+
+def is_capturing() -> bool:
+    """Return whether code is being compiled, exported or traced, when tensors must not be changed in place."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
+def masked_sparsely(tensor: Tensor, mask: Tensor) -> Tensor:
+    """Return the result of `masked`, for a tensor whose gradient may be sparse."""
+    return cast(Tensor, _Masked.apply(tensor, mask))  # type: ignore[no-untyped-call]
+
+
+class _Masked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, mask: Tensor) -> Tensor:
+        ctx.save_for_backward(mask)
+        return masked(tensor, mask)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (mask,) = ctx.saved_tensors
+        return masked(grads[0], mask), None
+
+
+class LiveOutProj(NonDynamicallyQuantizableLinear):
+    """Output projection whose pruned parameters are computed from `name_orig` and `name_mask` when they are read."""
+
+    def __getattr__(self, name: str) -> Tensor | nn.Module:
+        for hook in self.__dict__.get("_forward_pre_hooks", {}).values():
+            reparam = getattr(hook, "_reparam", None)
+            if reparam is not None and reparam.name == name:
+                value: Tensor = reparam.read(self)
+                return value
+        return super().__getattr__(name)
+
+
+def make_live(module: nn.Module) -> None:
+    """Compute the pruned parameters of an attention's output projection at each read; other modules do not change."""
+    kind: type = type(module)
+    if kind is NonDynamicallyQuantizableLinear:
+        module.__class__ = LiveOutProj
+    elif kind.__bases__ == (NonDynamicallyQuantizableLinear,) and parametrize.is_parametrized(module):
+        # torch made this class for the module, and restores the base class when the parametrization is removed.
+        kind.__bases__ = (LiveOutProj,)
+
+
+def make_plain(module: nn.Module) -> None:
+    """Undo `make_live` if no pruned parameter is left.
+
+    The class of a parametrized module stays, because copies of the module may share it.
+    """
+    if type(module) is LiveOutProj and not any(
+        getattr(hook, "_reparam", None) is not None for hook in module._forward_pre_hooks.values()
+    ):
+        cast(nn.Module, module).__class__ = NonDynamicallyQuantizableLinear
 
 
 def orig_name(name: str) -> str:

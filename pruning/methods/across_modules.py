@@ -15,9 +15,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pruning.choices.amount import Amount, resolve_amount
-from pruning.holding.masking import masked
+from pruning.choices.axes import Amount, resolve_amount
 from pruning.holding.parameter import ModuleParameter, check_has_values, check_same_shape
+from pruning.holding.reparam import masked
 from pruning.methods.base import BasePruningMethod, commit
 from pruning.methods.next_masks import drawing_from, is_builtin
 from pruning.methods.structured import LnStructured, RandomStructured

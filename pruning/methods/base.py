@@ -10,10 +10,9 @@ import torch
 import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
-from pruning.holding.masking import masked
+from pruning.holding.copies import restored_on_error
 from pruning.holding.parameter import ModuleParameter, check_same_shape, is_pruning_hook
-from pruning.holding.reparam import Reparam, held, mask_name, orig_name
-from pruning.holding.rollback import restored_on_error
+from pruning.holding.reparam import Reparam, held, mask_name, masked, orig_name
 from pruning.methods.next_masks import drawing_from, next_mask, prune_survivors
 
 

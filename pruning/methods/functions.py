@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from pruning.choices.amount import Amount
+from pruning.choices.axes import Amount
 from pruning.holding.parameter import ModuleParameter, drop_vacated, is_pruning_hook, plain_modules, pruned_names
 from pruning.methods.structured import LnStructured, RandomStructured
 from pruning.methods.unstructured import CustomFromMask, Identity, L1Unstructured, RandomUnstructured

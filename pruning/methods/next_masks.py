@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Protocol, TypeGuard, cast
 import torch
 from torch import Tensor
 
-from pruning.holding.masking import masked
 from pruning.holding.parameter import ModuleParameter, check_same_shape
+from pruning.holding.reparam import masked
 from pruning.selection.channel_masks import alive_channels, check_dim
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
-from pruning.choices.amount import Amount, resolve_amount, validate_amount
+from pruning.choices.axes import Amount, resolve_amount, validate_amount
 from pruning.holding.parameter import check_tensor
 from pruning.methods.base import BasePruningMethod
 from pruning.methods.next_masks import BuiltinMethod

@@ -1,4 +1,4 @@
-"""Problem of pruning one layer: weights, statistics of inputs, entries that are left, and how many must go."""
+"""Problem of pruning one layer: weights, statistics of inputs, entries left, how many must go; masks by its scores."""
 
 from __future__ import annotations
 
@@ -97,3 +97,31 @@ def lowest_of_windows(scores: Tensor, kept: Tensor, n: int, m: int) -> Tensor:
     """Return a mask in which each window of `m` columns keeps its `n` entries of highest score."""
     split = (-1, m)
     return best_of_pools(scores.reshape(split), kept.reshape(split), n).view(scores.shape)
+
+
+def wanda(problem: LayerProblem) -> Solution:
+    """Prune each row's entries of lowest |w_j| sqrt(H_jj), without changes of the others: Wanda.
+
+    Each row loses floor(sparsity inputs) entries; for windows, each keeps n of m.
+
+    Source: Sun et al. 2023, arXiv 2306.11695.
+    """
+    scores = problem.weight.abs() * problem.hessian.diagonal().sqrt()
+    target = problem.target
+    if target.m is not None and target.n is not None:
+        kept = lowest_of_windows(scores, problem.kept, target.n, target.m)
+    else:
+        rate = target.sparsity if target.by_row is None else target.by_row
+        count = int(rate * problem.weight.shape[1] + 1e-9)
+        kept = lowest_of_rows(scores, problem.kept, count)
+    return Solution(problem.weight.masked_fill(~kept, 0), kept)
+
+
+def magnitude(problem: LayerProblem) -> Solution:
+    """Prune the layer's smallest |w|; for windows, each keeps its n largest of m."""
+    scores, target = problem.weight.abs(), problem.target
+    if target.m is not None and target.n is not None:
+        kept = lowest_of_windows(scores, problem.kept, target.n, target.m)
+    else:
+        kept = lowest(scores, problem.kept, target.count(scores.numel()))
+    return Solution(problem.weight.masked_fill(~kept, 0), kept)

@@ -1,4 +1,4 @@
-"""Statistics of the inputs of layers, summed over batches: X^T X, and the number of rows of X."""
+"""Statistics of a layer's inputs, X^T X summed over batches, and the least squares on survivors that they allow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from pruning.reconstruction.block_order import is_transposed
-from pruning.repair.passes import laid_out
+from pruning.reconstruction.layer_problem import LayerProblem, Solution
+from pruning.repair.batch_norm_statistics import laid_out
 
 
 def rows_of_weight(module: nn.Module, weight: Tensor) -> Tensor:
@@ -144,3 +145,32 @@ class Collector:
             # The list keeps the tensor alive, so that no other tensor gets its address.
             self._products.append((inputs, version, counts is not None, product, rows))
         return product, rows
+
+
+def least_squares(problem: LayerProblem, *, damping: float = 0.01) -> Solution:
+    """Refit the survivors of each row so that the layer's outputs change least; no further entry is pruned.
+
+        v_S = w_S + [Hc_SS]^-1 Hc_SZ w_Z,      Hc = H + damping mean(diag H) I
+
+    with S the survivors of a row w, and Z its pruned entries, whose weights are those of before the pruning.
+
+    Args:
+        problem: the layer; its target is not read.
+        damping: fraction of the mean of the diagonal, above 0.
+
+    Raises:
+        ValueError: the statistics are not positive definite.
+    """
+    hessian, weight, kept = problem.damped(damping), problem.weight, problem.kept
+    found = weight.masked_fill(~kept, 0)
+    for row, survives in enumerate(kept):
+        inside, gone = survives.nonzero()[:, 0], (~survives).nonzero()[:, 0]
+        if not len(inside) or not len(gone):
+            continue
+        columns = hessian[inside]
+        factor, failed = torch.linalg.cholesky_ex(columns[:, inside])
+        if int(failed):
+            raise ValueError("the statistics of its inputs are not positive definite; pass a larger `damping`.")
+        missing = columns[:, gone] @ weight[row, gone]
+        found[row, inside] += torch.cholesky_solve(missing[:, None], factor)[:, 0]
+    return Solution(found, kept)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pruning.repair.passes import is_layer, rows_of, run
+from pruning.repair.batch_norm_statistics import is_layer, rows_of, run
 from pruning.scores.readings.network import Network, network, weights_of
 from pruning.scores.readings.scoring_data import Loss, ScoringInput, weighted_batches
 

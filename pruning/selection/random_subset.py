@@ -16,8 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from pruning.selection.chunks import CHUNK, chunks_of
-from pruning.selection.smallest import Count, resolved_count, smallest_on_device
+from pruning.selection.smallest import CHUNK, Count, chunks_of, resolved_count, smallest_on_device
 
 SIGMAS = 5.0
 """Surplus of a first draw in standard deviations: one draw in a million falls short, and is repeated."""

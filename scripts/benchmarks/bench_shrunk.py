@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 import pruning
 from orchestrator.compare.statistics import ratio
-from orchestrator.deploy.formats.format_table import FORMATS
+from orchestrator.deploy.formats.format import FORMATS
 from orchestrator.workloads.networks.classifiers import resnet20
 from pruning.measure.latency import Call, Make, calling, compare_latency
 

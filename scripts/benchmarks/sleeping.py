@@ -25,10 +25,9 @@ from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.work_order import FileWriter, WorkOrder
 from orchestrator.planning.plan import make_plan
-from orchestrator.store.finished.finished_stages import Stages
+from orchestrator.store.finished_stages import Stages
 from orchestrator.store.local_backend import LocalBackend
-from orchestrator.store.unfinished.checkpoints import Checkpoints
-from orchestrator.store.unfinished.failures import Failures
+from orchestrator.store.unfinished_stages import Checkpoints, Failures
 from orchestrator.views.tracking.view_writer import ViewWriter
 
 STEPS = {"dense": 15, "round": 6}

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from orchestrator.planning.number_formats import ratio_interval
-from orchestrator.training.state.stage_environment import processor
+from orchestrator.training.state.checkpointing import processor
 from scripts.pages import does_it_pay_figure, does_it_pay_page
 from scripts.pages.layer_cells import LAYERS, QUICK, kernel_part, layer_part
 from scripts.pages.network_cells import NETWORKS, absent_networks, network_part

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import pruning
-from orchestrator.deploy.formats.format import difference
-from orchestrator.deploy.formats.format_table import FORMATS
+from orchestrator.deploy.formats.format import FORMATS, difference
 from orchestrator.workloads.networks.classifiers import cnn, lenet_300_100, resnet20
 from orchestrator.workloads.networks.gpt import gpt
 from pruning.graph.tracing import quiet

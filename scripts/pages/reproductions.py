@@ -48,9 +48,9 @@ from orchestrator.config.compose import compose_jobs
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.specs import Plan
 from orchestrator.planning.plan import make_plan
-from orchestrator.store.finished.stage_commit import folder_of
+from orchestrator.store.finished_stages import folder_of
 from orchestrator.store.store import Store
-from orchestrator.training.state.stage_environment import environment
+from orchestrator.training.state.checkpointing import environment
 from orchestrator.views.report.plain_files import rows_csv, window_row
 from scripts.pages import reproductions_page
 

@@ -26,7 +26,7 @@ SHARED = {
     ],
     "own_class": ["pruning.engine.classes._build_method"],
     "deploy": [f"orchestrator.deploy.deployment_stages.{name}" for name in ("deploy", "measure")],
-    "layerwise": [f"{TRAINING}.scoring.layer_by_layer.prune_layers", "pruning.reconstruction.ranked_masks.wanda"],
+    "layerwise": [f"{TRAINING}.scoring.layer_by_layer.prune_layers", "pruning.reconstruction.layer_problem.wanda"],
     "lora": ["pruning.holding.low_rank.LowRankUpdates"],
     "ranks": [
         f"{TRAINING}.team.{name}" for name in ("together.Together", "ranks.Ranks", "synchronised_norm.synchronised")

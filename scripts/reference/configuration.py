@@ -18,8 +18,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from orchestrator.catalogue.formats import FORMATS, Format
-from orchestrator.config import config_groups, hydra_options, schema
-from orchestrator.config.parts import method_choices
+from orchestrator.config import config_groups, hydra_options, method_choices, schema
 from pruning.catalogue.presets import SCOPES, UNITS
 from scripts.reference import conf_files
 

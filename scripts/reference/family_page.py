@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pruning.choices.axes import FAMILY_UNITS
-from pruning.dependencies.families.family_table import FAMILIES
+from pruning.dependencies.families.family import FAMILIES
 
 HEAD = """\
 # Transformers that can become smaller

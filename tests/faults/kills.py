@@ -23,7 +23,7 @@ from orchestrator.core.specs import NETWORK, StageSpec
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
-from orchestrator.store.unfinished.checkpoints import Checkpoints
+from orchestrator.store.unfinished_stages import Checkpoints
 from orchestrator.training.loop import training_loop
 from orchestrator.training.state import checkpointing
 from orchestrator.training.state.train_state import TrainState

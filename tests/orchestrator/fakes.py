@@ -19,10 +19,9 @@ from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import CurvePoint, FileInfo, StageRecord
 from orchestrator.core.specs import NETWORK, Plan, StageSpec, TrialSpec
 from orchestrator.core.work_order import FileWriter, WorkOrder
-from orchestrator.store.finished.finished_stages import Stages
+from orchestrator.store.finished_stages import Stages
 from orchestrator.store.local_backend import LocalBackend
-from orchestrator.store.unfinished.checkpoints import Checkpoints
-from orchestrator.store.unfinished.failures import Failures
+from orchestrator.store.unfinished_stages import Checkpoints, Failures
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from orchestrator.workloads.networks.classifiers import cnn, resnet20
 from orchestrator.workloads.networks.gpt import gpt
 from orchestrator.workloads.splits import TensorSplit
 from orchestrator.workloads.tasks.classification import Classification
-from orchestrator.workloads.tasks.language.language_modelling import LanguageModelling
+from orchestrator.workloads.tasks.language_modelling import LanguageModelling
 from orchestrator.workloads.tasks.task import Measured
 from orchestrator.workloads.tasks.torch_metrics import TorchMetrics
 from pruning import MaskKeeper, MaskSet

@@ -25,8 +25,8 @@ from orchestrator.commands.store_command import main as keep
 from orchestrator.commands.sync_command import main as sync
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Amount, Forecast, SweepInfo
+from orchestrator.store.backends import seal, unseal
 from orchestrator.store.saved_sweep import manifest
-from orchestrator.store.sealed_json import seal, unseal
 from orchestrator.store.store import Store
 
 SECRET = "hunter2-zx81"

@@ -12,8 +12,7 @@ from orchestrator.core.errors import CannotKeep
 from orchestrator.core.events import StageEvent, SweepInfo, Tracker
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
-from orchestrator.views.tracking.content import Content
-from orchestrator.views.tracking.run_contents import SweepView
+from orchestrator.views.tracking.run_contents import Content, SweepView
 from orchestrator.views.tracking.view_writer import Requests, ViewWriter
 
 

@@ -12,7 +12,7 @@ import torch.nn.utils.prune as torch_prune
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pruning.choices import amount as amounts
+from pruning.choices import axes as amounts
 
 
 @pytest.mark.parametrize("bad", ["0.5", None, torch.tensor(0.5), Decimal("0.5"), [0.5], 0.5j])

@@ -61,7 +61,7 @@ def test_unknown_names_raise_as_usual() -> None:
 LIGHT = """
 import sys
 def heavy(): return {"torch", "numpy"} & set(sys.modules)
-import pruning, pruning.choices.amount, pruning.schedule
+import pruning, pruning.choices.axes, pruning.schedule
 assert not heavy(), heavy()
 import pruning.masks.mask_files
 assert "torch" not in heavy()

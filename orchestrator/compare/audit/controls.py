@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from orchestrator.compare.audit.rule import Answer, Audited, Rule, held
 from orchestrator.compare.panels import positions
-from orchestrator.config.parts.method_choices import decides_itself
-from orchestrator.config.parts.sparse_training import row_of
+from orchestrator.config.method_choices import decides_itself
+from orchestrator.config.training import row_of
 from orchestrator.core.specs import Plan
 from orchestrator.core.stage_fields import Restart, StageFields
 from orchestrator.core.stage_kinds import KINDS

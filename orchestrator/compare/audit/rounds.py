@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.compare.audit.rule import Answer, Audited, Rule, held, some
 from orchestrator.compare.round_columns import budget_of, reached_of
-from orchestrator.config.parts.method_choices import published_at_start
+from orchestrator.config.method_choices import published_at_start
 from orchestrator.core.specs import REWIND
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.planning.number_formats import counted, in_points, percent

@@ -25,10 +25,16 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
-from orchestrator.config.key_rules import violations
 from orchestrator.config.refusals.messages import Message, absent_choice, text_of
-from orchestrator.config.refusals.refused_choices import explain_choice, explain_choice_file, explain_unreadable_file
-from orchestrator.config.refusals.refused_keys import leaves, rule, unknown
+from orchestrator.config.refusals.refused_choices import (
+    explain_choice,
+    explain_choice_file,
+    explain_unreadable_file,
+    leaves,
+    rule,
+    unknown,
+)
+from orchestrator.config.well_formed import violations
 
 Compose = Callable[[list[str]], DictConfig]
 """Composes a configuration from settings; raises what Hydra raises."""

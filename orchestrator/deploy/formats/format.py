@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from orchestrator.catalogue import formats
+from orchestrator.catalogue import formats as catalogue
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.workloads.tasks.batch import LABELS, arguments, outputs_of
 from pruning.graph.tracing import Example, plain_copy, quiet
@@ -273,3 +274,8 @@ def running_as(network: nn.Module, run: Run) -> nn.Module:
         return run({name: value for name, value in kwargs.items() if name not in LABELS} or args)
 
     return _around(network, forward)
+
+
+FORMATS: Mapping[str, Format] = {name: Format.of(row) for name, row in catalogue.FORMATS.items() if row.code}
+TOLERANCES: Mapping[str, float] = {name: row.tolerance for name, row in catalogue.FORMATS.items()}
+"""Name of a format -> largest allowed difference of its outputs from the masked network's, relative to the largest."""

@@ -14,8 +14,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self
 
-from orchestrator.config import submission
-from orchestrator.config.cluster import Cluster
+from orchestrator.config.cluster import Cluster, grace
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.records import StageRecord
@@ -30,8 +29,8 @@ from orchestrator.execution.on_ray import embedded_ray
 from orchestrator.execution.on_ray.embedded_ray import Address, ClusterError, address_of
 from orchestrator.execution.on_ray.ranks import seat_of
 from orchestrator.execution.on_ray.ray_tasks import Outdated, Tasks
-from orchestrator.execution.perform import DEFAULT_WORK, PREFLIGHT, failure_of
 from orchestrator.execution.placement import Node, Watch, refusal, request, share_of, slots
+from orchestrator.execution.segment import DEFAULT_WORK, PREFLIGHT, failure_of
 
 
 def make_executor(
@@ -76,7 +75,7 @@ class RayExecutor:
     ) -> None:
         self._cluster, self._store, self._work, self._claims = cluster, store, work, claims
         self._processes, self._apart = processes, processes if cluster.placement == "spread" else 1
-        self._logs, self._grace = Path(logs).absolute(), submission.grace(cluster.grace)
+        self._logs, self._grace = Path(logs).absolute(), grace(cluster.grace)
         self._address, self._wanted = address_of(cluster), request(cluster)
         self._cancelled = threading.Event()
         self._lock = threading.Lock()

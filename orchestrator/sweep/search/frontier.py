@@ -15,12 +15,19 @@ from operator import le
 from orchestrator.core.plain_data import canonical_json
 from orchestrator.planning.number_formats import counted
 from orchestrator.sweep.search.candidates import Candidate, Cell, SearchSpace
-from orchestrator.sweep.search.domination import Objectives, hypervolume, nondominated
-from orchestrator.sweep.search.frontier_points import ROUNDING, Placed, answers, nothing, placed
-from orchestrator.sweep.search.intervals import are_worse, lower_ends
+from orchestrator.sweep.search.frontier_points import (
+    ROUNDING,
+    Objectives,
+    Placed,
+    answers,
+    hypervolume,
+    nondominated,
+    nothing,
+    placed,
+)
+from orchestrator.sweep.search.halving import Rungs
 from orchestrator.sweep.search.policy import Ask, Conclude, RuleOut, Strand
-from orchestrator.sweep.search.quantities import MEASURED, place_of_measurement
-from orchestrator.sweep.search.rungs import Rungs
+from orchestrator.sweep.search.quantities import MEASURED, are_worse, lower_ends, place_of_measurement
 
 ROOM = 0.1
 """Distance of the hypervolume's reference from the worst value of the first rung, as a fraction of the range."""

@@ -1,14 +1,20 @@
-"""Quantities of a network that a search can make small: sizes, measured latency, training cost. Pure."""
+"""Quantities that a search can make small, and Student's t intervals of many candidates at once. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestrator.compare.deployment_points import figures_of, hardware_of, headline
+from orchestrator.compare.statistics import LEAST_SPREAD, t_quantile
 from orchestrator.compare.trial_rows import training_macs_until
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, TrialSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MEASURED: Mapping[str, str] = {"bytes": "deploy/bytes", "latency": "deploy/latency_ms"}
 """Quantity of a deployed network -> its figure, in the first format at the first batch size."""
@@ -77,3 +83,54 @@ def place_of_measurement(trial: TrialSpec) -> Any:
     if not trial.measured or not deploy.get("formats"):
         return None
     return deploy["formats"][0], deploy["batch_sizes"][0], deploy.get("threads")
+
+
+Rows = Sequence[Sequence[float]]
+"""Values of each candidate by seed; all have equally many."""
+
+
+def lower_ends(rows: Rows, level: float) -> list[float]:
+    """Return the lower end of each row's interval; the mean of a row with one value."""
+    low, _ = _ends(_array(rows), level)
+    return [float(each) for each in low]
+
+
+def are_worse(rows: Rows, best: Sequence[float], level: float) -> list[bool]:
+    """Return which rows an interval of their differences from `best` shows to be smaller, paired by seed.
+
+    A difference without spread shows nothing. A row that is not finite is smaller than a finite `best`.
+    """
+    import numpy as np
+
+    given, limit = _array(rows), np.asarray(best, dtype=np.float64)
+    if not np.isfinite(limit).all():
+        return [False] * len(given)
+    finite = np.logical_and.reduce(np.isfinite(given), axis=1)
+    low, high = _ends(np.where(finite[:, np.newaxis], given - limit, 0.0), level)
+    shown = ~finite | ((high < 0) & (high - low > LEAST_SPREAD))
+    return [bool(each) for each in shown]
+
+
+def _array(rows: Rows) -> NDArray[np.float64]:
+    import numpy as np
+
+    return np.array(rows, dtype=np.float64)
+
+
+def _ends(given: NDArray[np.float64], level: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the ends of the interval of each row's mean, mean -+ t(level, n - 1) std / sqrt(n)."""
+    n = given.shape[1]
+    mean = _sum(given) / n
+    if n == 1:
+        return mean, mean
+    squares = _sum((given - mean.reshape(-1, 1)) ** 2)
+    half = t_quantile(level, n - 1) / math.sqrt(n) * (squares / (n - 1)) ** 0.5
+    return mean - half, mean + half
+
+
+def _sum(given: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the sum of each row, added from the left, so that every machine rounds in the same way."""
+    total = given[:, 0].copy()
+    for place in range(1, given.shape[1]):
+        total += given[:, place]
+    return total

@@ -9,12 +9,11 @@ from functools import partial
 import torch
 from torch import nn
 
-from orchestrator.config.parts.training import Train
+from orchestrator.config.training import Train
 from orchestrator.core.metrics import Metric
 from orchestrator.core.seeding import seeded
 from orchestrator.training.team.ranks import Ranks
-from orchestrator.workloads.shares import Share
-from orchestrator.workloads.splits import Split
+from orchestrator.workloads.splits import Share, Split
 from orchestrator.workloads.tasks.distilled import Distilled
 from orchestrator.workloads.tasks.supervised import Supervised
 from orchestrator.workloads.tasks.task import Measured, MeasuresTests, Task, TestInputs

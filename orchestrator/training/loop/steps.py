@@ -15,7 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from orchestrator.config.parts.training import Train
+from orchestrator.config.training import Train
 from orchestrator.core.errors import DataError, OrchestratorError
 from orchestrator.workloads.inspection import spoilt
 from orchestrator.workloads.splits import Batch, Batches, index_of

@@ -12,8 +12,7 @@ from torch.optim import Optimizer
 
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.work_order import never
-from orchestrator.training.dynamics.sparse_training import SparseTraining
-from orchestrator.training.dynamics.training_cost import TrainingCost
+from orchestrator.training.loop.sparse_training import SparseTraining, TrainingCost
 from orchestrator.training.state.train_state import TrainState
 from orchestrator.training.team.ranks import Ranks
 from orchestrator.workloads.data_loading import Data
@@ -34,7 +33,7 @@ class TrainingJob:
     task: Task
     """Task with the loss of this training."""
     config: Mapping[str, Any]
-    """A plain `orchestrator.config.parts.training.Train`; absent keys have their defaults."""
+    """A plain `orchestrator.config.training.Train`; absent keys have their defaults."""
     seed: int
     """Decides all random draws."""
     device: torch.device

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from orchestrator.config.key_rules import violations
-from orchestrator.config.parts.training import Train
+from orchestrator.config.training import Train
+from orchestrator.config.well_formed import violations
 from orchestrator.core.errors import Cancelled as Cancelled
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.seeding import derive, seeded
@@ -38,8 +38,7 @@ from orchestrator.training.state.train_state import TrainState, extra_state, res
 from orchestrator.training.team.synchronised_norm import synchronised
 from orchestrator.training.team.together import Together, require_reached
 from orchestrator.workloads.inspection import require_finite
-from orchestrator.workloads.shares import Share
-from orchestrator.workloads.splits import Batch
+from orchestrator.workloads.splits import Batch, Share
 from orchestrator.workloads.tasks.supervised import Supervised
 from pruning.measure.macs import in_mode
 

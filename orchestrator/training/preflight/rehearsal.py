@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from orchestrator.config.parts.training import Train
+from orchestrator.config.training import Train
 from orchestrator.core.errors import DataError, OrchestratorError
 from orchestrator.core.seeding import seeded
 from orchestrator.core.specs import DENSE, TEACHER, StageSpec
@@ -26,15 +26,18 @@ from orchestrator.training import pruning_rounds, ways
 from orchestrator.training.loop import training_loop
 from orchestrator.training.loop.evaluation import monitored
 from orchestrator.training.loop.training_job import FitResult, TrainingJob
-from orchestrator.training.measuring import measure, measure_all
 from orchestrator.training.preflight.first_step import (
+    Misfit,
+    Tried,
+    labels_misfit,
+    misfit,
+    named,
     require_all_reached,
     require_loss,
     require_shares,
     require_trainable,
 )
-from orchestrator.training.preflight.misfits import Misfit, Tried, labels_misfit, misfit, named
-from orchestrator.training.record import Clock, Trained, record
+from orchestrator.training.record import Clock, Trained, measure, measure_all, record
 from orchestrator.training.scoring.layer_by_layer import Blocks, Enough
 from orchestrator.training.scoring.ranking import Scoring
 from orchestrator.training.stage_inputs import StageInputs

@@ -17,13 +17,12 @@ from torch.utils._pytree import tree_map
 
 import pruning
 from orchestrator.config.config_groups import SCORING
-from orchestrator.config.parts.method_choices import as_typed
+from orchestrator.config.method_choices import as_typed
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.plain_data import read_as
 from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.stage_fields import StageFields, choices_of
-from orchestrator.training.scoring.examples import ScoringData, count
-from orchestrator.training.scoring.shared_statistics import CountedLoss, SharedStatistics
+from orchestrator.training.scoring.examples import CountedLoss, ScoringData, SharedStatistics, count
 from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.inspection import first
 from orchestrator.workloads.model_building import Prunable

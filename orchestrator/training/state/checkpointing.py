@@ -1,19 +1,56 @@
-"""Checkpoints of a stage: when to save its state, and whether to resume from the saved one."""
+"""Checkpoints of a stage: when to save its state, whether to resume from it, and the environment it was made in."""
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy
+import torch
+
+import orchestrator
 from orchestrator.core.errors import CheckpointDamaged, StoreError
 from orchestrator.core.redact import logger
 from orchestrator.core.work_order import States
-from orchestrator.store.finished.stage_contents import tensors_in
-from orchestrator.training.state.stage_environment import DECIDING
+from orchestrator.planning.pace import processor_model
+from orchestrator.store.finished_stages import tensors_in
 from orchestrator.training.state.train_state import NotPlain, TrainState
 from orchestrator.workloads.weight_files import write_state
+
+DECIDING = ("processor", "torch", "numpy")
+"""Environment entries that affect the bits of results."""
+
+
+def environment(device: str = "cpu") -> dict[str, str]:
+    """Return the versions and the hardware that results may depend on; for a GPU, its name."""
+    return {
+        "python": platform.python_version(),
+        "processor": processor(),
+        **_gpu(device),
+        "torch": str(torch.__version__),  # a plain str: to read torch's own class, a driver would import torch
+        "numpy": numpy.__version__,
+        "platform": platform.platform(),
+        "orchestrator": orchestrator.__version__,
+    }
+
+
+def deciding(device: str) -> dict[str, str]:
+    """Return the environment entries on which the bits of a stage, and so its failure, depend besides its key."""
+    found = {name: value for name, value in environment().items() if name in (*DECIDING, "orchestrator")}
+    return found | _gpu(device)
+
+
+def processor() -> str:
+    """Return the processor's model and the instructions torch uses; results are bit-equal on processors of one kind."""
+    return f"{processor_model()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _gpu(device: str) -> dict[str, str]:
+    return {"gpu": torch.cuda.get_device_name(device)} if device.startswith("cuda") else {}
+
 
 MOST_SHARE = 0.01
 """Largest fraction of a training's time that checkpoints may take; slow checkpoints become rarer."""

@@ -19,7 +19,7 @@ import pruning
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.specs import StageSpec
-from orchestrator.training.dynamics.training_cost import cost_of
+from orchestrator.training.loop.sparse_training import cost_of
 from orchestrator.training.loop.steps import ELEMENTWISE
 from orchestrator.training.loop.training_job import FitResult, TrainingJob
 from orchestrator.training.pruning_rounds import LawBroken, masked

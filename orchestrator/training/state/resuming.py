@@ -19,7 +19,6 @@ from orchestrator.core.records import CurvePoint
 from orchestrator.training.loop.steps import Averages, Steps, TrainingError
 from orchestrator.training.loop.training_job import TrainingJob
 from orchestrator.training.stage_networks import MISFITS
-from orchestrator.training.state.task_state import restore_task, task_state
 from orchestrator.training.state.train_state import (
     TrainState,
     as_bytes,
@@ -30,6 +29,8 @@ from orchestrator.training.state.train_state import (
     restore_generators,
     restore_module,
     restore_optimizer,
+    restore_task,
+    task_state,
 )
 from orchestrator.workloads.tasks.distilled import Distilled
 from orchestrator.workloads.tasks.task import Task

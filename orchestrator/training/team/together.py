@@ -12,7 +12,7 @@ from orchestrator.core.seeding import derive, reseed
 from orchestrator.training.loop.steps import TrainingError
 from orchestrator.training.scoring.examples import count
 from orchestrator.training.team.ranks import Ranks
-from orchestrator.workloads.shares import Part
+from orchestrator.workloads.splits import Part
 from orchestrator.workloads.tasks.task import Task
 
 

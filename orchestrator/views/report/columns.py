@@ -9,7 +9,7 @@ from orchestrator.compare.audit.rounds import TOLERANCE
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.deployment_points import Deployed
 from orchestrator.compare.round_columns import WEIGHTS
-from orchestrator.compare.secondary.secondary_figures import FurtherTestSet
+from orchestrator.compare.secondary_figures import FurtherTestSet
 from orchestrator.compare.statistics import Estimate, has_spread
 from orchestrator.core.metrics import Metric
 from orchestrator.planning.number_formats import (

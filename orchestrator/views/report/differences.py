@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from orchestrator.compare.against.baseline import SPEED_MARGIN
-from orchestrator.compare.against.two_sweeps import SPARSITY, Difference, PairedPoint, TwoSweeps
-from orchestrator.compare.against.verdict import LATENCY, SPEEDUP
+from orchestrator.compare.baseline import SPEED_MARGIN
 from orchestrator.compare.comparison import Point
 from orchestrator.compare.round_columns import WEIGHTS
 from orchestrator.compare.statistics import LEVEL
+from orchestrator.compare.two_sweeps import SPARSITY, Difference, PairedPoint, TwoSweeps
+from orchestrator.compare.verdicts import LATENCY, SPEEDUP
 from orchestrator.planning.number_formats import percent, significant
 from orchestrator.views.report.gate_report import cells, title_of, verdict_table
 from orchestrator.views.report.plain_files import table_csv

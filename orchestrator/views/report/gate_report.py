@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from xml.etree import ElementTree
 
-from orchestrator.compare.against.gate_verdicts import counted
-from orchestrator.compare.against.paired_figures import is_latency, is_size, is_speedup
-from orchestrator.compare.against.verdict import Verdict
+from orchestrator.compare.pairing import is_latency, is_size, is_speedup
 from orchestrator.compare.round_columns import WEIGHTS
+from orchestrator.compare.verdicts import Verdict, counted
 from orchestrator.core.redact import shown
 from orchestrator.planning.number_formats import in_points, milliseconds, percent, ratio, significant, whole_number
 from orchestrator.views.report.columns import difference

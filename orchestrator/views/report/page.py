@@ -14,9 +14,8 @@ from orchestrator.planning.number_formats import whole_number
 from orchestrator.views.report import tables
 from orchestrator.views.report.columns import COLUMNS, folded
 from orchestrator.views.report.figures import figure_data
-from orchestrator.views.report.language_tables import Generation, generation_tables, window_table
 from orchestrator.views.report.method_pairs import pair_table
-from orchestrator.views.report.texts import as_yaml
+from orchestrator.views.report.tables import Generation, as_yaml, generation_tables, window_table
 
 GROUPED = f"More than {figure_data.MOST_LAYERS} tensors: all entries by block, and by role in the block."
 CAPTIONS = {

@@ -11,8 +11,8 @@ from typing import Any
 from orchestrator.compare.comparison import Comparison, Point, Row
 from orchestrator.compare.deployment_points import Deployed
 from orchestrator.compare.round_columns import Chosen
-from orchestrator.compare.secondary.sensitivity import SENSITIVITY_COLUMNS, SensitivityCurve, sensitivity_rows
-from orchestrator.compare.secondary.window_differences import WindowDifference
+from orchestrator.compare.secondary_figures import WindowDifference
+from orchestrator.compare.sensitivity import SENSITIVITY_COLUMNS, SensitivityCurve, sensitivity_rows
 from orchestrator.core.redact import shown, shown_json
 
 _COMPUTED = ("=", "+", "-", "@", "\t", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")

@@ -13,22 +13,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from orchestrator.compare.audit.checklist import audit
 from orchestrator.compare.audit.rule import Finding
 from orchestrator.compare.comparison import Comparison
-from orchestrator.compare.secondary.sensitivity import sensitivity_curves
+from orchestrator.compare.sensitivity import sensitivity_curves
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.file_names import METRICS_FILE, NOTE_FILE
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import logger, markdown, shown, shown_json
 from orchestrator.core.specs import Plan
-from orchestrator.planning.estimates.forecast import afterwards
+from orchestrator.planning.forecast import afterwards
 from orchestrator.views.report import plain_files, tables
 from orchestrator.views.report.columns import narrow
-from orchestrator.views.report.figures import by_method, drawing, figure_data, measured, searched_frontier
-from orchestrator.views.report.figures.layers_alone import layers_alone
-from orchestrator.views.report.figures.mask_history import mask_history
-from orchestrator.views.report.figures.overlap import ReadFile, overlap_of
-from orchestrator.views.report.figures.token_speed import token_speed
-from orchestrator.views.report.language_tables import generations
+from orchestrator.views.report.figures import by_method, drawing, figure_data, measured
+from orchestrator.views.report.figures.measured import token_speed
+from orchestrator.views.report.figures.of_layers import ReadFile, layers_alone, mask_history, overlap_of
 from orchestrator.views.report.page import page
+from orchestrator.views.report.tables import generations
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -152,7 +150,7 @@ def _figures(
             lambda data: drawing.deployed(data, measured.LABELS["bytes"]),
         ),
         "token_speed": (lambda: token_speed(comparison), drawing.token_speed),
-        "frontier": (lambda: searched_frontier.frontier(comparison), drawing.frontier),
+        "frontier": (lambda: by_method.frontier(comparison), drawing.frontier),
         "sensitivity": (lambda: layers_alone(sensitivity_curves(plan, records)), drawing.sensitivity),
         "mask_history": (lambda: mask_history(records, comparison), drawing.mask_history),
         "layers": (

@@ -17,13 +17,11 @@ from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.redact import shown
 from orchestrator.core.specs import Plan
 from orchestrator.core.stage_kinds import KINDS, PART
-from orchestrator.planning.estimates.pace import Pace
 from orchestrator.planning.number_formats import counted, duration, known_duration, percent
-from orchestrator.views.terminal.by_axis import ByAxis
-from orchestrator.views.terminal.frame import MOST_RUNNING, Running, frame, with_speeds
+from orchestrator.planning.pace import Pace
+from orchestrator.views.terminal.frame import MOST_RUNNING, ByAxis, Running, frame, with_speeds
 from orchestrator.views.terminal.stage_lines import figures, named, reached, speed, validated
-from orchestrator.views.terminal.tally import Tally
-from orchestrator.views.terminal.time_left import TimeLeft
+from orchestrator.views.terminal.tally import Tally, TimeLeft
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -61,7 +59,7 @@ class Progress:
         clock: Callable[[], float] = time.time,
     ) -> None:
         if console is None:
-            from orchestrator.views.terminal.console import Console
+            from orchestrator.views.terminal.standard_streams import Console
 
             console = Console(highlight=False)
         self._plan = plan

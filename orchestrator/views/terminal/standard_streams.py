@@ -1,4 +1,4 @@
-"""Standard streams of the commands: unprintable characters, and readers that have left."""
+"""The terminal's console and standard streams, which may be closed, redirected or a notebook's."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
+
+import rich.console
 
 from orchestrator.core.redact import shown
 
@@ -71,3 +73,11 @@ def _flushed(stream: TextIO) -> bool:
     except OSError:  # a full disk, which Python reports at exit
         pass
     return True
+
+
+class Console(rich.console.Console):
+    """Rich's console, except that it ends the process with EXIT_UNREAD if the reader of its output has left."""
+
+    def on_broken_pipe(self) -> None:
+        """End the process; Rich would end it with status 1."""
+        unread()

@@ -1,4 +1,4 @@
-"""Contents of a sweep's tracked runs: identity, parameters, metric points, tags, files and status. Pure.
+"""Contents of tracked runs: identity, parameters, metric points, tags and files, as MLflow accepts them. Pure.
 
 Points have the worker's time, so writing a record again changes nothing.
 """
@@ -6,12 +6,13 @@ Points have the worker's time, so writing a record again changes nothing.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, reduce
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestrator.compare.deployment_points import headline
 from orchestrator.compare.trial_settings import SettingsOfEach, as_typed, name_of, varying
@@ -19,13 +20,51 @@ from orchestrator.core.events import Decision, Failure, StageEvent, SweepInfo
 from orchestrator.core.file_names import METRICS_FILE, NOTE_FILE
 from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.records import CurvePoint, StageRecord
-from orchestrator.core.redact import markdown, shown_json
+from orchestrator.core.redact import markdown, shown, shown_json
 from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.views.report.mask_picture import mask_picture
-from orchestrator.views.report.texts import as_yaml
-from orchestrator.views.tracking.content import Content, Point, key_of
-from orchestrator.views.tracking.saved_views import links, saved_views
+from orchestrator.views.report.tables import as_yaml
+from orchestrator.views.tracking.view_database import links, saved_views
+
+_ODD = re.compile(r"[^/\w.\- ]")
+
+
+class Point(NamedTuple):
+    """One point of a metric; `time` is in Unix seconds."""
+
+    key: str
+    value: float
+    time: float
+    step: int
+
+
+@dataclass
+class Content:
+    """Content to write to one run: everything, or what the run lacks. Times are in Unix seconds."""
+
+    status: str = "RUNNING"
+    points: list[Point] = field(default_factory=list)
+    params: dict[str, str] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
+    masks: dict[str, str] = field(default_factory=dict)
+    """File of the run -> key of the stage with its masks."""
+    start: float | None = None
+    end: float | None = None
+    new_run: bool = False
+    """Whether a new run is needed: the old one holds another execution of a stage, and points cannot be deleted."""
+
+    def shown(self) -> Content:
+        """Return the content with texts made safe to display and names that MLflow accepts."""
+        params, tags = ({key_of(name): shown(text) for name, text in of.items()} for of in (self.params, self.tags))
+        return replace(self, params=params, tags=tags)
+
+
+def key_of(name: str) -> str:
+    """Return a name as MLflow accepts it for a parameter, a tag or a metric."""
+    return _ODD.sub("_", shown(name))
+
 
 DENSE, ROUNDS = "dense/", "rounds/"
 """Prefixes of the figures of networks other than the trial's last."""

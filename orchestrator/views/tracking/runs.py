@@ -17,18 +17,57 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.config.tracking_uri import artifact_location, local_folder, sqlite_path
-from orchestrator.core.errors import CannotKeep
+from orchestrator.core.errors import CannotKeep, StoreError
 from orchestrator.core.file_names import MASKS
+from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.redact import redact, shown
+from orchestrator.store.leases import Leases
 from orchestrator.views.tracking import run_contents as runs_hold
 from orchestrator.views.tracking import view_database
-from orchestrator.views.tracking.content import Content
-from orchestrator.views.tracking.run_contents import SweepView
-from orchestrator.views.tracking.run_creation import CreatedElsewhere
+from orchestrator.views.tracking.run_contents import Content, SweepView
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
+
+
+class CreatedElsewhere(Exception):
+    """Another driver is creating runs of the sweep; search for them again later."""
+
+
+class Creating:
+    """Driver's right to create the runs of one view, as a lease in the store.
+
+    Without leases, or if the store cannot be written, the right is always granted, and duplicate runs are withdrawn
+    later.
+
+    Args:
+        leases: function that makes this driver's leases; None if no store is shared
+        view: identity of the view: MLflow's address, experiment, sweep
+    """
+
+    def __init__(self, leases: Callable[[], Leases] | None, *view: str) -> None:
+        self._make, self._key = leases, digest(canonical_json(["view", *view]))
+        self._leases: Leases | None = None
+
+    def take(self) -> bool:
+        """Acquire or keep the right; return whether this driver has it."""
+        if self._make is None:
+            return True
+        try:
+            if self._leases is None:
+                self._leases = self._make().__enter__()
+            return self._leases.acquire(self._key)
+        except StoreError:
+            return True
+
+    def give_back(self) -> None:
+        """Release the right."""
+        if self._leases is not None:
+            with suppress(StoreError):
+                self._leases.close()
+            self._leases = None
+
 
 ReadFile = Callable[[str, str], bytes]  # (stage key, file name) -> content, from the store
 PARENT_TAG, USER_TAG = "mlflow.parentRunId", "mlflow.user"

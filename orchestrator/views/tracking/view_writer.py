@@ -26,8 +26,7 @@ from orchestrator.core.redact import redact
 from orchestrator.store.leases import Leases
 from orchestrator.views.tracking import view_database
 from orchestrator.views.tracking.run_contents import SweepView
-from orchestrator.views.tracking.run_creation import CreatedElsewhere, Creating
-from orchestrator.views.tracking.runs import MlflowRuns, ReadFile
+from orchestrator.views.tracking.runs import CreatedElsewhere, Creating, MlflowRuns, ReadFile
 
 OPENING, CLOSING = -2, -1  # the parent run's start and end, among the indices of trials
 REFUSALS = 3  # refused attempts in a row after which the rest is left out

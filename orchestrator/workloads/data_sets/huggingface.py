@@ -12,7 +12,7 @@ from torch import Tensor
 
 from orchestrator.core.errors import DataError
 from orchestrator.workloads import node_cache
-from orchestrator.workloads.data_sets.pixels import Normalisation, by_split, splits_of
+from orchestrator.workloads.data_sets.named import Normalisation, by_split, splits_of
 
 CHUNK = 256
 """Number of examples that are decoded at a time."""

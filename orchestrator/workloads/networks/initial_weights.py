@@ -22,8 +22,8 @@ from orchestrator.config.sources import file_digest
 from orchestrator.core.redact import redact
 from orchestrator.planning.file_places import GGUF, INDEX, is_uri, parts_of_weights
 from orchestrator.planning.pinned_content import weights_digest
-from orchestrator.store.finished.stage_contents import tensors_in
-from orchestrator.store.node_folder import node_folder, tidy
+from orchestrator.store.finished_stages import tensors_in
+from orchestrator.store.local_backend import node_folder, tidy
 from orchestrator.workloads.networks.gguf_files import read_gguf
 from orchestrator.workloads.weight_files import LISTED, PIECE, CheckpointError, extra_state, misfits
 

@@ -15,7 +15,7 @@ from orchestrator.config.sources import file_digest
 from orchestrator.core.errors import ModelError
 from orchestrator.planning.file_places import GGUF
 from orchestrator.workloads.networks.gguf_files import read_gguf
-from pruning.catalogue.value_rules import Rule
+from pruning.catalogue.rows import Rule
 
 
 def huggingface(

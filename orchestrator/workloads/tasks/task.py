@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.core.metrics import Metric
-from orchestrator.workloads.data_sets.codecs import Codec
+from orchestrator.workloads.data_sets.text import Codec
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from pruning.choices.axes import EQUAL_WIDTHS, FamilyUnit
 from pruning.dependencies.dependency_groups import DependencyGroup
+from pruning.dependencies.families.family import MODEL_TYPES
 from pruning.dependencies.families.family_groups import unit_groups
-from pruning.dependencies.families.family_table import MODEL_TYPES
 from pruning.dependencies.families.stock_transformer import (
     StockTransformer,
     expresses,

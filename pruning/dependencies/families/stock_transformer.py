@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pruning.choices.axes import FamilyUnit
-from pruning.dependencies.families.family import Family
-from pruning.dependencies.families.family_table import MODEL_TYPES, family_of
+from pruning.dependencies.families.family import MODEL_TYPES, Family, family_of
 from pruning.holding.parameter import plain_modules, plain_parameters, plain_tensors
 
 

@@ -18,7 +18,6 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
 from pruning.holding.copies import copied, values_with_history
-from pruning.holding.masking import masked
 from pruning.holding.parameter import (
     ModuleParameter,
     check_all_have_values,
@@ -30,6 +29,7 @@ from pruning.holding.parameter import (
     pruned_names,
     unwrapped,
 )
+from pruning.holding.reparam import masked
 
 BatchNormMode: TypeAlias = Literal["train", "eval"]
 Masks: TypeAlias = Mapping[str, Tensor]

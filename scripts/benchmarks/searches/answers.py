@@ -8,7 +8,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from orchestrator.compare.statistics import LEVEL, estimate, has_spread, matches
-from orchestrator.sweep.search.domination import hypervolume, nondominated
+from orchestrator.sweep.search.frontier_points import hypervolume, nondominated
 from scripts.benchmarks.searches.competitors import Factory, race
 from scripts.benchmarks.searches.search_table import ACCURACY, Outcome, Setting, Table
 

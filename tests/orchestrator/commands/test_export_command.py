@@ -19,8 +19,7 @@ from safetensors.torch import load_file
 from orchestrator.__main__ import main as orchestrate
 from orchestrator.commands.export_command import main as export
 from orchestrator.deploy.formats import format
-from orchestrator.deploy.formats.format import Run
-from orchestrator.deploy.formats.format_table import FORMATS
+from orchestrator.deploy.formats.format import FORMATS, Run
 from orchestrator.export.export_folder import chosen_formats
 from orchestrator.export.readme import _latency
 from orchestrator.store import saved_sweep

@@ -11,21 +11,19 @@ from dataclasses import replace
 import factories
 import pytest
 
-from orchestrator.compare.against.baseline import make_baseline
-from orchestrator.compare.against.gate_verdicts import verdicts
 from orchestrator.compare.audit.checklist import audit
+from orchestrator.compare.baseline import make_baseline
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.deployment_points import figures_of, headline
-from orchestrator.compare.secondary.secondary_figures import FurtherTestSet
-from orchestrator.compare.secondary.window_differences import WindowDifference
+from orchestrator.compare.secondary_figures import FurtherTestSet, WindowDifference
 from orchestrator.compare.statistics import Estimate
+from orchestrator.compare.verdicts import verdicts
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import DENSE, NETWORK, Plan, StageSpec
 from orchestrator.views.report.columns import columns
 from orchestrator.views.report.figures import drawing
 from orchestrator.views.report.figures.figure_data import FRONT
-from orchestrator.views.report.figures.measured import against_bytes, against_latency, front
-from orchestrator.views.report.figures.token_speed import token_speed
+from orchestrator.views.report.figures.measured import against_bytes, against_latency, front, token_speed
 from orchestrator.views.report.plain_files import points_csv
 from orchestrator.views.report.tables import text_table
 

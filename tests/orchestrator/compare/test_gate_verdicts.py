@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from factories import ACCURACY, PARAMETERS, make_plan, make_records, sweep_info
 
-from orchestrator.compare.against.baseline import (
+from orchestrator.compare.baseline import (
     Baseline,
     false_alarms,
     make_baseline,
@@ -22,11 +22,10 @@ from orchestrator.compare.against.baseline import (
     read_baseline,
     text_of,
 )
-from orchestrator.compare.against.gate_verdicts import alarms, passes, verdicts
-from orchestrator.compare.against.verdict import Status, Verdict, not_worse
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.comparison import Comparison
 from orchestrator.compare.statistics import estimate
+from orchestrator.compare.verdicts import Status, Verdict, alarms, not_worse, passes, verdicts
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord

@@ -14,9 +14,9 @@ import pytest
 from factories import ACCURACY, config, make_plan, make_records, plan_of, sweep_info
 
 from orchestrator.commands.compare_command import main
-from orchestrator.compare.against.pairing import Side
-from orchestrator.compare.against.two_sweeps import TwoSweeps, compare_two
 from orchestrator.compare.compare_trials import compare_trials
+from orchestrator.compare.pairing import Side
+from orchestrator.compare.two_sweeps import TwoSweeps, compare_two
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord

@@ -11,7 +11,7 @@ from factories import make_plan, make_records
 from scipy import stats
 
 from orchestrator.compare.compare_trials import compare_trials
-from orchestrator.compare.secondary.window_differences import WindowDifference
+from orchestrator.compare.secondary_figures import WindowDifference
 from orchestrator.compare.statistics import estimate, ratio_of_sums
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan

@@ -15,8 +15,8 @@ import yaml
 
 from orchestrator.__main__ import CONF
 from orchestrator.config.config_groups import GROUPS, schema_of
+from orchestrator.config.deploy import Deploy
 from orchestrator.config.hydra_options import stored_options
-from orchestrator.config.parts.deploy import Deploy
 from orchestrator.config.schema import Config
 from orchestrator.results.sweep_results import SweepResults
 from orchestrator.training.loop.own_loop import Context

@@ -11,11 +11,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from orchestrator.__main__ import CONF
-from orchestrator.config import hydra_options
+from orchestrator.config import hydra_options, method_choices
 from orchestrator.config.compose import plain
 from orchestrator.config.config_groups import schema_of
-from orchestrator.config.parts import method_choices
-from orchestrator.config.parts.densities_file import without_file
+from orchestrator.config.round_amounts import without_file
 from orchestrator.core.plain_data import read_as
 from orchestrator.core.specs import Job
 from orchestrator.core.stage_fields import StageFields, choices_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from small_trials import composed, planned, small
 
-from orchestrator.config.parts.parallel import processes, violations
+from orchestrator.config.parallel import processes, violations
 from orchestrator.config.schema import ConfigError
 from orchestrator.execution.placement import refusal, share_of, slots
 from orchestrator.planning.preview import preview

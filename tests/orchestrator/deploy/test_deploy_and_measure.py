@@ -31,7 +31,7 @@ from orchestrator.deploy import dense_runtimes, deployment_stages
 from orchestrator.deploy.dense_runtimes import DenseRuntimes
 from orchestrator.deploy.formats.format import Format, Run
 from orchestrator.deploy.latency_measuring import Measuring
-from orchestrator.store.sealed_json import seal, unseal
+from orchestrator.store.backends import seal, unseal
 from orchestrator.sweep.conductor import run
 from orchestrator.sweep.outcome import Outcome
 from orchestrator.views.report.columns import columns

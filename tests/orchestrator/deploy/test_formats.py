@@ -17,8 +17,7 @@ from torch import Tensor, nn
 import pruning
 from orchestrator.core.stage_fields import Prune
 from orchestrator.deploy.formats import format, sparse
-from orchestrator.deploy.formats.format import ExportError, called_with, difference
-from orchestrator.deploy.formats.format_table import FORMATS
+from orchestrator.deploy.formats.format import FORMATS, ExportError, called_with, difference
 from orchestrator.workloads import model_building
 from pruning.graph.tracing import plain_copy
 from pruning.kernels.compiling import KernelsUnavailable

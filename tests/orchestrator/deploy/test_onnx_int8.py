@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 import pruning
 from orchestrator.core.specs import StageSpec
-from orchestrator.deploy.deployed_metrics import calibration_inputs, metrics_of
 from orchestrator.deploy.formats import onnx_int8
-from orchestrator.deploy.formats.format import ExportError, call_values, difference
-from orchestrator.deploy.formats.format_table import FORMATS
+from orchestrator.deploy.formats.format import FORMATS, ExportError, call_values, difference
+from orchestrator.deploy.latency_measuring import calibration_inputs, metrics_of
 from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.splits import TensorSplit
 

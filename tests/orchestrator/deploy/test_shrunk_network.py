@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestrator.deploy.formats.format import ExportError
-from orchestrator.deploy.formats.format_table import FORMATS, TOLERANCES
+from orchestrator.deploy.formats.format import FORMATS, TOLERANCES, ExportError
 from orchestrator.deploy.shrunk_network import OtherOutputs, check_outputs
 
 TOLD = {"name": "onnx", "remedy": "take another"}

@@ -11,8 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import pruning
-from orchestrator.deploy.formats.format import difference
-from orchestrator.deploy.formats.format_table import FORMATS
+from orchestrator.deploy.formats.format import FORMATS, difference
 from orchestrator.deploy.formats.two_of_four import LOADING, compressed
 
 

@@ -21,7 +21,7 @@ from orchestrator.execution.placement import (
     request,
     slots,
 )
-from orchestrator.planning import hardware
+from orchestrator.planning import pace
 
 SMALL = {"CPU": 4.0, "memory": 8e9}
 BIG = {"CPU": 16.0, "GPU": 2.0, "memory": 64e9, "accelerator_type:A100": 1.0}
@@ -43,8 +43,8 @@ def test_a_sweep_in_this_process_is_refused_a_gpu_that_is_not_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(hardware, "DEVICE_FILES", (str(tmp_path / "nvidia[0-9]*"),))
-    monkeypatch.setattr(hardware, "gpu_models", lambda: ())
+    monkeypatch.setattr(pace, "DEVICE_FILES", (str(tmp_path / "nvidia[0-9]*"),))
+    monkeypatch.setattr(pace, "gpu_models", lambda: ())
     asked = Cluster(kind="inline", gpus_per_trial=1)
     said = beyond_this_machine(asked)
 

@@ -20,8 +20,7 @@ from torch import nn
 import pruning
 from orchestrator.commands.export_command import main as export
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.deploy.formats.format import Example, ExportError, difference
-from orchestrator.deploy.formats.format_table import FORMATS
+from orchestrator.deploy.formats.format import FORMATS, Example, ExportError, difference
 from orchestrator.deploy.formats.pretrained import stock_network, stock_smaller
 from orchestrator.deploy.shrunk_network import shrunk
 from orchestrator.export import export_folder, stock_loading

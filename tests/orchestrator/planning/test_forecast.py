@@ -14,9 +14,8 @@ from orchestrator.core.events import Amount, Forecast
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import FileInfo, StageRecord
 from orchestrator.core.specs import NETWORK, Plan, StageSpec
-from orchestrator.planning.estimates.forecast import afterwards, forecast, taken, told
-from orchestrator.planning.estimates.pace import Pace, length, places, wall
-from orchestrator.planning.hardware import processor_model
+from orchestrator.planning.forecast import afterwards, forecast, taken, told
+from orchestrator.planning.pace import Pace, length, places, processor_model, wall
 from orchestrator.store.saved_sweep import manifest, read
 from orchestrator.store.store import Store
 from orchestrator.sweep.earlier_sweeps import earlier_forecast, estimated

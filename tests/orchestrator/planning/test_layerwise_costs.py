@@ -8,7 +8,7 @@ import pytest
 from small_language_models import BLOCKS, INNER, WIDTH, write_gguf, write_text
 from small_trials import composed, planned
 
-from orchestrator.planning.estimates.layerwise_costs import (
+from orchestrator.planning.forecast import (
     BlockSizes,
     block_sizes,
     layerwise_costs,

@@ -18,7 +18,7 @@ from orchestrator.core.records import StageRecord
 from orchestrator.results.sweep_results import SweepResults
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
-from orchestrator.views.report import language_tables, plain_files, tables
+from orchestrator.views.report import plain_files, tables
 from orchestrator.views.report.page import page
 from orchestrator.views.report.report_files import report
 
@@ -90,7 +90,7 @@ def test_layers_and_continuations_are_frames() -> None:
 
 def test_the_page_shows_pairs_metrics_and_continuations_side_by_side() -> None:
     comparison = SWEEP.comparison()
-    continued = language_tables.generations(RECORDS, comparison)
+    continued = tables.generations(RECORDS, comparison)
     shown = page(sweep_info(), PLAN, comparison, audit(PLAN, RECORDS, comparison), {}, "", continued)
 
     assert "<h2>Differences by held-out window</h2>" in shown

@@ -23,7 +23,7 @@ from orchestrator.results.frames import MASK_UPDATE_COLUMNS
 from orchestrator.results.sweep_results import SweepResults
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
-from orchestrator.views.report.figures.mask_history import mask_history
+from orchestrator.views.report.figures.of_layers import mask_history
 from orchestrator.views.report.report_files import report
 
 PLAN = make_plan(("rigl", "static"), (0.5, 0.9), (0, 1, 2), rounds=1)

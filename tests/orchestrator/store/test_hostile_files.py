@@ -30,9 +30,9 @@ from orchestrator.core.specs import Plan
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store import saved_sweep
-from orchestrator.store.finished.stage_contents import MOST_HEADER, tensors_in
+from orchestrator.store.backends import seal, unseal
+from orchestrator.store.finished_stages import MOST_HEADER, tensors_in
 from orchestrator.store.saved_sweep import manifest
-from orchestrator.store.sealed_json import seal, unseal
 from orchestrator.store.store import Store
 from orchestrator.training.loop.training_loop import Cancelled
 from pruning.masks import mask_files as mask_files

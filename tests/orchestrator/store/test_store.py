@@ -14,10 +14,10 @@ from orchestrator.core import plain_data
 from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.specs import Plan
-from orchestrator.store.finished.finished_stages import StageDamaged
-from orchestrator.store.sealed_json import seal
+from orchestrator.store.backends import seal
+from orchestrator.store.finished_stages import StageDamaged
 from orchestrator.store.store import Store
-from orchestrator.sweep.probe import Probe, probing
+from orchestrator.sweep.preflight import Probe, probing
 
 KEY = key_of(0)
 

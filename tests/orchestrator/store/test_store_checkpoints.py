@@ -84,7 +84,7 @@ def test_a_damaged_state_is_told_and_set_aside_with_a_warning(
     elif damage == "pointer":
         pointer.write_bytes(pointer.read_bytes()[:-20])
     else:
-        from orchestrator.store.sealed_json import seal, unseal
+        from orchestrator.store.backends import seal, unseal
 
         change = {"format": 0} if damage == "other format" else {"file": "../../store.json"}
         pointer.write_bytes(seal({**unseal(pointer.read_bytes()), **change}))

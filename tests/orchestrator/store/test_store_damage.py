@@ -20,8 +20,8 @@ from orchestrator.commands.compare_command import main as compare_main
 from orchestrator.commands.store_command import main as store_main
 from orchestrator.core.file_names import MASKS, WEIGHTS
 from orchestrator.core.plain_data import digest
+from orchestrator.store.backends import seal, unseal
 from orchestrator.store.saved_sweep import manifest
-from orchestrator.store.sealed_json import seal, unseal
 from orchestrator.store.store import Store
 from pruning.masks import mask_files as mask_files
 

@@ -19,8 +19,8 @@ from orchestrator.core.plain_data import digest
 from orchestrator.core.records import FileInfo
 from orchestrator.core.specs import Plan
 from orchestrator.store import local_backend, object_backend
-from orchestrator.store.finished.finished_stages import StageDamaged
-from orchestrator.store.sealed_json import seal
+from orchestrator.store.backends import seal
+from orchestrator.store.finished_stages import StageDamaged
 from orchestrator.store.store import Store
 
 HERE = Path(__file__).parents[1]

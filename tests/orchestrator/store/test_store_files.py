@@ -16,8 +16,8 @@ from store_cases import FILES, Content, altered, fresh, key_of, record_of
 
 from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import WEIGHTS
-from orchestrator.store import node_folder
-from orchestrator.store.finished.finished_stages import StageDamaged
+from orchestrator.store import local_backend
+from orchestrator.store.finished_stages import StageDamaged
 from orchestrator.store.object_backend import ObjectBackend
 from orchestrator.store.retention import verify
 from orchestrator.store.store import Store
@@ -90,7 +90,7 @@ def test_a_copy_on_the_node_that_was_altered_is_fetched_again(store: Store) -> N
 def test_copies_on_the_node_are_few_but_those_just_fetched_stay(
     store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_folder, "KEPT", 1)
+    monkeypatch.setattr(local_backend, "KEPT", 1)
     store.commit(record_of(KEY), {name: Content(name.encode()) for name in ("a", "b", "c", "d")})
     first, second, third = (store.fetch(KEY, name) for name in ("a", "b", "c"))
     for path, age in ((first, 300), (second, 200)):

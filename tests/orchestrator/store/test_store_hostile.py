@@ -17,9 +17,9 @@ from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.plain_data import DEEPEST, parse_json
 from orchestrator.core.specs import Plan
 from orchestrator.store import saved_sweep
+from orchestrator.store.backends import seal
 from orchestrator.store.retention import prune, verify
 from orchestrator.store.saved_sweep import manifest
-from orchestrator.store.sealed_json import seal
 from orchestrator.store.store import Store
 
 KEY = key_of(0)

@@ -21,8 +21,8 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.export import stored_network
 from orchestrator.planning import pinned_content
+from orchestrator.store.backends import seal, unseal
 from orchestrator.store.saved_sweep import manifest
-from orchestrator.store.sealed_json import seal, unseal
 from orchestrator.store.store import Store
 from orchestrator.workloads.data_sets import idx_files
 

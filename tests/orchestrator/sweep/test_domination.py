@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from orchestrator.sweep.search.domination import Objectives, dominates, hypervolume, nondominated
+from orchestrator.sweep.search.frontier_points import Objectives, dominates, hypervolume, nondominated
 
 
 def cells(points: Sequence[Objectives], reference: Objectives) -> int:

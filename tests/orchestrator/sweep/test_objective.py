@@ -9,12 +9,11 @@ from dataclasses import replace
 import pytest
 from factories import make_plan, make_records
 
-from orchestrator.config.key_rules import violations
 from orchestrator.config.schema import Config, ConfigError
+from orchestrator.config.well_formed import violations
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord
-from orchestrator.sweep.objective import invalid_margin, objective, unmeasured
-from orchestrator.sweep.outcome import Outcome
+from orchestrator.sweep.outcome import Outcome, invalid_margin, objective, unmeasured
 
 
 def chain_of(dense: float, *rounds: tuple[float, float]) -> list[StageRecord]:

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from orchestrator.compare.statistics import estimate
-from orchestrator.sweep.search.intervals import are_worse, lower_ends
+from orchestrator.sweep.search.quantities import are_worse, lower_ends
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 9])

@@ -19,7 +19,7 @@ from searched_plans import crossing
 from small_trials import composed
 
 from orchestrator.commands import compare_command
-from orchestrator.compare.against.baseline import make_baseline
+from orchestrator.compare.baseline import make_baseline
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.config.schema import ConfigError
 from orchestrator.core.errors import OrchestratorError

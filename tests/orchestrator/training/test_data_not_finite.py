@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 from training_cases import BATCH, CPU, TRAIN, fit, job, points, problem, settings
 
-from orchestrator.config.parts.training import Train
+from orchestrator.config.training import Train
 from orchestrator.core.errors import DataError
 from orchestrator.core.seeding import derive
 from orchestrator.store.store import Store

@@ -22,7 +22,7 @@ from orchestrator.training import stage_inputs
 from orchestrator.training.preflight.rehearsal import run_preflight
 from orchestrator.workloads.tasks.classification import Classification
 from orchestrator.workloads.tasks.distilled import Distilled, with_teacher
-from orchestrator.workloads.tasks.language.language_modelling import LanguageModelling
+from orchestrator.workloads.tasks.language_modelling import LanguageModelling
 from orchestrator.workloads.tasks.regression import Regression
 from orchestrator.workloads.weight_files import plain_state, state_digest
 from pruning import MaskSet

@@ -24,7 +24,7 @@ from orchestrator.sweep import conductor
 from orchestrator.sweep.outcome import Outcome
 from orchestrator.training.loop import training_loop
 from orchestrator.workloads import data_loading, model_building
-from orchestrator.workloads.tasks.language.language_modelling import LanguageModelling
+from orchestrator.workloads.tasks.language_modelling import LanguageModelling
 
 STEPS, BATCH, BLOCK = 30, 4, 8
 SHORT = (
@@ -244,7 +244,7 @@ def test_a_prompt_that_the_tokens_cannot_write_is_refused_before_anything_trains
 
 
 def test_a_preflight_continues_each_prompt_by_one_token(book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place, counts = "orchestrator.workloads.tasks.language.language_modelling.greedy_generations", []
+    place, counts = "orchestrator.workloads.tasks.language_modelling.greedy_generations", []
     monkeypatch.setattr(place, lambda model, prompts, count, inputs: counts.append(count) or [])
     outcome = run([*TINY, "method=l1_unstructured", "task.prompts=[the]", "task.generate=6"])
 

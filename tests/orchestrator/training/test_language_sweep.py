@@ -22,7 +22,7 @@ from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.local_backend import LocalBackend
 from orchestrator.store.store import Store
-from orchestrator.store.unfinished.checkpoints import Checkpoints
+from orchestrator.store.unfinished_stages import Checkpoints
 from orchestrator.training.preflight.rehearsal import run_preflight
 from orchestrator.training.state import checkpointing
 from pruning.reconstruction import column_updates

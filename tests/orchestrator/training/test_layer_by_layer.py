@@ -21,9 +21,9 @@ from orchestrator.execution.segment import run_segment
 from orchestrator.planning.plan import ConfigError
 from orchestrator.store.store import Store
 from orchestrator.training.loop.training_loop import Cancelled
-from orchestrator.training.measuring import measure
 from orchestrator.training.preflight import rehearsal
 from orchestrator.training.preflight.rehearsal import run_preflight
+from orchestrator.training.record import measure
 from orchestrator.training.scoring.examples import ScoringData
 from orchestrator.training.stage_inputs import StageInputs
 from orchestrator.workloads.networks.classifiers import mlp

@@ -12,7 +12,7 @@ from test_training_stages import chain, run
 from torch import Tensor, nn
 from training_cases import CLASSES, job, network, same, settings, state
 
-from orchestrator.config.parts.training import Train
+from orchestrator.config.training import Train
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.specs import NETWORK, StageSpec
 from orchestrator.store.store import Store

@@ -17,14 +17,14 @@ from torch._C._distributed_c10d import HashStore, TCPStore
 
 from orchestrator.core.work_order import Seat, WorkOrder
 from orchestrator.execution.on_ray.ranks import interface_of, seated
-from orchestrator.execution.perform import failure_of
+from orchestrator.execution.segment import failure_of
 from orchestrator.store.store import Store
 from orchestrator.training.loop.steps import TrainingError
-from orchestrator.training.preflight.misfits import Misfit
+from orchestrator.training.preflight.first_step import Misfit
 from orchestrator.training.preflight.rehearsal import run_preflight
 from orchestrator.training.team import ranks
 from orchestrator.training.team.together import require_reached
-from orchestrator.workloads.shares import Share
+from orchestrator.workloads.splits import Share
 
 SIZES = [pytest.param(2, id="2 processes"), pytest.param(4, id="4 processes", marks=pytest.mark.slow)]
 

@@ -14,7 +14,7 @@ from orchestrator.core.specs import Plan
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.store.store import Store
 from orchestrator.training.preflight.rehearsal import run_preflight
-from orchestrator.training.scoring.shared_statistics import CountedLoss, SharedStatistics, source_of
+from orchestrator.training.scoring.examples import CountedLoss, SharedStatistics, source_of
 from orchestrator.workloads import node_cache
 from pruning.scores import input_norms
 

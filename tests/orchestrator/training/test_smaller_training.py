@@ -31,7 +31,7 @@ from orchestrator.training.state.from_scratch import (
     transformer_left,
 )
 from orchestrator.workloads import data_loading
-from orchestrator.workloads.tasks.language.language_modelling import LanguageModelling
+from orchestrator.workloads.tasks.language_modelling import LanguageModelling
 from pruning import MaskSet
 
 transformers = pytest.importorskip("transformers")

@@ -11,7 +11,7 @@ from test_sparse_training import SHORT, asked, masks_of
 from torch import Tensor, nn
 
 from orchestrator.store.store import Store
-from orchestrator.training.dynamics.training_cost import TrainingCost
+from orchestrator.training.loop.sparse_training import TrainingCost
 from orchestrator.workloads.data_loading import load
 from pruning import MaskSet
 from pruning.measure.macs import WeightMacs, macs, weight_macs

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from training_cases import TRAIN, fit, network, problem, same, state
 
-from orchestrator.config.parts.training import Train
+from orchestrator.config.training import Train
 from orchestrator.training.loop.steps import Gradients, TrainingError
 from pruning import MaskKeeper, MaskSet, remove_all
 

@@ -24,9 +24,9 @@ from orchestrator.core.stage_fields import Prune
 from orchestrator.core.work_order import Passed, WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
-from orchestrator.training import measuring, pruning_rounds, stage_inputs
+from orchestrator.training import pruning_rounds, stage_inputs
 from orchestrator.training.loop import steps
-from orchestrator.training.preflight.misfits import Misfit
+from orchestrator.training.preflight.first_step import Misfit
 from orchestrator.training.preflight.rehearsal import run_preflight
 from orchestrator.training.pruning_rounds import LawBroken
 from orchestrator.training.scoring.ranking import Round
@@ -298,7 +298,9 @@ class Forgetful(pruning.L1Unstructured):
 
 
 def test_a_loss_that_is_no_number_costs_no_stage(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "evaluate", lambda *_, **__: Measured({"loss": math.nan, "accuracy": 0.5}))
+    monkeypatch.setattr(
+        "orchestrator.training.record.evaluate", lambda *_, **__: Measured({"loss": math.nan, "accuracy": 0.5})
+    )
     (record,) = run(store, (dense(),))
 
     assert record.after == {"val/accuracy": 0.5, "test/accuracy": 0.5}

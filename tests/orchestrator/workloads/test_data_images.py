@@ -25,7 +25,7 @@ from orchestrator.core.errors import DataError
 from orchestrator.workloads import data_loading, node_cache
 from orchestrator.workloads.data_sets import huggingface, idx_files
 from orchestrator.workloads.data_sets.idx_files import FILES, IdxSet
-from orchestrator.workloads.data_sets.pixels import Normalisation
+from orchestrator.workloads.data_sets.named import Normalisation
 from orchestrator.workloads.splits import Split
 
 ARRAYS = [

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from orchestrator.workloads.shares import Share
-from orchestrator.workloads.splits import LoaderSplit, Split, TensorSplit
+from orchestrator.workloads.splits import LoaderSplit, Share, Split, TensorSplit
 from orchestrator.workloads.streamed_splits import StreamSplit
 
 CPU = torch.device("cpu")

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.core.errors import DataError
-from orchestrator.workloads.data_sets.codecs import Bytes, Characters
+from orchestrator.workloads.data_sets.text import Bytes, Characters
+from orchestrator.workloads.tasks import held_out_windows
 from orchestrator.workloads.tasks.batch import BatchError
-from orchestrator.workloads.tasks.language import held_out_windows
-from orchestrator.workloads.tasks.language.language_modelling import LanguageModelling
-from orchestrator.workloads.tasks.language.last_words import last_word
+from orchestrator.workloads.tasks.language_modelling import LanguageModelling
+from orchestrator.workloads.tasks.last_words import last_word
 from orchestrator.workloads.tasks.task import TestInputs as Inputs
 
 CPU = torch.device("cpu")

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from orchestrator.core.errors import DataError
 from orchestrator.core.plain_data import canonical_json, digest
-from orchestrator.store import node_folder
+from orchestrator.store import local_backend
 from orchestrator.workloads import data_loading, node_cache
 from orchestrator.workloads.data_sets import idx_files
 from orchestrator.workloads.data_sets.idx_files import FILES, IdxSet
@@ -172,7 +172,7 @@ def test_small_tensors_are_not_written(folder: Path, monkeypatch: pytest.MonkeyP
 def test_small_tensors_that_take_long_are_written_as_their_kind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_cache, "WORTHWHILE", 1000)
     monkeypatch.setattr(node_cache, "LONG", 0.0)
-    monkeypatch.setattr(node_folder, "KEPT", 2)
+    monkeypatch.setattr(local_backend, "KEPT", 2)
     for place in range(4):
         node_cache.shared({"from": place}, Maker())
         node_cache.shared({"from": place}, Maker(), node_cache.STATISTICS)
@@ -308,12 +308,12 @@ def test_what_came_while_waiting_is_taken(folder: Path) -> None:
 def test_files_used_longest_ago_and_what_killed_processes_left_are_removed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_folder, "KEPT", 2)
+    monkeypatch.setattr(local_backend, "KEPT", 2)
     first, second = (node_cache.shared({"from": name}, Maker()) for name in ("a", "b"))
     for age, path in zip((500, 400), sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime), strict=True):
         os.utime(path, (time.time() - age,) * 2)
     node_cache.shared({"from": "a"}, pytest.fail)
-    for name, old in ((".young", 0.0), (".old", 2 * node_folder.ABANDONED)):
+    for name, old in ((".young", 0.0), (".old", 2 * local_backend.ABANDONED)):
         (folder / name).touch()
         os.utime(folder / name, (time.time() - old,) * 2)
 

@@ -24,7 +24,7 @@ from orchestrator.core.metrics import Metric
 from orchestrator.workloads.tasks import task_building
 from orchestrator.workloads.tasks.batch import LABELS, answer_of, labels_of, moved, size
 from orchestrator.workloads.tasks.classification import Classification
-from orchestrator.workloads.tasks.language.language_modelling import LanguageModelling
+from orchestrator.workloads.tasks.language_modelling import LanguageModelling
 from orchestrator.workloads.tasks.regression import Regression
 from orchestrator.workloads.tasks.segmentation import Segmentation
 from orchestrator.workloads.tasks.supervised import Supervised

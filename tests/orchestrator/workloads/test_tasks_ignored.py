@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from orchestrator.workloads.tasks.classification import Classification
 from orchestrator.workloads.tasks.distilled import Distilled
-from orchestrator.workloads.tasks.language.language_modelling import LanguageModelling
+from orchestrator.workloads.tasks.language_modelling import LanguageModelling
 from orchestrator.workloads.tasks.segmentation import Segmentation
 from orchestrator.workloads.tasks.supervised import Supervised
 

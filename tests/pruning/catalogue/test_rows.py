@@ -17,9 +17,8 @@ from pruning.catalogue.dynamics import DYNAMICS
 from pruning.catalogue.methods import METHODS
 from pruning.catalogue.reconstructions import RECONSTRUCTIONS
 from pruning.catalogue.repairs import REPAIRS
-from pruning.catalogue.rows import REQUIRED, Option, Row, named
+from pruning.catalogue.rows import REQUIRED, Option, Row, above, named
 from pruning.catalogue.scores import SCORES
-from pruning.catalogue.value_rules import above
 from pruning.choices.published import PUBLISHED
 
 FIRST: Mapping[str, list[str]] = {

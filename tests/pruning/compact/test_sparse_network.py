@@ -21,8 +21,7 @@ import pruning
 from pruning.catalogue.kernels import DENSE
 from pruning.compact import kernel_choices, sparse_network
 from pruning.compact.sparse_network import Sparse
-from pruning.kernels.choosing import _candidates
-from pruning.kernels.sparse_layer import Choice, SparseLayer
+from pruning.kernels.sparse_layer import Choice, SparseLayer, _candidates
 from pruning.kernels.sparse_weight import LayerShape, SparseWeight
 
 NETWORKS, FEW = 100, 6

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from pruning.choices.axes import FAMILY_UNITS, FamilyUnit
-from pruning.dependencies.families.family import Family
-from pruning.dependencies.families.family_table import FAMILIES, family_of
+from pruning.dependencies.families.family import FAMILIES, Family, family_of
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from pruning.choices.axes import Scope, Unit
 from pruning.selection.allocation import allocate
-from pruning.selection.selection_groups import groups_of
-from pruning.selection.unit_selection import select
+from pruning.selection.selection_groups import groups_of, select
 
 GOLDEN = {"fc1.weight": (4, 4), "fc2.weight": (3, 4)}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pruning.measure.memory import peak_memory
+from pruning.measure.latency import peak_memory
 
 MEGABYTE = 2**20
 

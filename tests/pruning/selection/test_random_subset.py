@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from selection_cases import cases
 
-from pruning.selection import chunks, random_subset, smallest
+from pruning.selection import random_subset, smallest
 from pruning.selection.random_subset import prune_random_
 
 
@@ -58,7 +58,7 @@ WAYS = [singly, lanes, device]
 def test_every_subset_is_equally_likely(way, masked, monkeypatch):
     """Chi-square over all C(6, 3) = 20 subsets of the survivors, at a fixed seed."""
     way(monkeypatch)
-    monkeypatch.setattr(chunks, "CHUNK", 4)
+    monkeypatch.setattr(smallest, "CHUNK", 4)
     generator = torch.Generator().manual_seed(11)
     start = torch.tensor([1.0, 0.0, 1, 1, 1, 0, 1, 1]) if masked else torch.ones(6)
     places = start.nonzero().flatten().tolist()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from selection_cases import FLOATS, cases, reference
 from torch import Tensor
 
-from pruning.selection import chunks, smallest
+from pruning.selection import smallest
 from pruning.selection.random_subset import prune_random_, prune_random_across_
 from pruning.selection.smallest import best_of_pools, prune_smallest_, prune_smallest_across_
 
@@ -197,9 +197,9 @@ def misleading(size: int) -> Tensor:
     """Return random scores with an outlier at every sampled position."""
     scores = torch.randn(size, generator=torch.Generator().manual_seed(17))
     stride = size // smallest.SAMPLE
-    for number in range(-(-size // chunks.CHUNK)):
-        start = number * chunks.CHUNK
-        scores[start : start + chunks.CHUNK][number * 40503 % stride :: stride] = 1e9
+    for number in range(-(-size // smallest.CHUNK)):
+        start = number * smallest.CHUNK
+        scores[start : start + smallest.CHUNK][number * 40503 % stride :: stride] = 1e9
     return scores
 
 

@@ -12,7 +12,7 @@ from orchestrator.compare.round_columns import scoring_steps
 from orchestrator.compare.statistics import Estimate
 from orchestrator.core.metrics import Metric
 from orchestrator.views.report import report_files
-from orchestrator.views.report.figures import by_method, drawing, figure_data, overlap
+from orchestrator.views.report.figures import by_method, drawing, figure_data, of_layers
 
 PLAN = make_plan(sparsities=(0.5, 0.75, 0.9))
 RECORDS = make_records(PLAN)
@@ -132,9 +132,9 @@ def test_masks_share_what_both_keep_and_by_chance_what_their_layers_densities_gi
     one = {"a": np.array([1, 1, 0, 0], bool), "b": np.array([1, 0], bool)}
     other = {"a": np.array([1, 0, 0, 0], bool), "b": np.array([1, 1], bool)}
 
-    assert overlap._shared(one, other) == (2 / 3, (2 * 1 / 4 + 1 * 2 / 2) / 3)
-    assert overlap._shared(one, one) == (1.0, (2 * 2 / 4 + 1 * 1 / 2) / 3)
-    assert overlap._shared(one, {"a": one["a"]}) is None
+    assert of_layers._shared(one, other) == (2 / 3, (2 * 1 / 4 + 1 * 2 / 2) / 3)
+    assert of_layers._shared(one, one) == (1.0, (2 * 2 / 4 + 1 * 1 / 2) / 3)
+    assert of_layers._shared(one, {"a": one["a"]}) is None
 
 
 def test_densities_are_of_all_that_were_asked_for_the_same_whatever_that_came_to() -> None:

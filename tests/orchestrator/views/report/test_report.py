@@ -39,7 +39,7 @@ from orchestrator.store.store import Store
 from orchestrator.views.report import tables
 from orchestrator.views.report.columns import difference, interval, spread
 from orchestrator.views.report.figures import by_method, drawing, figure_data
-from orchestrator.views.report.figures.overlap import overlap_of
+from orchestrator.views.report.figures.of_layers import overlap_of
 from orchestrator.views.report.page import page
 from orchestrator.views.report.report_files import kept, report, write
 from orchestrator.views.report.tables import print_comparison

@@ -5,7 +5,7 @@ from dataclasses import replace
 from factories import ACCURACY, make_plan, make_records
 
 from orchestrator.core.metrics import Metric
-from orchestrator.views.terminal.by_axis import ByAxis, Group
+from orchestrator.views.terminal.frame import ByAxis, Group
 from orchestrator.views.terminal.tally import Tally
 
 PERPLEXITY = Metric("perplexity", "", "lower", margin=0.0, format=".1f")

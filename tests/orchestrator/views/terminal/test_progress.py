@@ -15,12 +15,11 @@ from rich.console import Console
 from orchestrator.core.events import Amount, Decision, Failure, Look, StageEvent
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.specs import Plan, StageSpec
-from orchestrator.planning.estimates.pace import Pace
 from orchestrator.planning.number_formats import duration
+from orchestrator.planning.pace import Pace
 from orchestrator.views.terminal.progress import Progress
 from orchestrator.views.terminal.stage_lines import measured, reached, speed
-from orchestrator.views.terminal.tally import Tally, TrialState
-from orchestrator.views.terminal.time_left import TimeLeft
+from orchestrator.views.terminal.tally import Tally, TimeLeft, TrialState
 
 
 def shown(

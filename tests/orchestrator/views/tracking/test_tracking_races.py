@@ -17,8 +17,7 @@ from orchestrator.store.leases import Leases
 from orchestrator.store.store import Store
 from orchestrator.views.tracking import runs
 from orchestrator.views.tracking.run_contents import SweepView
-from orchestrator.views.tracking.run_creation import Creating
-from orchestrator.views.tracking.runs import MlflowRuns
+from orchestrator.views.tracking.runs import Creating, MlflowRuns
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's own
 

@@ -1,1 +1,0 @@
-"""Comparison of a sweep with a saved baseline or with another sweep, paired by seed and point."""

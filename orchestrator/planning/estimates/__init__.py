@@ -1,1 +1,0 @@
-"""Estimates of the time, bytes and memory of the stages of a plan. Pure."""

@@ -1,0 +1,263 @@
+"""Forecast of a run's time, steps and bytes, rough costs of pruning layer by layer, and the actual values. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.core.events import Amount, Forecast
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan
+from orchestrator.planning.network_files import weight_shapes
+from orchestrator.planning.number_formats import at_least, byte_size, counted, duration, known_duration, whole_number
+from orchestrator.planning.pace import Expected, Pace, places, wall
+from orchestrator.planning.plan import device_kind, threads
+from orchestrator.store.retention import needed_weights
+
+
+def forecast(
+    plan: Plan,
+    finished: Mapping[str, StageRecord],
+    pace: Pace,
+    *,
+    made: float,
+    slots: int | None,
+    keep: str = "needed",
+    basis: str = "",
+) -> Forecast:
+    """Estimate the time, steps and bytes of the unfinished stages of a plan.
+
+    Args:
+        plan: the whole sweep
+        finished: records of the stages that need not run
+        pace: pace of finished stages
+        made: current time in Unix seconds
+        slots: number of stages that run at once; None if unknown
+        keep: `store.keep`
+        basis: sentence with the source of the estimate
+    """
+    where = places(plan)
+    each = {key: pace.expect(where[key], spec) for key, spec in plan.stages.items() if key not in finished}
+    seconds, steps = _added(plan, finished, each)
+    kept = set(plan.stages) if keep == "all" else needed_weights(plan.stages, [plan])
+    done = plan.added({key: record.seconds for key, record in finished.items() if key in plan.stages})
+    known, work = seconds | done, _sum(seconds.get(key) for key in each)
+    return Forecast(
+        made=made,
+        stages=len(each),
+        work=work,
+        wall=Amount(0.0, len(each)) if slots is None else Amount(wall(plan, seconds, slots), work.unknown),
+        slots=slots,
+        steps=_sum(steps.get(key) for key in each),
+        bytes=_sum(_bytes(found, key in kept) for key, found in each.items()),
+        shared=sum(took * (len(plan.trials_of[key]) - 1) for key, took in known.items()),
+        done=sum(done.values()),
+        basis=basis,
+    )
+
+
+def _added(
+    plan: Plan, finished: Mapping[str, StageRecord], each: Mapping[str, Expected]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the seconds and the steps that each unfinished stage adds to its parts; nothing for unknown ones."""
+    seconds = {key: record.seconds for key, record in finished.items() if key in plan.stages}
+    steps: dict[str, float] = {key: record.steps for key, record in finished.items() if key in plan.stages}
+    seconds |= {key: found.seconds for key, found in each.items() if found.seconds is not None}
+    steps |= {key: found.steps for key, found in each.items() if found.steps is not None}
+    added = [plan.added(amounts) for amounts in (seconds, steps)]
+    return {k: v for k, v in added[0].items() if k in each}, {k: v for k, v in added[1].items() if k in each}
+
+
+def taken(forecast: Forecast, plan: Plan, records: Mapping[str, StageRecord]) -> Forecast:
+    """Return the actual values of the run of `forecast`, from the stages of its plan that ended during the run.
+
+    As in the estimate, `wall` counts from the start of the first stage, without the start of Ray and torch.
+    """
+    until = math.inf if forecast.ended is None else forecast.ended
+    found = {key: each for key, each in records.items() if key in plan.stages and forecast.made < each.ended <= until}
+    began = min((record.started for record in found.values()), default=0.0)
+    ended = max((record.ended for record in found.values()), default=0.0)
+    wall = Amount(0.0, len(found)) if forecast.ended is None else Amount(max(0.0, ended - began))
+    return Forecast(
+        made=forecast.made,
+        stages=len(found),
+        work=Amount(sum(plan.added({key: record.seconds for key, record in found.items()}).values())),
+        wall=wall,
+        slots=forecast.slots,
+        steps=Amount(sum(plan.added({key: record.steps for key, record in found.items()}).values())),
+        bytes=Amount(sum(_stored_bytes(record) for record in found.values())),
+    )
+
+
+def told(forecast: Forecast) -> Iterator[str]:
+    """Yield the lines of a forecast; none if no stage is left to run."""
+    if not forecast.stages:
+        return
+    figures = in_words(forecast)
+    if forecast.work.unknown == forecast.stages:
+        yield f"unknown: {forecast.basis}"
+        if figures:
+            yield f"known: {figures}"
+        return
+    if figures:
+        yield figures
+    saved = [f"sharing saves {duration(forecast.shared)}"] if round(forecast.shared) else []
+    saved += [f"done already {duration(forecast.done)}"] if round(forecast.done) else []
+    yield "; ".join([forecast.basis, *saved])
+    if 0 < forecast.work.unknown < forecast.stages:
+        yield f"no similar stage has finished for {forecast.work.unknown} of {counted(forecast.stages, 'stage')}"
+
+
+def in_words(forecast: Forecast) -> str:
+    """Return the known values of a forecast, or of a run: `1:20 of work, 0:40 with 2 at once, ...`."""
+    stages, parts = forecast.stages, []
+    if forecast.work.unknown < stages and (work := _seconds(forecast.work)):
+        parts.append(f"{work} of work")
+    if forecast.wall.unknown < stages and (wall := _seconds(forecast.wall)):
+        how = "in all" if forecast.slots is None else _at_once(forecast.slots)
+        parts.append(f"{wall} {how}")
+    if forecast.steps.unknown < stages:
+        parts.append(at_least(f"{whole_number(forecast.steps.known)} steps", bool(forecast.steps.unknown)))
+    if forecast.bytes.unknown < stages:
+        parts.append(at_least(byte_size(forecast.bytes.known), bool(forecast.bytes.unknown)))
+    return ", ".join(parts)
+
+
+def afterwards(forecast: Forecast, plan: Plan, records: Mapping[str, StageRecord]) -> str:
+    """Return a sentence with the estimate for the last run, and its actual values."""
+    estimated = in_words(forecast) if forecast.work.unknown < forecast.stages else "unknown"
+    took = in_words(taken(forecast, plan, records)) or "nothing"
+    since = "taken since" if forecast.ended is None else "taken"
+    return f"Estimated as it began: {estimated}; {since}: {took}."
+
+
+def _at_once(slots: int) -> str:
+    return "one at a time" if slots == 1 else f"with {slots} at once"
+
+
+def _seconds(amount: Amount) -> str:
+    return known_duration(amount.known, bool(amount.unknown))
+
+
+def _sum(values: Iterable[float | None]) -> Amount:
+    found = list(values)
+    known = [value for value in found if value is not None]
+    return Amount(sum(known), len(found) - len(known))
+
+
+def _stored_bytes(record: StageRecord) -> int:
+    return record.text_bytes + sum(info.bytes for info in record.files.values())
+
+
+def _bytes(expected: Expected, kept: bool) -> float | None:
+    if expected.bytes is None or (kept and expected.weights is None):
+        return None
+    return expected.bytes + (expected.weights or 0.0 if kept else 0.0)
+
+
+PACE = 5e10
+"""Operations of one processor core in a second, in float32."""
+VALUE = 4
+"""Bytes of a weight or an activation in a sweep."""
+IN_A_BLOCK = re.compile(r"(?:^|\.)(\d+)\..*weight$")
+
+
+@dataclass(frozen=True)
+class BlockSizes:
+    """Sizes of the linear layers in the blocks of a network.
+
+    Args:
+        blocks: number of blocks.
+        width: hidden size d, the least inputs of a layer.
+        widest: largest number of inputs of a layer, n.
+        weights: weights P of all blocks.
+        squares: sum of the squared numbers of inputs of all layers.
+    """
+
+    blocks: int
+    width: int
+    widest: int
+    weights: int
+    squares: int
+
+
+def block_sizes(shapes: Mapping[str, tuple[int, ...]]) -> BlockSizes | None:
+    """Return the sizes of the blocks in a weight file; None if the file has no blocks.
+
+    Args:
+        shapes: name -> (outputs, inputs).
+    """
+    found = [(match, shape) for name, shape in shapes.items() if len(shape) == 2 and (match := IN_A_BLOCK.search(name))]
+    if not found:
+        return None
+    inputs = [shape[1] for _, shape in found]
+    blocks = len({match[1] for match, _ in found})
+    weights = sum(math.prod(shape) for _, shape in found)
+    return BlockSizes(blocks, min(inputs), max(inputs), weights, sum(count * count for count in inputs))
+
+
+def peak_memory(sizes: BlockSizes, tokens: int, value: int) -> dict[str, float]:
+    """Return the bytes of each part of pruning a network block by block.
+
+    statistics and solving 30 n^2, one block v P / L, masks P, activations v T d
+
+    Args:
+        sizes: L blocks of P weights, with layers of at most n inputs, and hidden size d.
+        tokens: calibration tokens T.
+        value: bytes v of a weight and of an activation.
+    """
+    return {
+        "statistics and solving": 30.0 * sizes.widest**2,
+        "one block": value * sizes.weights / sizes.blocks,
+        "masks": float(sizes.weights),
+        "activations": float(value * tokens * sizes.width),
+    }
+
+
+def operations(sizes: BlockSizes, tokens: int) -> float:
+    """Return the operations of the passes and the statistics: 6 P T + 2 T (sum of n^2 over layers).
+
+    Args:
+        sizes: blocks of P weights, with layers of n inputs.
+        tokens: calibration tokens T.
+    """
+    return 6.0 * sizes.weights * tokens + 2.0 * tokens * sizes.squares
+
+
+def layerwise_costs(plan: Plan, finished: Collection[str], *, rough: bool) -> Iterator[str]:
+    """Yield the memory, and if `rough` the time, of stages that prune layer by layer; equal lines once.
+
+    A sweep holds the whole network in float32, so one block is part of the network.
+
+    Args:
+        plan: plan of the sweep.
+        finished: stages that need not run.
+        rough: whether stages without an estimate are left.
+    """
+    told: dict[str, None] = {}
+    for trial in plan.trials:
+        left = [plan.stages[key] for key in trial.stages if key in plan.stages and key not in finished]
+        data, examples = trial.config["data"], trial.config["score"].get("examples")
+        if data.get("kind") != "text" or not examples or not any(s.fields.get("order") == "sequential" for s in left):
+            continue
+        shapes = weight_shapes(trial.config["model"])
+        if (sizes := block_sizes(shapes)) is not None:
+            told |= dict.fromkeys(_told(sizes, shapes, examples * data["block"], trial.config, rough))
+    yield from told
+
+
+def _told(
+    sizes: BlockSizes, shapes: Mapping[str, tuple[int, ...]], tokens: int, config: Mapping[str, Any], rough: bool
+) -> Iterator[str]:
+    parts = peak_memory(sizes, tokens, VALUE) | {"network": float(VALUE * sum(map(math.prod, shapes.values())))}
+    del parts["one block"]
+    each = ", ".join(f"{name} {byte_size(size)}" for name, size in parts.items())
+    yield f"memory of a stage about {byte_size(sum(parts.values()))}: {each}; evaluation is not counted"
+    if rough and device_kind(config) == "cpu":
+        cores = threads(config)
+        seconds = operations(sizes, tokens) / (PACE * cores)
+        where = f"{whole_number(tokens)} tokens on {counted(cores, 'core')}"
+        yield f"roughly {duration(seconds)} for passes with {where}; solving and evaluation are not counted"

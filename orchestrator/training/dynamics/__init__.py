@@ -1,1 +1,0 @@
-"""Trainings in which masks change, and the multiply-accumulates that every training takes."""

@@ -1,1 +1,0 @@
-"""Language modelling: perplexities, comparison with the dense network, last words, greedy generations."""
