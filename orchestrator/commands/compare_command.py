@@ -35,7 +35,7 @@ from orchestrator.views.report.figures.of_layers import ReadFile
 from orchestrator.views.report.report_files import report, write
 from orchestrator.views.terminal.standard_streams import say, show_what_can_be_shown
 from orchestrator.views.tracking.read_back import load_from_mlflow, sweeps_in_mlflow
-from pruning.measure.latency import collector_paused
+from pruning.measure.garbage_collection import collector_paused
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -24,7 +24,7 @@ from orchestrator.core.metrics import margin_fault
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.core.stage_kinds import KINDS, START
-from pruning.measure.latency import collector_paused
+from pruning.measure.garbage_collection import collector_paused
 
 Sample = tuple[Row, Row]
 """A row, and the row of its own dense network."""

@@ -15,7 +15,6 @@ from orchestrator.catalogue.tasks import AGAINST_DENSE
 from orchestrator.config import method_choices, round_amounts, sources
 from orchestrator.config.config_groups import OPEN
 from orchestrator.config.parallel import processes
-from orchestrator.config.refusals.refused_choices import name_typed_choice
 from orchestrator.config.round_amounts import is_identity
 from orchestrator.config.schema import ConfigError, violations
 from orchestrator.config.well_formed import with_written_infinities
@@ -158,6 +157,8 @@ def make_plan(jobs: Sequence[Job]) -> Plan:
     for job, name in zip(map(_normal, jobs), names, strict=True):
         reasons = str(job.error).splitlines() if job.config is None else _violations(job.config, seen)
         for reason in reasons:
+            from orchestrator.config.refusals.refused_choices import name_typed_choice  # imports hydra
+
             wrong.setdefault(name_typed_choice(reason, job.overrides), []).append(name)
         if not reasons and job.config is not None:
             config = without_tied_head(job.config)

@@ -12,7 +12,7 @@ from orchestrator.results.trial_results import ResultsError
 from orchestrator.store import saved_sweep
 from orchestrator.store.backends import given_as
 from orchestrator.store.store import Store
-from pruning.measure.latency import collector_paused
+from pruning.measure.garbage_collection import collector_paused
 
 if TYPE_CHECKING:
     from pandas import DataFrame

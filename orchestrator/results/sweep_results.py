@@ -20,7 +20,7 @@ from orchestrator.store.saved_sweep import SavedSweep, status_of
 from orchestrator.store.store import Store
 from orchestrator.views.report import tables
 from orchestrator.views.report.plain_files import WINDOW_COLUMNS
-from pruning.measure.latency import collector_paused
+from pruning.measure.garbage_collection import collector_paused
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -25,23 +25,8 @@ import torch
 from torch import nn
 
 from pruning.holding.copies import values_with_history
+from pruning.measure.garbage_collection import collector_paused
 from pruning.measure.macs import arguments_of
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Pause garbage collection, if it is on.
-
-    It takes longer than a call of a small network, and a third of the time in which 10,000 lasting objects are made.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
 
 Call = Callable[[], object]
 """Function to time; on a GPU it must wait for the result."""

@@ -14,7 +14,7 @@ from orchestrator.core.specs import Key
 from orchestrator.sweep.search.candidates import Cell, SearchSpace
 from orchestrator.sweep.search.policy import Answer, Ask, Budget, Conclude, Figures, Policy, RuleOut, Seen, Strand
 from orchestrator.sweep.search.quantities import Finished
-from pruning.measure.latency import collector_paused
+from pruning.measure.garbage_collection import collector_paused
 
 Records = Mapping[Key, StageRecord]
 NOT_ASKED = "the search did not ask for it"
