@@ -31,7 +31,7 @@ from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
 from orchestrator.sweep.beside_grid import beside_grid
 from orchestrator.views.report import differences, tables
-from orchestrator.views.report.figures.of_layers import ReadFile
+from orchestrator.views.report.figures.layer_data import ReadFile
 from orchestrator.views.report.report_files import report, write
 from orchestrator.views.terminal.standard_streams import say, show_what_can_be_shown
 from orchestrator.views.tracking.read_back import load_from_mlflow, sweeps_in_mlflow

@@ -60,6 +60,7 @@ class SweepResults:
     def _repr_html_(self) -> str:
         """Return the tables and the tradeoff figure as HTML, for a notebook."""
         from orchestrator.views.report.figures import drawing, figure_data
+        from orchestrator.views.report.figures.figure_table import FIGURES
         from orchestrator.views.report.page import comparison_tables
 
         comparison = self.comparison()
@@ -69,7 +70,7 @@ class SweepResults:
             *_first(comparison_tables(comparison)),
         ]
         if comparison.operating_points:
-            drawn = drawing.render(lambda: drawing.tradeoff(figure_data.tradeoff(comparison)))
+            drawn = drawing.render(lambda: drawing.figure(figure_data.tradeoff(comparison), FIGURES["tradeoff"].draw))
             image = base64.b64encode(drawn["svg"]).decode()
             parts.append(f'<img alt="tradeoff" style="background: white" src="data:image/svg+xml;base64,{image}">')
         return "\n".join(parts)

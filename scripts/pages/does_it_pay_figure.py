@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from orchestrator.views.report.figures.drawing import render
-from orchestrator.views.report.figures.plot_axes import COLOURS, MARKERS
+from orchestrator.views.report.figures.drawing import COLOURS, MARKERS, render
 from scripts.pages.pay_cells import BEST, SPARSE
 from scripts.pages.pay_tables import Record, Recorded, chosen, groups
 

@@ -14,38 +14,9 @@ from orchestrator.planning.number_formats import whole_number
 from orchestrator.views.report import tables
 from orchestrator.views.report.columns import COLUMNS, folded
 from orchestrator.views.report.figures import figure_data
+from orchestrator.views.report.figures.figure_table import FIGURES
 from orchestrator.views.report.method_pairs import pair_table
 from orchestrator.views.report.tables import Generation, as_yaml, generation_tables, window_table
-
-GROUPED = f"More than {figure_data.MOST_LAYERS} tensors: all entries by block, and by role in the block."
-CAPTIONS = {
-    "tradeoff": "Test figures against compression. Bands: 95% intervals over seeds. Grey: dense, with its interval.",
-    "fine_tuning": "Validation figures before and after fine-tuning.",
-    "curves": "Validation figures along the training of each method's sparsest networks, mean over seeds. "
-    "Marks: the start of a round, after pruning and before training.",
-    "cost": "Test figures against the training cost: optimizer steps, and the cost of scoring in steps. "
-    "Vertical lines: 95% intervals over seeds.",
-    "training_macs": "Test figures against the multiply-accumulates of all training, forward and backward, under the "
-    "masks of each step. Vertical lines: 95% intervals over seeds. Masks save no time in PyTorch.",
-    "latency": "Test figures against the measured latency of deployed networks. Dotted: the Pareto front.",
-    "bytes": "Test figures against the bytes of deployed networks.",
-    "token_speed": "Test figures against the tokens a second that deployed language models generate one by one after a "
-    "prompt. Horizontal lines: 95% intervals of the speed-up over dense; vertical: of the difference from dense by "
-    "window of text, else over seeds.",
-    "frontier": "Validation figures of the networks that a search ran, with 95% intervals over seeds. Dotted: the "
-    "frontier that the search found. Networks that it stopped before all seeds have a marker of their own.",
-    "sensitivity": "Validation figures with one layer, or one block, alone pruned; bands: 95% intervals over seeds.",
-    "mask_history": "Masks that change within a training, at each line's sparsest point, mean over seeds: the fraction "
-    "of the kept weights that the first masks kept, and the fraction of all weights that was ever kept (explored).",
-    "layers": f"Sparsity of each tensor, mean over seeds. {GROUPED}",
-    "densities": "Density of each tensor by method, at the most frequent requested sparsity; mean over seeds. "
-    f"{GROUPED}",
-    "layer_errors": "Error of each layer that was pruned with calibration data, at the most frequent sparsity: "
-    "squared change of the layer's outputs on the calibration data / their square; mean over seeds. More than "
-    f"{figure_data.MOST_LAYERS} layers: the plain mean by block and by role.",
-    "overlap": "Fraction of kept entries that two methods have in common at the same seed; on the diagonal, for two "
-    "seeds of one method. In brackets: the value by chance, with equally many entries kept in each tensor.",
-}
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --quiet: #595959; --page: #fff; --block: #f6f6f6; --rule: #e3e3e3;
@@ -191,7 +162,7 @@ def _figures(svgs: Mapping[str, bytes], left_out: str) -> Iterator[str]:
         yield f'<p class="quiet">{html(left_out)}</p>'
     yield '<div class="figures">'
     for name, content in svgs.items():
-        caption = f"<figcaption>{html(CAPTIONS[name])}</figcaption>"
+        caption = f"<figcaption>{html(FIGURES[name].caption)}</figcaption>"
         kind = ' class="wide"' if _width(content) > HALF_PAGE else ""
         yield f'<figure id="{name}"{kind}>{_inlined(content.decode(), name)}{caption}</figure>'
     yield "</div>"

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
 from orchestrator.compare.audit.checklist import audit
 from orchestrator.compare.audit.rule import Finding
@@ -22,14 +22,11 @@ from orchestrator.core.specs import Plan
 from orchestrator.planning.forecast import afterwards
 from orchestrator.views.report import plain_files, tables
 from orchestrator.views.report.columns import narrow
-from orchestrator.views.report.figures import by_method, drawing, figure_data, measured
-from orchestrator.views.report.figures.measured import token_speed
-from orchestrator.views.report.figures.of_layers import ReadFile, layers_alone, mask_history, overlap_of
+from orchestrator.views.report.figures import drawing
+from orchestrator.views.report.figures.figure_table import FIGURES, Source
+from orchestrator.views.report.figures.layer_data import ReadFile
 from orchestrator.views.report.page import page
 from orchestrator.views.report.tables import generations
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 T = TypeVar("T")
 _LOGGER = logger("orchestrator")
@@ -119,51 +116,13 @@ def draw(
     """Return the figures that the sweep has data for: name -> {"svg": ..., "png": ...}."""
     if not comparison.operating_points:
         return {}
+    source = Source(plan, records, comparison, read)
     rendered = {
-        name: _or_left_out(f"the figure {name}", partial(drawing.render, partial(draw_data, found)))
-        for name, (data, draw_data) in _figures(plan, records, comparison, read).items()
-        if (found := _or_left_out(f"the figure {name}", data))
+        name: _or_left_out(f"the figure {name}", partial(drawing.render, partial(drawing.figure, found, row.draw)))
+        for name, row in FIGURES.items()
+        if row.caption and (found := _or_left_out(f"the figure {name}", partial(row.data, source)))
     }
     return {name: formats for name, formats in rendered.items() if formats is not None}
-
-
-def _figures(
-    plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison, read: ReadFile | None
-) -> dict[str, tuple[Callable[[], Any], Callable[[Any], Figure]]]:
-    """Return name of a figure -> how its data are made, empty if the sweep has none, and how they are drawn."""
-    texts = figure_data.texts(comparison)
-    return {
-        "tradeoff": (
-            lambda: [plot for text in texts for plot in figure_data.tradeoff(comparison, text=text)],
-            drawing.tradeoff,
-        ),
-        "fine_tuning": (lambda: figure_data.fine_tuning(comparison), drawing.fine_tuning),
-        "curves": (lambda: figure_data.curves(plan, records, comparison), drawing.curves),
-        "cost": (lambda: figure_data.cost(comparison), drawing.cost),
-        "training_macs": (lambda: figure_data.training_macs(comparison), drawing.training_macs),
-        "latency": (
-            lambda: measured.against_latency(comparison),
-            lambda data: drawing.deployed(data, measured.LABELS["latency"]),
-        ),
-        "bytes": (
-            lambda: measured.against_bytes(comparison),
-            lambda data: drawing.deployed(data, measured.LABELS["bytes"]),
-        ),
-        "token_speed": (lambda: token_speed(comparison), drawing.token_speed),
-        "frontier": (lambda: by_method.frontier(comparison), drawing.frontier),
-        "sensitivity": (lambda: layers_alone(sensitivity_curves(plan, records)), drawing.sensitivity),
-        "mask_history": (lambda: mask_history(records, comparison), drawing.mask_history),
-        "layers": (
-            lambda: figure_data.layer_sparsity(records, comparison, grouped=True),
-            lambda data: drawing.matrices(data, "sparsity"),
-        ),
-        "densities": (lambda: by_method.densities(records, comparison, grouped=True), drawing.densities),
-        "layer_errors": (lambda: by_method.layer_errors(records, comparison, grouped=True), drawing.layer_errors),
-        "overlap": (
-            lambda: () if read is None else overlap_of(records, comparison, read),
-            lambda data: drawing.matrices(data, "kept by both"),
-        ),
-    }
 
 
 def _figures_json(figures: Mapping[str, float]) -> bytes:

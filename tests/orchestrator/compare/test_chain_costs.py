@@ -20,6 +20,7 @@ from orchestrator.core.specs import NETWORK, RATES, REWIND, Plan, start_of
 from orchestrator.store.store import Store
 from orchestrator.views.report.columns import COLUMNS
 from orchestrator.views.report.figures import drawing, figure_data
+from orchestrator.views.report.figures.figure_table import FIGURES
 from orchestrator.views.report.plain_files import points_csv, rows_csv
 
 
@@ -187,7 +188,7 @@ def two_lines(known: bool = True) -> Comparison:
 
 def test_the_figure_has_each_point_at_its_total_with_its_interval_and_dense() -> None:
     found = two_lines()
-    (plot,) = figure_data.training_macs(found)
+    (plot,) = figure_data.tradeoff(found, "training_macs")
     by_label = {series.label: series for series in plot.series}
     points = {(point.line, point.asked_sparsity): point.test for point in found.points}
 
@@ -198,9 +199,9 @@ def test_the_figure_has_each_point_at_its_total_with_its_interval_and_dense() ->
     sparse = points["l1_unstructured", 0.9]
     assert sparse is not None
     assert (by_label["l1_unstructured"].low[0], by_label["l1_unstructured"].high[0]) == (sparse.low, sparse.high)
-    assert figure_data.training_macs(two_lines(known=False)) == ()
+    assert figure_data.tradeoff(two_lines(known=False), "training_macs") == ()
 
-    (axes,) = drawing.training_macs([plot]).axes
+    (axes,) = drawing.figure([plot], FIGURES["training_macs"].draw).axes
     ends = [tuple(100 * end for end in (sparse.low, sparse.high) if end is not None)]
     collections: list[Any] = [*axes.collections]
     segments = [segment for each in collections for segment in each.get_segments()]

@@ -22,8 +22,8 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import DENSE, NETWORK, Plan, StageSpec
 from orchestrator.views.report.columns import columns
 from orchestrator.views.report.figures import drawing
-from orchestrator.views.report.figures.figure_data import FRONT
-from orchestrator.views.report.figures.measured import against_bytes, against_latency, front, token_speed
+from orchestrator.views.report.figures.figure_data import FRONT, front, pareto, token_speed
+from orchestrator.views.report.figures.figure_table import FIGURES
 from orchestrator.views.report.plain_files import points_csv
 from orchestrator.views.report.tables import text_table
 
@@ -160,7 +160,7 @@ def test_a_figure_shows_tokens_a_second_and_the_metric_with_both_intervals() -> 
     assert (text.series[0].low, text.series[0].high) == ((pytest.approx(10.0),), (pytest.approx(80.0),))
     assert plays.title == "cnn on digits: plays, onnx, batch 8"
     assert (plays.series[0].y, plays.series[0].low) == ((400.0,), (None,))
-    assert drawing.render(lambda: drawing.token_speed((text, plays)))["svg"]
+    assert drawing.render(lambda: drawing.figure((text, plays), FIGURES["token_speed"].draw))["svg"]
 
 
 def test_unlike_machines_are_never_averaged() -> None:
@@ -258,7 +258,7 @@ def test_the_front_holds_what_no_other_is_better_than_in_both() -> None:
 def test_figures_show_points_and_dense_against_milliseconds_and_bytes() -> None:
     plan = deploying()
     comparison = compare_trials(plan, measured(plan, lambda seed: "Pen" if seed else "Abacus"))
-    latency, sizes = against_latency(comparison), against_bytes(comparison)
+    latency, sizes = pareto(comparison, "latency"), pareto(comparison, "bytes")
 
     assert len(latency) == 4, "of two batch sizes on two machines"
     assert latency[0].title.startswith("cnn on digits, onnx, batch 1, processor Abacus")
@@ -266,8 +266,8 @@ def test_figures_show_points_and_dense_against_milliseconds_and_bytes() -> None:
     assert latency[0].series[0].x == (1.0,)
     assert [plot.title for plot in sizes] == ["cnn on digits, onnx"]
     assert (sizes[0].series[0].x, sizes[0].series[1].x) == ((1000.0,), (8000.0,))
-    assert drawing.render(lambda: drawing.deployed(latency, "milliseconds"))["svg"]
-    assert not against_latency(compare_trials(plan, factories.make_records(plain(plan))))
+    assert drawing.render(lambda: drawing.figure(latency, FIGURES["latency"].draw))["svg"]
+    assert not pareto(compare_trials(plan, factories.make_records(plain(plan))), "latency")
 
 
 def test_what_networks_achieve_in_a_format_that_changes_outputs_stands_beside_what_they_were_trained_to() -> None:
@@ -288,7 +288,7 @@ def test_what_networks_achieve_in_a_format_that_changes_outputs_stands_beside_wh
     assert [float(row[f"onnx_{name}"]) for name in ("test_mean", "val_mean", "dense_test")] == pytest.approx(
         [0.81, 0.7, 0.9]
     )
-    series = against_bytes(comparison)[0].series
+    series = pareto(comparison, "bytes")[0].series
     assert (series[0].y, series[1].y) == (pytest.approx((0.81,)), pytest.approx((0.9,)))
     without = "\n".join(text_table(compare_trials(plan, measured(plan))))
     assert "onnx accuracy %" not in without

@@ -15,7 +15,7 @@ from orchestrator.sweep.search.frontier import Frontier
 from orchestrator.sweep.search.halving import Halving
 from orchestrator.sweep.search.matching import Matching
 from orchestrator.views.report import plain_files, report_files, tables
-from orchestrator.views.report.figures import by_method
+from orchestrator.views.report.figures import figure_data
 from orchestrator.views.report.figures.figure_data import FRONT
 from orchestrator.views.tracking.run_contents import STOPPED, STOPPED_TAG, SweepView
 
@@ -136,8 +136,8 @@ def test_a_frontier_is_drawn_with_intervals_and_what_was_stopped() -> None:
     plan = Plan(plan.stages, tuple(replace(each, config={**each.config, **chosen}) for each in plan.trials))
     decisions, ran = run_search(Frontier(["parameters", "macs"]), plan, make_records(plan))
     compared = compare_trials(plan, ran, search=decisions[-1])
-    plot, macs = by_method.frontier(compared)
-    front, stopped = ({each.label: each for each in plot.series}[label] for label in (FRONT, by_method.STOPPED))
+    plot, macs = figure_data.frontier(compared)
+    front, stopped = ({each.label: each for each in plot.series}[label] for label in (FRONT, figure_data.STOPPED))
     drawn = report_files.draw(plan, ran, compared, None)
 
     assert (plot.title, macs.title) == ("cnn on digits, parameters", "cnn on digits, macs")
@@ -147,7 +147,7 @@ def test_a_frontier_is_drawn_with_intervals_and_what_was_stopped() -> None:
     assert [each.label for each in plot.series if None not in each.low and each.label != FRONT] == ["l1_unstructured"]
     assert stopped.low == (None,) * 3, "one seed has no interval"
     assert b"Pareto front" in drawn["frontier"]["svg"]
-    assert not by_method.frontier(compare_trials(PLAN, LEFT, search=SEARCH))
+    assert not figure_data.frontier(compare_trials(PLAN, LEFT, search=SEARCH))
 
 
 def test_a_race_on_records_tests_no_candidate_without_all_its_seeds() -> None:

@@ -17,7 +17,7 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.store import Store
-from orchestrator.views.report.figures.of_layers import layers_alone
+from orchestrator.views.report.figures.layer_data import layers_alone
 
 LAYERS = {"conv": ("conv1.weight", "conv2.weight"), "fc1": ("fc1.weight",), "fc2": ("fc2.weight",)}
 STEEP = {"conv": 8.0, "fc1": 0.5, "fc2": 2.0}

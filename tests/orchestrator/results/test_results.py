@@ -301,7 +301,8 @@ def test_the_front_is_of_what_masks_leave() -> None:
 
     assert found["dense"].get_xdata() == [100.0]
     points = [point for point in sweep.comparison().operating_points if point.line == "l1_unstructured"]
-    np.testing.assert_allclose(found["l1_unstructured"].get_xdata(), [100 / point.speedup for point in points])
+    left = sorted(100 / point.speedup for point in points if point.speedup)
+    np.testing.assert_allclose(found["l1_unstructured"].get_xdata(), left)
 
 
 def test_several_panels_are_chosen_by_title() -> None:

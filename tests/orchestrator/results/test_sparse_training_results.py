@@ -23,7 +23,7 @@ from orchestrator.results.frames import MASK_UPDATE_COLUMNS
 from orchestrator.results.sweep_results import SweepResults
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
-from orchestrator.views.report.figures.of_layers import mask_history
+from orchestrator.views.report.figures.layer_data import mask_history
 from orchestrator.views.report.report_files import report
 
 PLAN = make_plan(("rigl", "static"), (0.5, 0.9), (0, 1, 2), rounds=1)
@@ -181,7 +181,7 @@ def test_older_records_have_no_cost_to_compare_at() -> None:
     assert found["method"].tolist() == ["dense", "rigl", "rigl", "static", "static"]
     assert found["total_training_macs"].isna().all()
     with pytest.raises(
-        OrchestratorError, match="finished rounds of two lines with unequal recorded multiply-accumulates"
+        OrchestratorError, match="finished rounds of two lines at unequal recorded multiply-accumulates"
     ):
         results(PLAN, make_records(PLAN)).plot.tradeoff("training_macs")
 

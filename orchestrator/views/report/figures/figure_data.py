@@ -5,24 +5,42 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 
 from orchestrator.compare.comparison import Comparison, Point
+from orchestrator.compare.deployment_points import Deployed
+from orchestrator.compare.secondary_figures import DENSE
 from orchestrator.compare.statistics import Estimate
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.planning.number_formats import percent, whole_number
 
-Panel = tuple[str, str]
-"""Model and data set."""
-
-FRONT = "Pareto front"
-"""Label of the series of points that no other point beats in both quantities."""
-HEAT_ROWS, CURVES, LINES, MOST_LAYERS = 40, 6, 20, 40
-"""Maximum number of operating points in a heat map, curves in a plot, lines in a figure, layers in a figure: more
-cannot be read."""
+FRONT, STOPPED = "Pareto front", "stopped by the search"
+"""Labels of the series of points that no other point beats in both quantities, and of networks without all seeds."""
+CURVES, LINES = 6, 20
+"""Maximum number of curves in a plot, and of lines in a figure: more cannot be read."""
+X_LABELS: Mapping[str, str] = {
+    "compression": "compression (parameters, dense / remaining)",
+    "sparsity": "sparsity (% of prunable weights)",
+    "cost": "steps from initialisation, with scoring",
+    "training_macs": "multiply-accumulates of training, from initialisation",
+    "parameters": "remaining parameters (% of dense)",
+    "macs": "remaining multiply-accumulates (% of dense)",
+    "latency": "milliseconds of a call, measured",
+    "bytes": "bytes, deployed",
+}
+"""Quantity on the x axis -> its label."""
+COUNTED = ("parameters", "macs")
+"""Quantities of `X_LABELS` in % of dense."""
+SECOND = 1000.0
+"""A second in milliseconds."""
+Place = tuple[float, float]
+Value = float | Estimate | None
+Kind = tuple[str, int, str]
+"""Format, batch size and machine."""
 
 
 @dataclass(frozen=True)
@@ -49,19 +67,53 @@ class Plot:
     series: tuple[Series, ...]
     reference: Estimate | None = None
     x_label: str = ""
-    """Label of the x axis, if it differs between the plots of a figure."""
+    split: str = "test"
+    """Word before the metric's title at the y axis."""
 
 
 @dataclass(frozen=True)
-class Matrix:
-    """Grid of values in [0, 1]; None for a missing value."""
+class Panel:
+    """Points of one model and data set."""
 
     title: str
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
-    values: tuple[tuple[float | None, ...], ...]
-    chance: tuple[tuple[float | None, ...], ...] = ()
-    """Value of each cell by chance, if known."""
+    metric: Metric
+    dense: tuple[Point, ...]
+    all_lines: Mapping[str, tuple[Point, ...]]
+    """Operating points of each line, sorted by sparsity."""
+
+    @property
+    def lines(self) -> dict[str, tuple[Point, ...]]:
+        """Lines that figures show: the LINES with the best means on validation, in the original order."""
+        best = sorted(self.all_lines, key=lambda line: _validated(self.all_lines[line]), reverse=True)[:LINES]
+        return {line: points for line, points in self.all_lines.items() if line in best}
+
+    @property
+    def points(self) -> list[Point]:
+        """Operating points of the lines that figures show."""
+        return [point for points in self.lines.values() for point in points]
+
+
+def panels(comparison: Comparison) -> list[Panel]:
+    """Return the panels of a comparison."""
+    points = (*comparison.dense, *comparison.points)
+    return [
+        Panel(
+            f"{panel[0]} on {panel[1]}",
+            next(point.metric for point in points if (point.model, point.data) == panel),
+            tuple(point for point in comparison.dense if (point.model, point.data) == panel),
+            {line: each for (*of, line), each in comparison.lines.items() if tuple(of) == panel},
+        )
+        for panel in comparison.panels
+    ]
+
+
+def left_out(comparison: Comparison) -> str:
+    """Return a note on panels whose figures do not show all lines; empty if they do."""
+    counts = Counter(f"{model} on {data}" for model, data, _ in comparison.lines)
+    many = [f"{title} ({whole_number(count)} lines)" for title, count in counts.items() if count > LINES]
+    return (
+        f"Figures show only the {LINES} lines with the best means on validation for {', '.join(many)}." if many else ""
+    )
 
 
 def texts(comparison: Comparison) -> tuple[str, ...]:
@@ -69,46 +121,71 @@ def texts(comparison: Comparison) -> tuple[str, ...]:
     return ("test", *dict.fromkeys(each.name for point in comparison.points for each in point.further))
 
 
+def series(label: str, places: Iterable[tuple[Value, Value]], marks: tuple[int, ...] | None = None) -> Series:
+    """Return the known places as a series in order of x; an Estimate has an interval."""
+    known = sorted(
+        [(_estimated(x), _estimated(y)) for x, y in places if x is not None and y is not None],
+        key=lambda place: place[0].mean,
+    )
+    x, y = ([place[axis] for place in known] for axis in (0, 1))
+    left, right = (tuple(getattr(each, end) for each in x) for end in ("low", "high"))
+    low, high = (tuple(getattr(each, end) for each in y) for end in ("low", "high"))
+    return Series(label, tuple(each.mean for each in x), tuple(each.mean for each in y), low, high, marks, left, right)
+
+
+def _estimated(value: float | Estimate) -> Estimate:
+    return value if isinstance(value, Estimate) else Estimate(1, float(value))
+
+
+def _drawn(lines: Mapping[str, Iterable[tuple[Value, Value]]]) -> tuple[Series, ...]:
+    """Return the series of lines that have places."""
+    found = (series(label, places) for label, places in lines.items())
+    return tuple(each for each in found if each.x)
+
+
 def tradeoff(comparison: Comparison, against: str = "compression", text: str = "test") -> tuple[Plot, ...]:
-    """Return the primary metric against `compression` or `sparsity`, with its 95% interval, line by line.
+    """Return the primary metric with its 95% interval, line by line, on a text.
+
+    Against a cost, dense networks are points, and panels are left out in which fewer than two lines have a recorded
+    cost, or all points the same one.
 
     Args:
         comparison: comparison of the trials
-        against: quantity on the x axis
+        against: `compression`, `sparsity`, `cost` (steps of training and scoring) or `training_macs`
         text: `test`, or the name of a further test set
     """
-    plots = _plots(comparison, lambda point: point.sparsity if against == "sparsity" else point.compression, text)
-    if text == "test":
-        return plots
-    return tuple(replace(plot, title=f"{plot.title}: {text}") for plot in plots if any(each.x for each in plot.series))
+    plots, costs = [], against in ("cost", "training_macs")
+    for panel in panels(comparison):
 
+        def places(points: Iterable[Point], on: str = text) -> list[tuple[Value, Value]]:
+            return [(_quantity(point, against), _figure_on(point, on)) for point in points]
 
-def cost(comparison: Comparison) -> tuple[Plot, ...]:
-    """Return the primary metric on test against training cost in steps; needs two lines, and points of unequal cost."""
-    plots = _plots(comparison, lambda point: point.total_cost)
-    return tuple(plot for plot in plots if len(plot.series) > 1 and _spread_out(plot.series))
-
-
-def training_macs(comparison: Comparison) -> tuple[Plot, ...]:
-    """Return the primary metric on test against multiply-accumulates of all training; dense networks are points.
-
-    Points without a recorded cost are left out, and panels in which fewer than two lines have points, or all points
-    one cost.
-    """
-    plots = []
-    for panel in comparison.panels:
-        lines = lines_of(comparison, panel)
-        dense = {point.line: (point,) for point in comparison.dense if (point.model, point.data) == panel}
-        series = [_against_training_macs(label, points) for label, points in [*lines.items(), *dense.items()]]
-        pruned = series[: len(lines)]
-        if sum(bool(each.x) for each in pruned) > 1 and _spread_out(pruned):
-            plots.append(Plot(title(panel), _metric(comparison, panel), tuple(each for each in series if each.x)))
+        lines = _drawn({line: places(points) for line, points in panel.lines.items()})
+        if (text != "test" and not lines) or (costs and (len(lines) < 2 or not _spread_out(lines))):
+            continue
+        dense = [_figure_on(point, text) for point in panel.dense]
+        if against == "training_macs":
+            lines, dense = (*lines, *_drawn({point.line: places([point]) for point in panel.dense})), []
+        name = panel.title if text == "test" else f"{panel.title}: {text}"
+        plots.append(Plot(name, panel.metric, lines, dense[0] if len(dense) == 1 else None, X_LABELS[against]))
     return tuple(plots)
 
 
-def _against_training_macs(label: str, points: Sequence[Point]) -> Series:
-    costs = ((point.total_training_macs, point.test) for point in points)
-    return _series(label, ((cost, test) for cost, test in costs if cost is not None))
+def _quantity(point: Point, against: str) -> float | None:
+    """Return a quantity as a figure shows it; None if it is not known."""
+    if against in COUNTED:
+        left = 1 / point.compression if against == "parameters" else point.macs_left
+        return None if left is None else 100 * left
+    if against in ("latency", "bytes"):
+        first = point.deployed[0] if point.deployed else None
+        return None if first is None else first.latency_ms if against == "latency" else first.bytes
+    found: float | None = {
+        "sparsity": 100 * point.sparsity,
+        "compression": point.compression,
+        "cost": point.total_cost,
+        "training_macs": point.total_training_macs,
+    }[against]
+    return found
 
 
 def fine_tuning(comparison: Comparison) -> tuple[Plot, ...]:
@@ -117,16 +194,25 @@ def fine_tuning(comparison: Comparison) -> tuple[Plot, ...]:
     Lines that were not trained after pruning are left out.
     """
     plots = []
-    for panel in comparison.panels:
-        series: list[Series] = []
-        for label, points in lines_of(comparison, panel).items():
-            if not any(point.val_before is not None and point.val_before != point.val for point in points):
-                continue
-            before = _series(f"{label}, before", ((point.sparsity, point.val_before) for point in points))
-            after = _series(f"{label}, after", ((point.sparsity, point.val) for point in points))
-            series += [replace(each, low=(), high=()) for each in (before, after) if each.x]
-        if series:
-            plots.append(Plot(title(panel), _metric(comparison, panel), tuple(series)))
+    for panel in panels(comparison):
+        trained = {
+            label: points
+            for label, points in panel.lines.items()
+            if any(point.val_before is not None and point.val_before != point.val for point in points)
+        }
+        found = _drawn(
+            {
+                f"{label}, {when}": [
+                    (_quantity(point, "sparsity"), value and value.mean)
+                    for point in points
+                    for value in [point.val_before if when == "before" else point.val]
+                ]
+                for label, points in trained.items()
+                for when in ("before", "after")
+            }
+        )
+        if found:
+            plots.append(Plot(panel.title, panel.metric, found, None, X_LABELS["sparsity"], "validation"))
     return tuple(plots)
 
 
@@ -136,100 +222,186 @@ def curves(plan: Plan, records: Mapping[str, StageRecord], comparison: Compariso
     Panels without a training are left out.
     """
     plots = []
-    for panel in comparison.panels:
-        series = []
-        for label, points in list(lines_of(comparison, panel).items())[:CURVES]:
+    for panel in panels(comparison):
+        found = []
+        for label, points in list(panel.lines.items())[:CURVES]:
             point = max(points, key=lambda point: point.sparsity)
             chains = [_chain(plan, records, key) for key in point.stages]
-            series.append(_mean_curve(f"{label} to {percent(point.sparsity)}", chains))
-        if _spread_out(series):
-            plots.append(Plot(title(panel), _metric(comparison, panel), tuple(series)))
+            found.append(_mean_curve(f"{label} to {percent(point.sparsity)}", chains))
+        if _spread_out(found):
+            words = "optimizer steps from initialisation"
+            plots.append(Plot(panel.title, panel.metric, tuple(found), None, words, "validation"))
     return tuple(plots)
 
 
-def layer_sparsity(
-    records: Mapping[str, StageRecord], comparison: Comparison, *, grouped: bool = False
-) -> tuple[Matrix, ...]:
-    """Return the sparsity of each tensor at each operating point, mean over seeds.
+def pareto(comparison: Comparison, against: str) -> tuple[Plot, ...]:
+    """Return the primary metric on test against a size or a time, with dense and the Pareto front.
 
     Args:
-        records: stage key -> record
         comparison: comparison of the trials
-        grouped: more than MOST_LAYERS tensors are shown in two matrices: by block, and by role
+        against: `parameters` or `macs`, counted, in % of dense; `latency`, a plot for each format, batch size and
+            machine, or `bytes`, a plot for each format
     """
-    matrices = []
-    for panel in comparison.panels:
-        points = [point for line in lines_of(comparison, panel).values() for point in line]
-        if not points:
-            continue
-        shown = points[:: -(-len(points) // HEAT_ROWS)]
-        rows = tuple(f"{point.line} {percent(point.sparsity)}" for point in shown)
-        seeds = [[records[key] for key in point.stages] for point in shown]
-        layers = list(dict.fromkeys(name for each in seeds for record in each for name in record.tensor_sparsity))
-        for suffix, group in groupings(layers, grouped).items():
-            found = [[pooled(each.tensor_sparsity, group, each.tensor_sizes) for each in point] for point in seeds]
-            columns = tuple(dict.fromkeys(map(group, layers)))
-            values = tuple(
-                tuple(mean_of_known(tensors.get(name) for tensors in point) for name in columns) for point in found
+    if against in ("parameters", "macs"):
+        return tuple(
+            _with_front(panel, panel.title, against, partial(_counted, of=against)) for panel in panels(comparison)
+        )
+    plots = []
+    for panel in panels(comparison):
+        kinds = _kinds(each for point in panel.points for each in point.deployed)
+        if against == "bytes":
+            kinds = {kind: kind[0] for kind in {kind[0]: kind for kind in reversed(kinds)}.values()}
+        for kind, words in kinds.items():
+            plots.append(
+                _with_front(panel, f"{panel.title}, {words}", against, partial(_measured, kind=kind, of=against))
             )
-            matrices.append(Matrix(title(panel) + suffix, rows, columns, values))
-    return tuple(matrices)
+    return tuple(plots)
 
 
-def groupings(layers: Sequence[str], grouped: bool = True) -> dict[str, Callable[[str], str]]:
-    """Return suffix of a title -> group of a layer: by block and by role for more than MOST_LAYERS layers.
+def _kinds(deployed: Iterable[Deployed]) -> dict[Kind, str]:
+    """Return kind of measurement -> its name, with the machine if another one measured the same."""
+    found = dict.fromkeys(map(_kind, deployed))
+    machines = Counter(kind[:2] for kind in found)
+    return {kind: f"{kind[0]}, batch {kind[1]}" + (f", {kind[2]}" if machines[kind[:2]] > 1 else "") for kind in found}
 
-    A grouping that joins no layers, or all of them, is left out; without any, each layer is a group.
+
+def _kind(each: Deployed) -> Kind:
+    return each.format, each.batch_size, each.hardware
+
+
+def _of_kind(point: Point, kind: Kind) -> Iterator[Deployed]:
+    yield from (each for each in point.deployed if _kind(each) == kind)
+
+
+Compared = Iterator[tuple[Place, Place]]
+"""Place of a point, and that of its dense network."""
+
+
+def _counted(point: Point, dense: float, of: str) -> Compared:
+    if (left := _quantity(point, of)) is not None and point.test is not None:
+        yield (left, point.test.mean), (100.0, dense)
+
+
+def _measured(point: Point, dense: float, kind: Kind, of: str) -> Compared:
+    """Yield the places of a deployed network and of dense; a format that changes outputs has figures of its own."""
+    for each in _of_kind(point, kind) if point.test is not None else ():
+        x, dense_x = (each.latency_ms, each.dense_ms) if of == "latency" else (each.bytes, each.dense_bytes)
+        achieved = point.test if each.test is None else each.test
+        assert achieved is not None
+        yield (x, achieved.mean), (dense_x, dense if each.dense_test is None else each.dense_test)
+
+
+def _with_front(panel: Panel, name: str, against: str, places: Callable[[Point, float], Compared]) -> Plot:
+    """Return a plot of the points' places, with the mean of the dense networks and the Pareto front of all lines."""
+    known = [point.test.mean for point in panel.dense if point.test is not None]
+    own = fmean(known) if known else math.nan
+    found = {line: [each for p in points for each in places(p, own)] for line, points in panel.all_lines.items()}
+    dense = [place for each in found.values() for _, place in each if known]
+    dense = dense or [(100.0, own)] * bool(known and against in COUNTED)
+    lines = {line: [place for place, _ in each] for line, each in found.items()}
+    lines |= {DENSE: [(fmean(x for x, _ in dense), fmean(y for _, y in dense))]} if dense else {}
+    best = front([place for each in lines.values() for place in each], panel.metric)
+    drawn = {line: each for line, each in lines.items() if line in (*panel.lines, DENSE)}
+    return Plot(name, panel.metric, _drawn({**drawn, FRONT: best}), None, X_LABELS[against])
+
+
+def front(places: Sequence[Place], metric: Metric) -> list[Place]:
+    """Return the Pareto front: places that no other place beats in both, in order of x."""
+    found: list[Place] = []
+    for x, y in sorted(places, key=lambda place: (place[0], -metric.gain(place[1], 0.0))):
+        if not found or metric.gain(y, found[-1][1]) > 0:
+            found.append((x, y))
+    return found
+
+
+def frontier(comparison: Comparison) -> tuple[Plot, ...]:
+    """Return a plot of the primary metric on validation for each panel with a frontier and each of its quantities."""
+    search = comparison.search
+    if search is None:
+        return ()
+    plots, networks = [], set(search.networks)
+    for panel in panels(comparison):
+        points = [point for each in panel.all_lines.values() for point in each]
+        best = [point for point in points if networks.issuperset(point.stages)]
+        for against in search.against if best else ():
+            groups = {line: [point for point in each if not point.stopped] for line, each in panel.lines.items()}
+            groups |= {
+                STOPPED: [point for point in points if point.stopped],
+                FRONT: [point for point in best if not point.stopped],
+            }
+            found = _drawn(
+                {
+                    label: [(_quantity(point, against), _validation(point, against, label)) for point in each]
+                    for label, each in groups.items()
+                }
+            )
+            name = f"{panel.title}, {against}" if len(search.against) > 1 else panel.title
+            plots.append(Plot(name, panel.metric, found, None, X_LABELS[against], "validation"))
+    return tuple(plots)
+
+
+def _validation(point: Point, against: str, label: str) -> Value:
+    """Return the metric on validation, in the deployed format if it changes outputs and is measured."""
+    in_format = point.deployed[0].val if point.deployed and against in ("latency", "bytes") else None
+    found = in_format or point.val
+    return found.mean if found and label == FRONT else found
+
+
+def token_speed(comparison: Comparison) -> tuple[Plot, ...]:
+    """Return plots of the primary metric against tokens a second: one for each text, format, batch size and machine.
+
+    Horizontal intervals are those of the measured speed-up over dense. Vertical ones are those of the difference from
+    dense by window of the text, else those over seeds.
     """
-    ways: dict[str, Callable[[str], str]] = {}
-    if grouped and len(layers) > MOST_LAYERS:
-        ways = {", by block": block_of, ", by role": role_of}
-    useful = {name: group for name, group in ways.items() if 1 < len(set(map(group, layers))) < len(layers)}
-    return useful or {"": lambda layer: layer}
+    plots = []
+    for panel in panels(comparison):
+        deployed = [each for point in panel.points for each in point.deployed if each.token_speedup is not None]
+        for kind, words in _kinds(deployed).items():
+            for text in texts(comparison):
+                lines = {
+                    line: [place for point in points for place in _of_tokens(comparison, point, kind, text)]
+                    for line, points in panel.lines.items()
+                }
+                if not any(lines.values()):
+                    continue
+                rates = [
+                    _dense_rate(each) for point in panel.points for each in _of_kind(point, kind) if each in deployed
+                ]
+                lines |= {DENSE: [(fmean(rates), _figure_on(point, text)) for point in panel.dense]}
+                name = f"{panel.title}{'' if text == 'test' else f': {text}'}, {words}"
+                label = "tokens a second, generated one by one, measured"
+                plots.append(Plot(name, panel.metric, _drawn(lines), None, label))
+    return tuple(plots)
 
 
-def block_of(layer: str) -> str:
-    """Return the name up to its first number: `layers.3` of `layers.3.mlp.up_proj.weight`."""
-    parts = layer.split(".")
-    number = next((index for index, part in enumerate(parts) if part.isdigit()), len(parts))
-    return ".".join(parts[: number + 1])
+def _of_tokens(comparison: Comparison, point: Point, kind: Kind, text: str) -> Iterator[tuple[Value, Value]]:
+    """Yield the tokens a second and the metric of a deployed network; its speed-up has the interval."""
+    for each in _of_kind(point, kind):
+        if (speedup := each.token_speedup) is not None:
+            ends = (None if end is None else _dense_rate(each) * end for end in (speedup.low, speedup.high))
+            rate = Estimate(speedup.n, _dense_rate(each) * speedup.mean, None, *ends)
+            own = each.test if text == "test" and each.test is not None else _by_window(comparison, point, text)
+            yield rate, own
 
 
-def role_of(layer: str) -> str:
-    """Return the name after its block: `mlp.up_proj` of `layers.3.mlp.up_proj.weight`; all of it outside of blocks."""
-    return (layer.removeprefix(block_of(layer)).removeprefix(".") or layer).removesuffix(".weight")
+def _dense_rate(each: Deployed) -> float:
+    """Return the tokens that the dense network generates in a second, in all examples of the batch."""
+    assert each.dense_token_ms is not None
+    return SECOND * each.batch_size / each.dense_token_ms
 
 
-def pooled(values: Mapping[str, float], group: Callable[[str], str], sizes: Mapping[str, int] = {}) -> dict[str, float]:
-    """Return group -> mean of its layers' values, weighted by their sizes; without sizes all weigh the same."""
-    members: dict[str, list[tuple[float, int]]] = {}
-    for name, value in values.items():
-        members.setdefault(group(name), []).append((value, sizes.get(name, 1)))
-    return {
-        name: math.fsum(value * size for value, size in each) / sum(size for _, size in each)
-        for name, each in members.items()
-    }
-
-
-def lines_of(comparison: Comparison, panel: Panel) -> dict[str, tuple[Point, ...]]:
-    """Return the operating points of the panel's lines that figures show, sorted by sparsity.
-
-    A panel with more than LINES lines shows the LINES with the best means on validation, in the original order.
-    """
-    lines = {line: points for (model, data, line), points in comparison.lines.items() if (model, data) == panel}
-    if len(lines) <= LINES:
-        return lines
-    shown = set(sorted(lines, key=lambda line: _validated(lines[line]), reverse=True)[:LINES])
-    return {line: points for line, points in lines.items() if line in shown}
-
-
-def left_out(comparison: Comparison) -> str:
-    """Return a note on panels whose figures do not show all lines; empty if they do."""
-    counts = Counter((model, data) for model, data, _ in comparison.lines)
-    many = [f"{title(panel)} ({whole_number(count)} lines)" for panel, count in counts.items() if count > LINES]
-    return (
-        f"Figures show only the {LINES} lines with the best means on validation for {', '.join(many)}." if many else ""
-    )
+def _by_window(comparison: Comparison, point: Point, text: str) -> Estimate | None:
+    """Return the metric on a text; with the interval of its difference from dense by window, where there is one."""
+    own = _figure_on(point, text)
+    if own is None or point.metric.name != "perplexity":
+        return own
+    for found in comparison.windows:
+        place = (found.model, found.data, found.line, found.text, found.reference)
+        if place == (*point.line_key, text, DENSE) and found.sparsity == point.asked_sparsity:
+            factor = {end: getattr(found.windows, end) for end in ("low", "high")}
+            ends = {end: own.mean * math.exp(at - found.windows.mean) for end, at in factor.items() if at is not None}
+            return Estimate(own.n, own.mean, own.std, **ends)
+    return own
 
 
 def _validated(points: Sequence[Point]) -> float:
@@ -237,32 +409,14 @@ def _validated(points: Sequence[Point]) -> float:
     return fmean(gains) if gains else -math.inf
 
 
-def figure_on(point: Point, text: str) -> Estimate | None:
+def _figure_on(point: Point, text: str) -> Estimate | None:
     """Return the primary metric of a point on `test` or on a further test set."""
     return point.test if text == "test" else next((each.test for each in point.further if each.name == text), None)
 
 
-def _spread_out(series: Iterable[Series]) -> bool:
+def _spread_out(found: Iterable[Series]) -> bool:
     """Whether the points have more than one place on the x axis."""
-    return len({x for each in series for x in each.x}) > 1
-
-
-def _plots(comparison: Comparison, x: Callable[[Point], float], text: str = "test") -> tuple[Plot, ...]:
-    plots = []
-    for panel in comparison.panels:
-        lines = lines_of(comparison, panel).items()
-        series = tuple(
-            _series(label, ((x(point), figure_on(point, text)) for point in points)) for label, points in lines
-        )
-        dense = [figure_on(point, text) for point in comparison.dense if (point.model, point.data) == panel]
-        plots.append(Plot(title(panel), _metric(comparison, panel), series, dense[0] if len(dense) == 1 else None))
-    return tuple(plots)
-
-
-def _series(label: str, points: Iterable[tuple[float, Estimate | None]]) -> Series:
-    known = sorted(((x, estimate) for x, estimate in points if estimate is not None), key=lambda pair: pair[0])
-    x, means = tuple(x for x, _ in known), tuple(estimate.mean for _, estimate in known)
-    return Series(label, x, means, tuple(each.low for _, each in known), tuple(each.high for _, each in known))
+    return len({x for each in found for x in each.x}) > 1
 
 
 def _chain(plan: Plan, records: Mapping[str, StageRecord], key: str) -> list[StageRecord]:
@@ -292,20 +446,4 @@ def _mean_curve(label: str, chains: Sequence[Sequence[StageRecord]]) -> Series:
     shared = sorted(set.intersection(*map(set, curves)))
     first = {place: index for index, (place, _) in reversed([*enumerate(shared)])}
     marks = tuple(first[place] for place, record in enumerate(chains[0]) if record.round and place in first)
-    means = tuple(fmean(curve[at] for curve in curves) for at in shared)
-    return Series(label, tuple(float(step) for _, step in shared), means, marks=marks)
-
-
-def mean_of_known(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the known values, None if there are none."""
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
-
-
-def _metric(comparison: Comparison, panel: Panel) -> Metric:
-    return next(p.metric for p in (*comparison.dense, *comparison.points) if (p.model, p.data) == panel)
-
-
-def title(panel: Panel) -> str:
-    """Return the title of a panel."""
-    return f"{panel[0]} on {panel[1]}"
+    return series(label, [(float(at[1]), fmean(curve[at] for curve in curves)) for at in shared], marks)

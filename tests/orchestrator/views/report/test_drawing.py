@@ -1,18 +1,21 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from factories import ACCURACY, DENSE_STEPS, ROUND_STEPS, SIZES, make_plan, make_records
+from matplotlib.figure import Figure
 
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.round_columns import scoring_steps
 from orchestrator.compare.statistics import Estimate
 from orchestrator.core.metrics import Metric
 from orchestrator.views.report import report_files
-from orchestrator.views.report.figures import by_method, drawing, figure_data, of_layers
+from orchestrator.views.report.figures import drawing, figure_data, layer_data
+from orchestrator.views.report.figures.figure_table import FIGURES, Source
 
 PLAN = make_plan(sparsities=(0.5, 0.75, 0.9))
 RECORDS = make_records(PLAN)
@@ -25,6 +28,10 @@ COSTLIER = compare_trials(
     },
 )
 """Comparison in which one method trains longer."""
+
+
+def drawn(name: str, found: Sequence[drawing.Drawn]) -> Figure:
+    return drawing.figure(found, FIGURES[name].draw)
 
 
 def test_the_tradeoff_is_accuracy_against_compression_with_dense_as_reference() -> None:
@@ -92,7 +99,7 @@ def test_curves_of_unequal_length_are_averaged_where_both_are() -> None:
 
 
 def test_the_heat_map_holds_each_tensors_sparsity() -> None:
-    (matrix,) = figure_data.layer_sparsity(RECORDS, FOUND)
+    (matrix,) = layer_data.layer_sparsity(RECORDS, FOUND)
 
     assert matrix.columns == tuple(SIZES)
     assert matrix.rows[0] == "random_unstructured 50.00%"
@@ -103,9 +110,9 @@ def test_the_heat_map_holds_each_tensors_sparsity() -> None:
 def test_a_heat_map_never_has_more_rows_than_can_be_read() -> None:
     plan = make_plan(sparsities=[i / 100 for i in range(1, 100)], seeds=(0,), rounds=1)
     records = make_records(plan)
-    (matrix,) = figure_data.layer_sparsity(records, compare_trials(plan, records))
+    (matrix,) = layer_data.layer_sparsity(records, compare_trials(plan, records))
 
-    assert len(matrix.rows) <= figure_data.HEAT_ROWS
+    assert len(matrix.rows) <= layer_data.HEAT_ROWS
 
 
 def test_the_overlap_is_of_methods_with_one_seed_and_of_a_method_with_two() -> None:
@@ -119,7 +126,7 @@ def test_the_overlap_is_of_methods_with_one_seed_and_of_a_method_with_two() -> N
         assert same_seed == (len(methods) == 2)
         return (0.25, 0.1) if same_seed else (0.75, 0.2)
 
-    (matrix,) = by_method.overlap(FOUND, by_method.overlapping(FOUND), shared)
+    (matrix,) = layer_data.overlap(FOUND, layer_data.overlapping(FOUND), shared)
 
     assert matrix.rows == matrix.columns == ("random_unstructured", "l1_unstructured")
     assert matrix.values == ((0.75, 0.25), (0.25, 0.75))
@@ -132,9 +139,9 @@ def test_masks_share_what_both_keep_and_by_chance_what_their_layers_densities_gi
     one = {"a": np.array([1, 1, 0, 0], bool), "b": np.array([1, 0], bool)}
     other = {"a": np.array([1, 0, 0, 0], bool), "b": np.array([1, 1], bool)}
 
-    assert of_layers._shared(one, other) == (2 / 3, (2 * 1 / 4 + 1 * 2 / 2) / 3)
-    assert of_layers._shared(one, one) == (1.0, (2 * 2 / 4 + 1 * 1 / 2) / 3)
-    assert of_layers._shared(one, {"a": one["a"]}) is None
+    assert layer_data._shared(one, other) == (2 / 3, (2 * 1 / 4 + 1 * 2 / 2) / 3)
+    assert layer_data._shared(one, one) == (1.0, (2 * 2 / 4 + 1 * 1 / 2) / 3)
+    assert layer_data._shared(one, {"a": one["a"]}) is None
 
 
 def test_densities_are_of_all_that_were_asked_for_the_same_whatever_that_came_to() -> None:
@@ -145,26 +152,26 @@ def test_densities_are_of_all_that_were_asked_for_the_same_whatever_that_came_to
             replace(point, sparsity=reached[point.line], unit="group", budget="channels") for point in FOUND.points
         ),
     )
-    (profile,) = by_method.densities(RECORDS, asked)
+    (profile,) = layer_data.densities(RECORDS, asked)
 
     assert profile.title == "cnn on digits, asked: 90% of channels (unit=group)"
     assert [series.label for series in profile.series] == ["random_unstructured", "l1_unstructured"]
 
 
 def test_densities_are_those_of_each_method_at_the_sparsity_that_most_were_asked_for() -> None:
-    (profile,) = by_method.densities(RECORDS, FOUND)
+    (profile,) = layer_data.densities(RECORDS, FOUND)
 
     assert profile.layers == tuple(SIZES)
     assert profile.title == "cnn on digits, 90% sparse"
     assert [series.label for series in profile.series] == ["random_unstructured", "l1_unstructured"]
     assert profile.series[0].y == pytest.approx([0.1] * 4, abs=0.01)
-    assert drawing.render(lambda: drawing.densities([profile]))["svg"]
+    assert drawing.render(lambda: drawing.figure([profile], drawing.densities))["svg"]
 
 
 @pytest.mark.parametrize("least", [0.0, 0.001, 0.5])
 def test_marks_at_the_ends_of_the_densities_are_drawn_whole(least: float) -> None:
-    profile = by_method.Profile("cnn on digits", ("a", "b"), (figure_data.Series("l1", (0.0, 1.0), (least, 1.0)),))
-    figure = drawing.densities([profile])
+    profile = layer_data.Profile("cnn on digits", ("a", "b"), (figure_data.Series("l1", (0.0, 1.0), (least, 1.0)),))
+    figure = drawing.figure([profile], drawing.densities)
     figure.draw_without_rendering()
 
     (axes,) = figure.axes
@@ -174,15 +181,15 @@ def test_marks_at_the_ends_of_the_densities_are_drawn_whole(least: float) -> Non
 
 
 def test_brackets_in_a_matrix_are_explained_beside_its_colours() -> None:
-    matrix = figure_data.Matrix("cnn on digits", ("a",), ("a",), ((0.5,),), ((0.25,),))
+    matrix = layer_data.Matrix("cnn on digits", ("a",), ("a",), ((0.5,),), ((0.25,),))
 
-    assert drawing.matrices([matrix], "kept by both").axes[1].get_ylabel() == "kept by both (in brackets: by chance)"
-    assert drawing.matrices([replace(matrix, chance=())], "sparsity").axes[1].get_ylabel() == "sparsity"
+    assert drawn("overlap", [matrix]).axes[1].get_ylabel() == "kept by both (in brackets: by chance)"
+    assert drawn("layers", [replace(matrix, chance=())]).axes[1].get_ylabel() == "sparsity"
 
 
 def test_densities_far_apart_have_plain_numbers_at_their_axis() -> None:
-    profile = by_method.Profile("p", ("a", "b"), (figure_data.Series("m", (0.0, 1.0), (0.002, 0.9)),) * 2)
-    figure = drawing.densities([profile])
+    profile = layer_data.Profile("p", ("a", "b"), (figure_data.Series("m", (0.0, 1.0), (0.002, 0.9)),) * 2)
+    figure = drawing.figure([profile], drawing.densities)
     figure.draw_without_rendering()
 
     assert "10" in (said := [label.get_text() for label in figure.axes[0].get_yticklabels()])
@@ -194,14 +201,18 @@ def test_what_one_method_cannot_show_is_not_drawn() -> None:
     records = make_records(plan)
     found = compare_trials(plan, records)
 
-    assert (figure_data.cost(found), by_method.densities(records, found), by_method.overlapping(found)) == ((), (), ())
-    drawn = report_files.draw(plan, records, found, lambda key, name: b"not asked for")
-    assert drawn.keys() == {"tradeoff", "fine_tuning", "curves", "layers"}
+    assert (
+        figure_data.tradeoff(found, "cost"),
+        layer_data.densities(records, found),
+        layer_data.overlapping(found),
+    ) == ((), (), ())
+    figures = report_files.draw(plan, records, found, lambda key, name: b"not asked for")
+    assert figures.keys() == {"tradeoff", "fine_tuning", "curves", "layers"}
 
 
 def test_a_long_legend_stands_beside_the_axes() -> None:
     series = tuple(figure_data.Series(f"method_{i}, its learning rate", (1.0, 2.0), (0.9, 0.8)) for i in range(40))
-    figure = drawing.tradeoff([figure_data.Plot("p", ACCURACY, series)])
+    figure = drawn("tradeoff", [figure_data.Plot("p", ACCURACY, series)])
     figure.draw_without_rendering()  # warns if there is no room left
     legend, axes = figure.axes[0].get_legend().get_window_extent(), figure.axes[0].get_window_extent()
 
@@ -212,10 +223,10 @@ def test_a_long_legend_stands_beside_the_axes() -> None:
 
 
 def test_cost_is_counted_from_the_initialisation() -> None:
-    (plot,) = figure_data.cost(COSTLIER)
+    (plot,) = figure_data.tradeoff(COSTLIER, "cost")
 
     assert set(plot.series[0].x) == {DENSE_STEPS + 2 * ROUND_STEPS}
-    assert figure_data.cost(FOUND) == (), "points of one cost say nothing about cost"
+    assert figure_data.tradeoff(FOUND, "cost") == (), "points of one cost say nothing about cost"
 
 
 def test_a_run_without_training_has_no_figure_of_training() -> None:
@@ -235,13 +246,13 @@ def test_more_layers_than_can_be_read_are_shown_by_block_and_by_role() -> None:
     records = {key: replace(each, tensor_sparsity=sparsity, tensor_sizes=sizes) for key, each in RECORDS.items()}
     found = compare_trials(PLAN, records)
 
-    by_block, by_role = figure_data.layer_sparsity(records, found, grouped=True)
+    by_block, by_role = layer_data.layer_sparsity(records, found, grouped=True)
     assert by_block.columns == tuple(f"model.layers.{block}" for block in range(21))
     assert by_block.values[0] == pytest.approx([(0.2 * 10 + 0.8 * 30) / 40] * 21), "entries weigh the same, not tensors"
     assert (by_role.columns, by_role.values[0]) == (("attn.q_proj", "up_proj"), pytest.approx((0.2, 0.8)))
-    assert [len(each.layers) for each in by_method.densities(records, found, grouped=True)] == [21, 2]
-    assert len(figure_data.layer_sparsity(records, found)[0].columns) == 42, "in Python all layers are drawn"
-    assert figure_data.groupings([f"fc{i}.weight" for i in range(41)]).keys() == {""}, "no grouping joins them"
+    assert [len(each.layers) for each in layer_data.densities(records, found, grouped=True)] == [21, 2]
+    assert len(layer_data.layer_sparsity(records, found)[0].columns) == 42, "in Python all layers are drawn"
+    assert layer_data.groupings([f"fc{i}.weight" for i in range(41)]).keys() == {""}, "no grouping joins them"
 
 
 def test_each_text_has_its_own_tradeoff() -> None:
@@ -270,9 +281,9 @@ def test_cost_counts_what_scores_read_in_steps() -> None:
 
 @pytest.mark.parametrize("name", ["tradeoff", "fine_tuning", "cost"])
 def test_drawing_is_deterministic_and_valid(name: str) -> None:
-    data, draw = getattr(figure_data, name)(COSTLIER), getattr(drawing, name)
+    data = FIGURES[name].data(Source(PLAN, {}, COSTLIER))
 
-    first, second = drawing.render(lambda: draw(data)), drawing.render(lambda: draw(data))
+    first, second = (drawing.render(lambda: drawn(name, data)) for _ in range(2))
 
     assert first["svg"] == second["svg"]
     assert first["png"][:8] == b"\x89PNG\r\n\x1a\n"
@@ -281,16 +292,16 @@ def test_drawing_is_deterministic_and_valid(name: str) -> None:
 
 
 def test_matrices_and_empty_figures_are_drawn() -> None:
-    matrix = figure_data.Matrix("m", ("a", "b"), ("x",), ((0.5,), (None,)))
+    matrix = layer_data.Matrix("m", ("a", "b"), ("x",), ((0.5,), (None,)))
 
-    assert drawing.render(lambda: drawing.matrices([matrix, matrix], "sparsity"))["svg"]
-    assert drawing.render(lambda: drawing.tradeoff([]))["svg"]
-    assert drawing.render(lambda: drawing.matrices([], "sparsity"))["svg"]
+    assert drawing.render(lambda: drawn("layers", [matrix, matrix]))["svg"]
+    assert drawing.render(lambda: drawn("tradeoff", []))["svg"]
+    assert drawing.render(lambda: drawn("layers", []))["svg"]
 
 
 def test_lines_differ_in_more_than_colour() -> None:
     series = tuple(figure_data.Series(f"m{i}", (1.0, 2.0), (0.9, 0.8)) for i in range(6))
-    figure = drawing.tradeoff([figure_data.Plot("p", ACCURACY, series)])
+    figure = drawn("tradeoff", [figure_data.Plot("p", ACCURACY, series)])
 
     looks = [(line.get_marker(), str(line.get_linestyle())) for line in figure.axes[0].lines]
     assert len(set(looks)) == len(series)
@@ -298,7 +309,7 @@ def test_lines_differ_in_more_than_colour() -> None:
 
 def test_no_band_leaves_the_accuracies_there_are() -> None:
     series = figure_data.Series("m", (1.0, 2.0), (0.99, 0.01), low=(0.95, -0.02), high=(1.03, 0.04))
-    figure = drawing.tradeoff([figure_data.Plot("p", ACCURACY, (series,), Estimate(0.99, 0.02, 0.94, 1.04, 3))])
+    figure = drawn("tradeoff", [figure_data.Plot("p", ACCURACY, (series,), Estimate(0.99, 0.02, 0.94, 1.04, 3))])
 
     band = figure.axes[0].collections[0].get_paths()[0].vertices[:, 1]
     assert (band.min(), band.max()) == (0, 100)
@@ -308,7 +319,7 @@ def test_no_band_leaves_the_accuracies_there_are() -> None:
 
 def test_what_is_no_fraction_is_drawn_on_its_own_scale_with_its_unit() -> None:
     series = figure_data.Series("m", (1.0, 2.0), (5.0, 150.0), low=(-4.0, 140.0), high=(14.0, 160.0))
-    axes = drawing.tradeoff([figure_data.Plot("p", Metric("rmse", "m", "lower", 0.1), (series,))]).axes[0]
+    axes = drawn("tradeoff", [figure_data.Plot("p", Metric("rmse", "m", "lower", 0.1), (series,))]).axes[0]
 
     band = axes.collections[0].get_paths()[0].vertices[:, 1]
     assert (band.min(), band.max()) == (-4, 160)
@@ -318,14 +329,14 @@ def test_what_is_no_fraction_is_drawn_on_its_own_scale_with_its_unit() -> None:
 def test_a_name_is_drawn_as_it_is() -> None:
     series = figure_data.Series(r"$\frac{$", (1.0, 2.0), (0.9, 0.8))
 
-    assert drawing.render(lambda: drawing.tradeoff([figure_data.Plot(r"$\frac{$", ACCURACY, (series,))]))["svg"]
+    assert drawing.render(lambda: drawn("tradeoff", [figure_data.Plot(r"$\frac{$", ACCURACY, (series,))]))["svg"]
 
 
 def test_no_global_state_is_touched() -> None:
     import matplotlib as mpl
 
     before = dict(mpl.rcParams)
-    drawing.render(lambda: drawing.tradeoff(figure_data.tradeoff(FOUND)))
+    drawing.render(lambda: drawn("tradeoff", figure_data.tradeoff(FOUND)))
 
     assert dict(mpl.rcParams) == before
 
@@ -333,7 +344,7 @@ def test_no_global_state_is_touched() -> None:
 @pytest.mark.parametrize("letters", [8, 60, 200])
 def test_long_labels_leave_room_for_the_matrix(letters: int) -> None:
     names = tuple(f"{number} {'l1_unstructured, lr=0.1 ' * 9}"[:letters] for number in range(5))
-    figure = drawing.matrices((figure_data.Matrix("title", names, names, ((0.5,) * 5,) * 5),), "IoU")
+    figure = drawn("layers", (layer_data.Matrix("title", names, names, ((0.5,) * 5,) * 5),))
     figure.draw_without_rendering()  # warns if there is no room left
     axes = figure.axes[0]
     box = axes.get_window_extent()

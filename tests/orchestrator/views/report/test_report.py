@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, NoReturn
@@ -38,8 +37,8 @@ from orchestrator.store.saved_sweep import SavedSweep, load, manifest
 from orchestrator.store.store import Store
 from orchestrator.views.report import tables
 from orchestrator.views.report.columns import difference, interval, spread
-from orchestrator.views.report.figures import by_method, drawing, figure_data
-from orchestrator.views.report.figures.of_layers import overlap_of
+from orchestrator.views.report.figures import drawing, figure_data, figure_table, layer_data
+from orchestrator.views.report.figures.layer_data import overlap_of
 from orchestrator.views.report.page import page
 from orchestrator.views.report.report_files import kept, report, write
 from orchestrator.views.report.tables import print_comparison
@@ -98,20 +97,19 @@ def mask_file(held: dict[str, NDArray[np.bool_]]) -> bytes:
 @pytest.fixture(scope="module", autouse=True)
 def _drawn_once() -> Iterator[None]:
     """Draw figures of equal data once: their files are equal (see `test_drawing`), and drawing is the slowest part."""
-    render, drawn = drawing._rendered, dict[str, dict[str, bytes]]()
+    render, figure, drawn = drawing._rendered, drawing.figure, dict[str, dict[str, bytes]]()
 
     def rendered(draw: Callable[[], Any]) -> dict[str, bytes]:
         import matplotlib  # noqa: F401 - a test breaks this import
 
-        kind, *data = draw()
-        key = f"{kind.__name__}{data}"
+        data, kind = draw()
+        key = f"{kind}{data}"
         if key not in drawn:
-            drawn[key] = render(lambda: kind(*data))
+            drawn[key] = render(lambda: figure(data, kind))
         return drawn[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("tradeoff", "fine_tuning", "curves", "cost", "densities", "matrices"):
-            patch.setattr(drawing, name, partial(lambda kind, *data: (kind, *data), getattr(drawing, name)))
+        patch.setattr(drawing, "figure", lambda data, kind: (data, kind))
         patch.setattr(drawing, "_rendered", rendered)
         yield
 
@@ -498,7 +496,7 @@ def test_masks_damaged_in_the_store_are_left_out_and_told(
 ) -> None:
     store = Store(str(tmp_path / "store"))
     commit(store, PLAN, RECORDS)
-    chosen = by_method.overlapping(compare_trials(PLAN, RECORDS))
+    chosen = layer_data.overlapping(compare_trials(PLAN, RECORDS))
     path = next((tmp_path / "store").rglob(f"{chosen[0]}/**/masks.npz"))
     path.chmod(0o644)
     path.write_bytes(path.read_bytes()[:-9] + b"\0" * 9)
@@ -573,14 +571,7 @@ def test_masks_that_claim_more_than_their_record_or_than_memory_holds_are_not_re
     assert said in caplog.text
 
 
-FIGURES = {
-    "tradeoff": (figure_data, "tradeoff"),
-    "fine_tuning": (figure_data, "fine_tuning"),
-    "curves": (figure_data, "curves"),
-    "layers": (figure_data, "layer_sparsity"),
-    "densities": (by_method, "densities"),
-    "overlap": (by_method, "overlap"),
-}
+FIGURES = ("tradeoff", "fine_tuning", "curves", "layers", "densities", "overlap")
 
 
 def fail(*_: object, **__: object) -> NoReturn:
@@ -594,7 +585,7 @@ def test_a_figure_that_cannot_be_made_costs_no_other_file(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(*FIGURES[name], fail)
+    monkeypatch.setitem(figure_table.FIGURES, name, replace(figure_table.FIGURES[name], data=fail))  # type: ignore[misc]
     made = report(sweep_info(), PLAN, RECORDS, compare_trials(PLAN, RECORDS), masks)
 
     assert set(made) == {path for path in files if f"figures/{name}." not in path}
