@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from pruning.dependencies.families.smaller_transformer import Resized as Resized
     from pruning.dependencies.families.smaller_transformer import smaller_transformer as smaller_transformer
     from pruning.dependencies.group_finding import dependency_groups as dependency_groups
-    from pruning.engine.committing import commit as commit
-    from pruning.engine.committing import effective_sparsity as effective_sparsity
-    from pruning.engine.committing import sparsity as sparsity
+    from pruning.engine.one_call import commit as commit
+    from pruning.engine.one_call import effective_sparsity as effective_sparsity
     from pruning.engine.one_call import prune as prune
+    from pruning.engine.one_call import sparsity as sparsity
     from pruning.engine.plans import Plan as Plan
     from pruning.engine.plans import plan as plan
     from pruning.engine.pruning_units import groups as groups
@@ -55,11 +55,11 @@ if TYPE_CHECKING:
     from pruning.measure.report import remaining_parameters as remaining_parameters
     from pruning.measure.report import report as report
     from pruning.measure.report import sizes as sizes
-    from pruning.methods.across_modules import global_structured as global_structured
-    from pruning.methods.across_modules import global_unstructured as global_unstructured
     from pruning.methods.base import BasePruningMethod as BasePruningMethod
     from pruning.methods.base import PruningContainer as PruningContainer
     from pruning.methods.functions import custom_from_mask as custom_from_mask
+    from pruning.methods.functions import global_structured as global_structured
+    from pruning.methods.functions import global_unstructured as global_unstructured
     from pruning.methods.functions import identity as identity
     from pruning.methods.functions import is_pruned as is_pruned
     from pruning.methods.functions import l1_unstructured as l1_unstructured
@@ -92,20 +92,18 @@ _HOMES = {
         "dependencies.families.smaller_transformer": "Resized smaller_transformer",
         "dependencies.group_finding": "dependency_groups",
         "dependencies.dependency_groups": "DependencyGroup DependencyGroups",
-        "engine.committing": "commit effective_sparsity sparsity",
         "engine.scoring": "inverted shuffle",
         "engine.pruning_units": "groups",
-        "engine.one_call": "prune",
+        "engine.one_call": "commit effective_sparsity prune sparsity",
         "engine.plans": "Plan plan",
         "holding.keeper": "MaskKeeper",
         "holding.low_rank": "LowRankUpdates",
         "holding.reparam": "mask_gradients",
         "masks.mask_set": "MaskSet",
         "measure.report": "latency remaining_parameters report sizes",
-        "methods.across_modules": "global_structured global_unstructured",
         "methods.base": "BasePruningMethod PruningContainer",
-        "methods.functions": "custom_from_mask identity is_pruned l1_unstructured ln_structured random_structured "
-        "random_unstructured remove remove_all",
+        "methods.functions": "custom_from_mask global_structured global_unstructured identity is_pruned "
+        "l1_unstructured ln_structured random_structured random_unstructured remove remove_all",
         "methods.structured": "LnStructured RandomStructured",
         "methods.unstructured": "CustomFromMask Identity L1Unstructured RandomUnstructured",
         "reconstruction.block_by_block": "Layerwise layerwise",

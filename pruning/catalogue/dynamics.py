@@ -83,7 +83,7 @@ DYNAMICS: Mapping[str, DynamicsRow] = named(
         ),
         DynamicsRow(
             "static",
-            "pruning.dynamics.static_masks:Static",
+            "pruning.dynamics.gradual_pruning:Static",
             "masks stay: the baseline",
             paper="Evci et al. 2020, arXiv 1911.11134",
             is_control=True,

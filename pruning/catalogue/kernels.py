@@ -1,6 +1,6 @@
 """Catalogue of the kernels that compute a layer from its nonzero weights; the code is in `pruning/kernels/`.
 
-A row's code is a `pruning.kernels.kernel.Kernel`. `pruning.to_sparse` measures all kernels of a layer's kind.
+A row's code is a `pruning.kernels.sparse_weight.Kernel`. `pruning.to_sparse` measures all kernels of a layer's kind.
 """
 
 from __future__ import annotations

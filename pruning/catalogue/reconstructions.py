@@ -48,7 +48,7 @@ RECONSTRUCTIONS: Mapping[str, Reconstruction] = named(
         ),
         Reconstruction(
             "alps",
-            "pruning.reconstruction.admm:alps",
+            "pruning.reconstruction.layer_problem:alps",
             "weights and their sparse copy approach each other; then least squares",
             (
                 _DAMPING,
@@ -68,7 +68,7 @@ RECONSTRUCTIONS: Mapping[str, Reconstruction] = named(
         ),
         Reconstruction(
             "least_squares",
-            "pruning.reconstruction.layer_statistics:least_squares",
+            "pruning.reconstruction.layer_problem:least_squares",
             "survivors of given masks, refitted by row so that outputs change least",
             (_DAMPING,),
             updates=True,

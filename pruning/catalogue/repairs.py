@@ -40,7 +40,7 @@ REPAIRS: Mapping[str, Repair] = named(
         Repair("none", "", "survivors keep their values", spans_tensors=True),
         Repair(
             "obs",
-            "pruning.repair.least_squares:obs",
+            "pruning.repair.corrections:obs",
             "survivors compensate for each pruned entry separately",
             (_OF_MATRIX,),
             "Singh & Alistarh 2020, arXiv 2004.14340",
@@ -49,7 +49,7 @@ REPAIRS: Mapping[str, Repair] = named(
         ),
         Repair(
             "obs_joint",
-            "pruning.repair.least_squares:obs_joint",
+            "pruning.repair.corrections:obs_joint",
             "survivors compensate for all pruned entries together",
             (_OF_MATRIX,),
             "Hassibi & Stork 1993",
@@ -58,7 +58,7 @@ REPAIRS: Mapping[str, Repair] = named(
         ),
         Repair(
             "least_squares",
-            "pruning.repair.least_squares:least_squares",
+            "pruning.repair.corrections:least_squares",
             "each layer is refit to its outputs before the pruning",
             (
                 Option(
@@ -72,12 +72,12 @@ REPAIRS: Mapping[str, Repair] = named(
         ),
         Repair(
             "absorb_bias",
-            "pruning.repair.absorbed_biases:absorb_bias",
+            "pruning.repair.corrections:absorb_bias",
             "constant outputs of dead channels move into the next layers' biases",
         ),
         Repair(
             "bn_stats",
-            "pruning.repair.batch_norm_statistics:bn_stats",
+            "pruning.repair.corrections:bn_stats",
             "running statistics of BatchNorm are recomputed",
             spans_tensors=True,
         ),

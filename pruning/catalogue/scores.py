@@ -119,16 +119,16 @@ SCORES: Mapping[str, Score] = named(
         ),
         Score(
             "synflow",
-            "pruning.scores.synaptic_flow:synflow",
+            "pruning.scores.weight_scores:synflow",
             "the flow of an input of ones through |w|; no data",
             (Option("bias", bool, False, "Add biases as |b|; the paper sets them to 0.", (_FLAG,)),),
             "Tanaka et al. 2020, arXiv 2006.05467",
-            session="pruning.scores.synaptic_flow:Flow",
+            session="pruning.scores.weight_scores:Flow",
             in_sweeps={"examples": 1},
         ),
         Score(
             "taylor",
-            "pruning.scores.taylor_forms:taylor",
+            "pruning.scores.gradients:taylor",
             "(w g)^2 of each mini-batch's gradient g, averaged over mini-batches",
             (
                 BATCH_NORM,
@@ -235,7 +235,7 @@ SCORES: Mapping[str, Score] = named(
         ),
         Score(
             "block_influence",
-            "pruning.scores.layer_scores:block_influence",
+            "pruning.scores.input_norms:block_influence",
             "1 minus the mean cosine between the residual stream before and after a layer of a transformer",
             paper="Men et al. 2024, arXiv 2403.03853",
             needs=frozenset({"inputs", "trained"}),
@@ -254,7 +254,7 @@ SCORES: Mapping[str, Score] = named(
         ),
         Score(
             "left_out",
-            "pruning.scores.layer_scores:left_out",
+            "pruning.scores.input_norms:left_out",
             "the loss without a layer of a transformer, less the loss with it; signed",
             needs=frozenset({"inputs", "trained"}),
             signed=True,

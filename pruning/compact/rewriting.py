@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-from pruning.graph.label_flow import Flow
-from pruning.graph.labels import FIXED, Fields, Labels, Site, covering
+from pruning.graph.label_flow import FIXED, Fields, Flow, Labels, Site, covering
 from pruning.graph.tracing import CONVOLUTIONS, arguments, described, name_of
 
 REGULAR = "it keeps heads or groups of one size"

@@ -15,14 +15,12 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from pruning.compact.fused_layers import fused_layers
-from pruning.compact.kernel_choices import KernelChoices, LayerReport
 from pruning.compact.shrinking import shrink
-from pruning.compact.sparse_graph import InputGuard, sparse_graph
+from pruning.compact.sparse_graph import InputGuard, KernelChoices, LayerReport, sparse_graph
 from pruning.compact.sparse_lstm import lstm_calls
 from pruning.graph.tracing import Example, Inputs, arguments_of, copied, plain_copy, quiet, traced
 from pruning.holding.copies import values_with_history
-from pruning.kernels.compiling import KernelsUnavailable
-from pruning.kernels.library import library
+from pruning.kernels.library import KernelsUnavailable, library
 from pruning.kernels.sparse_layer import SparseLayer
 
 TOLERANCE = 1e-4

@@ -17,8 +17,7 @@ from torch.utils._pytree import tree_map
 
 from pruning.choices.axes import Budget
 from pruning.dependencies.dependency_groups import DependencyGroup, DependencyGroups, Member, Multiplied
-from pruning.graph.label_flow import Flow
-from pruning.graph.labels import covering
+from pruning.graph.label_flow import Flow, covering
 from pruning.graph.tracing import CONVOLUTIONS, PRODUCTS, arguments, name_of
 from pruning.measure.macs import Products
 

@@ -16,10 +16,9 @@ from torch import Tensor, fx, nn
 from pruning.choices.axes import TRANSFORMER_UNITS, Scope, Unit
 from pruning.dependencies.budgets import multiplied_activations, use_of
 from pruning.dependencies.dependency_groups import NO_EXAMPLE, DependencyGroup, DependencyGroups, Held, Member
-from pruning.dependencies.families.family_groups import family_groups
-from pruning.graph.label_flow import Flow
-from pruning.graph.labelling import flow_of
-from pruning.graph.labels import FIXED
+from pruning.dependencies.families.stock_transformer import family_groups
+from pruning.graph.label_flow import FIXED, Flow
+from pruning.graph.label_rules import flow_of
 from pruning.graph.tracing import Example, Traced, traced
 from pruning.holding.parameter import plain_modules
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from pruning.catalogue.dynamics import DYNAMICS as _ROWS
 from pruning.dynamics.changing_masks import Dynamics
+from pruning.dynamics.gradual_pruning import random_masks
 from pruning.dynamics.mask_history import MaskUpdate
-from pruning.dynamics.static_masks import random_masks
 
 DYNAMICS = {name: row for name, row in _ROWS.items() if row.in_training}
 """Name -> method."""

@@ -37,7 +37,7 @@ from pruning.holding.parameter import check_has_values, pruned_names
 from pruning.holding.reparam import stored
 from pruning.masks.mask_set import MaskSet
 from pruning.schedule import targets
-from pruning.scores.readings.fisher_matrix import FisherMatrix, fisher_matrix
+from pruning.scores.curvature import FisherMatrix, fisher_matrix
 from pruning.scores.readings.network import Masks, weights_of
 from pruning.scores.readings.scoring_data import Batches, Loss, Remember, ScoringInput, Size
 from pruning.selection.allocation import allocate

@@ -14,7 +14,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from pruning.choices.axes import TRANSFORMER_UNITS, Scope, Unit
 from pruning.choices.combining import Choices
 from pruning.dependencies.dependency_groups import NO_EXAMPLE, DependencyGroup, DependencyGroups
-from pruning.dependencies.families.family_groups import family_groups
+from pruning.dependencies.families.stock_transformer import family_groups
 from pruning.scores.readings.network import Weight, network, weights_of
 from pruning.selection.selection_groups import Groups, groups_of
 

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pruning.kernels.kernel import Kernel, Run, Setting
-from pruning.kernels.sparse_weight import LayerShape, SparseWeight
+from pruning.kernels.sparse_weight import Kernel, LayerShape, Run, Setting, SparseWeight
 
 
 def _settings(_weight: SparseWeight, _layer: LayerShape, _examples: int) -> Iterator[Setting]:

@@ -13,9 +13,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from pruning.kernels.kernel import Kernel, Run, Setting
 from pruning.kernels.library import library, linear_call
-from pruning.kernels.sparse_weight import LayerShape, SparseWeight
+from pruning.kernels.sparse_weight import Kernel, LayerShape, Run, Setting, SparseWeight
 
 PANEL, CHUNK = 16, 32
 MOST_EXAMPLES = 12

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from pruning.kernels.kernel import Kernel, Run, Setting, blocked
 from pruning.kernels.library import compiled_call
-from pruning.kernels.sparse_weight import LayerShape, SparseWeight
+from pruning.kernels.sparse_weight import Kernel, LayerShape, Run, Setting, SparseWeight, blocked
 
 CHANNELS = (16, 32)
 """Numbers of input channels in a block to try, besides all channels."""

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from pruning.kernels.kernel import Kernel, Run, Setting
 from pruning.kernels.library import linear_call
-from pruning.kernels.sparse_weight import LayerShape, SparseWeight
+from pruning.kernels.sparse_weight import Kernel, LayerShape, Run, Setting, SparseWeight
 
 MOST_EXAMPLES = 4
 """Above this batch size, `columns` is faster."""

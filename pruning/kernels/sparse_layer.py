@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pruning.catalogue.kernels import DENSE, KERNELS
-from pruning.kernels.kernel import Kernel, Run, Setting
-from pruning.kernels.sparse_weight import LayerShape, SparseWeight
+from pruning.kernels.sparse_weight import Kernel, LayerShape, Run, Setting, SparseWeight
 
 
 @dataclass(frozen=True)

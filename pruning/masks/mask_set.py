@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pruning.holding.parameter import ModuleParameter, check_has_values, place, plain_modules, pruned_names
 from pruning.holding.reparam import orig_name
 from pruning.masks import mask_files as mask_files
-from pruning.methods.across_modules import prune_by_masks
+from pruning.methods.functions import prune_by_masks
 
 
 class MaskSet(Mapping[str, Tensor]):

@@ -11,8 +11,7 @@ import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
 from pruning.choices.axes import Amount, resolve_amount, validate_amount
-from pruning.methods.base import BasePruningMethod
-from pruning.methods.next_masks import BuiltinMethod
+from pruning.methods.base import BasePruningMethod, BuiltinMethod
 from pruning.selection.channel_masks import (
     Norm,
     alive_channels,

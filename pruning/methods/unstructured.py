@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from pruning.choices.axes import Amount, resolve_amount, validate_amount
 from pruning.holding.parameter import check_tensor
-from pruning.methods.base import BasePruningMethod
-from pruning.methods.next_masks import BuiltinMethod
+from pruning.methods.base import BasePruningMethod, BuiltinMethod
 from pruning.selection.random_subset import prune_random_across_
 from pruning.selection.smallest import prune_smallest_across_
 

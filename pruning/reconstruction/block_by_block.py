@@ -23,8 +23,15 @@ from pruning.masks.mask_set import MaskSet
 from pruning.measure.macs import eagerly, in_mode
 from pruning.reconstruction.block_calls import Batch, BlockCalls, call_model, without_key_caches
 from pruning.reconstruction.block_order import Part, parts_of
-from pruning.reconstruction.layer_problem import LayerProblem, Solution, Target
-from pruning.reconstruction.layer_statistics import Collector, InputStatistics, rows_of_weight, weight_of_rows
+from pruning.reconstruction.layer_problem import (
+    Collector,
+    InputStatistics,
+    LayerProblem,
+    Solution,
+    Target,
+    rows_of_weight,
+    weight_of_rows,
+)
 from pruning.reconstruction.streamed_weights import StreamedWeights
 
 Solve = Callable[[LayerProblem], Solution]

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from pruning.holding.parameter import plain_modules, pruned_names, unwrapped
-from pruning.repair import batch_norm_statistics
+from pruning.repair import corrections
 from pruning.scores.readings.network import require_name
 
 SMALL = 0.1
@@ -92,7 +92,7 @@ def is_layer(module: nn.Module) -> bool:
 
     The output projection of `nn.MultiheadAttention` is none: its weight is used without a call of the layer.
     """
-    known = batch_norm_statistics.is_layer(module) or is_transposed(module)
+    known = corrections.is_layer(module) or is_transposed(module)
     known = known and not isinstance(module, NonDynamicallyQuantizableLinear)
     return known and isinstance(module._parameters.get("weight"), nn.Parameter)
 

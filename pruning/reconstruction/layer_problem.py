@@ -1,12 +1,23 @@
-"""Problem of pruning one layer: weights, statistics of inputs, entries left, how many must go; masks by its scores."""
+"""Problem of pruning one layer with the statistics of its inputs, X^T X, and the methods that solve it.
+
+The methods here are magnitude, Wanda, least squares on given survivors, and ALPS, which finds masks and weights by the
+alternating direction method of multipliers.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
+from pruning.reconstruction.block_order import is_transposed
+from pruning.repair.corrections import laid_out
 from pruning.selection.smallest import best_of_pools, prune_smallest_
 
 
@@ -125,3 +136,285 @@ def magnitude(problem: LayerProblem) -> Solution:
     else:
         kept = lowest(scores, problem.kept, target.count(scores.numel()))
     return Solution(problem.weight.masked_fill(~kept, 0), kept)
+
+
+def rows_of_weight(module: nn.Module, weight: Tensor) -> Tensor:
+    """Return a layer's weight as (groups, outputs of a group, inputs of a group)."""
+    if is_transposed(module):
+        return weight.mT[None]
+    groups = module.groups if isinstance(module, _ConvNd) else 1
+    return weight.reshape(groups, weight.shape[0] // groups, -1)
+
+
+def weight_of_rows(module: nn.Module, rows: Tensor, shape: torch.Size) -> Tensor:
+    """Return the weight, of a layer's shape, that `rows_of_weight` laid out as rows."""
+    return rows[0].mT.reshape(shape) if is_transposed(module) else rows.reshape(shape)
+
+
+def rows_of_inputs(module: nn.Module, inputs: Tensor, counts: Tensor | None) -> Tensor:
+    """Return the vectors that multiply the rows of a layer's weight: (groups, vectors, inputs of a group).
+
+    Args:
+        module: the layer.
+        inputs: its input; the patches of a convolution's input are its vectors.
+        counts: bool of (examples, positions), False where a position is padding; None: all count. It applies to inputs
+            of the shape (examples, positions, ...), and (examples * positions, inputs).
+    """
+    if isinstance(module, _ConvNd):
+        return laid_out(module, inputs if inputs.ndim == len(module.kernel_size) + 2 else inputs[None])
+    if counts is not None and inputs.ndim > 2 and inputs.shape[:2] == counts.shape:
+        inputs = inputs[counts]
+    elif counts is not None and inputs.ndim == 2 and len(inputs) == counts.numel():
+        inputs = inputs[counts.flatten()]
+    return laid_out(module, inputs if inputs.ndim > 1 else inputs[None])
+
+
+@dataclass
+class InputStatistics:
+    """X^T X of a layer's inputs, for each group of the layer.
+
+    Args:
+        dtype: dtype of the sums.
+        product: (groups, inputs, inputs); None before the first input.
+        rows: number of rows of X.
+    """
+
+    dtype: torch.dtype
+    product: Tensor | None = None
+    rows: int = 0
+
+    def add(self, product: Tensor, rows: int) -> None:
+        """Add X^T X of further rows."""
+        self.product = product.clone() if self.product is None else self.product.add_(product)
+        self.rows += rows
+
+    def hessian(self, width: int, groups: int, like: Tensor) -> Tensor:
+        """Return 2 / N X^T X, (groups, inputs, inputs).
+
+        It is the identity, by which all methods rank by magnitude, for a group whose inputs are always 0, and if there
+        was no input.
+        """
+        identity = torch.eye(width, dtype=self.dtype, device=like.device)
+        if self.product is None or not self.rows:
+            return identity.repeat(groups, 1, 1)
+        found = self.product * (2 / self.rows)
+        unused = (found.diagonal(dim1=1, dim2=2) == 0).all(dim=1)
+        return torch.where(unused[:, None, None], identity, found)
+
+
+@dataclass
+class Collector:
+    """Statistics of the layers of one part of a network, while batches run through it.
+
+    Args:
+        layers: name of a weight -> its layer.
+        dtype: dtype of the sums.
+        counts: bool of (examples, positions), False where a position of the batch is padding; None: all count.
+        found: name of a weight -> the statistics of its inputs.
+        in_lists: weights of layers that may get vectors in any order: all (vectors, inputs) of these layers count.
+        unordered: those of `in_lists` that got such inputs with `counts`.
+    """
+
+    layers: Mapping[str, nn.Module]
+    dtype: torch.dtype
+    counts: Tensor | None = None
+    found: dict[str, InputStatistics] = field(default_factory=dict)
+    in_lists: Collection[str] = ()
+    unordered: list[str] = field(default_factory=list)
+    _products: list[tuple[Tensor, int, bool, Tensor, int]] = field(default_factory=list)
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Read the inputs of the layers in one forward pass inside the context."""
+        handles = [
+            module.register_forward_pre_hook(partial(self._read, name), with_kwargs=True)
+            for name, module in self.layers.items()
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._products.clear()
+
+    def _read(self, name: str, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        inputs = next((each for each in (*given, *named.values()) if isinstance(each, Tensor)), None)
+        if inputs is not None:
+            product, rows = self._product(module, inputs.detach(), self._counts_of(name, module, inputs))
+            self.found.setdefault(name, InputStatistics(self.dtype)).add(product, rows)
+
+    def _counts_of(self, name: str, module: nn.Module, inputs: Tensor) -> Tensor | None:
+        """Return the positions that count among the inputs of a layer; None where their order is unknown."""
+        if self.counts is None or name not in self.in_lists or inputs.ndim != 2 or isinstance(module, _ConvNd):
+            return self.counts
+        self.unordered.append(name)
+        return None
+
+    def _product(self, module: nn.Module, inputs: Tensor, counts: Tensor | None) -> tuple[Tensor, int]:
+        """Return X^T X and the number of rows of X; linear layers that get one tensor share one product."""
+        version = -1 if inputs.is_inference() else inputs._version
+        is_shared = version >= 0 and not isinstance(module, _ConvNd)
+        for tensor, then, counted, product, rows in self._products if is_shared else ():
+            same = tensor.data_ptr() == inputs.data_ptr() and tensor.stride() == inputs.stride()
+            same = same and counted == (counts is not None)
+            if same and then == version and tensor.shape == inputs.shape and tensor.dtype == inputs.dtype:
+                return product, rows
+        vectors = rows_of_inputs(module, inputs, counts).to(self.dtype)
+        with torch.autocast(inputs.device.type, enabled=False):
+            product, rows = vectors.mT @ vectors, vectors.shape[1]
+        if is_shared:
+            # The list keeps the tensor alive, so that no other tensor gets its address.
+            self._products.append((inputs, version, counts is not None, product, rows))
+        return product, rows
+
+
+def least_squares(problem: LayerProblem, *, damping: float = 0.01) -> Solution:
+    """Refit the survivors of each row so that the layer's outputs change least; no further entry is pruned.
+
+        v_S = w_S + [Hc_SS]^-1 Hc_SZ w_Z,      Hc = H + damping mean(diag H) I
+
+    with S the survivors of a row w, and Z its pruned entries, whose weights are those of before the pruning.
+
+    Args:
+        problem: the layer; its target is not read.
+        damping: fraction of the mean of the diagonal, above 0.
+
+    Raises:
+        ValueError: the statistics are not positive definite.
+    """
+    hessian, weight, kept = problem.damped(damping), problem.weight, problem.kept
+    found = weight.masked_fill(~kept, 0)
+    for row, survives in enumerate(kept):
+        inside, gone = survives.nonzero()[:, 0], (~survives).nonzero()[:, 0]
+        if not len(inside) or not len(gone):
+            continue
+        columns = hessian[inside]
+        factor, failed = torch.linalg.cholesky_ex(columns[:, inside])
+        if int(failed):
+            raise ValueError("the statistics of its inputs are not positive definite; pass a larger `damping`.")
+        missing = columns[:, gone] @ weight[row, gone]
+        found[row, inside] += torch.cholesky_solve(missing[:, None], factor)[:, 0]
+    return Solution(found, kept)
+
+
+PENALTY = 0.1
+"""First penalty, for a diagonal of ones."""
+CHECKED = 3
+"""Rounds between two changes of the penalty."""
+GROWTHS = ((0.1, 1.3), (0.005, 1.2))
+"""Pairs: change of the support, as a fraction of the kept entries, and the growth of the penalty above it."""
+SLOW = 1.1
+"""Factor for smaller changes."""
+SETTLED = (30, 0.0003)
+"""Rounds after which a change of the support below this fraction ends the search."""
+
+
+def alps(problem: LayerProblem, *, damping: float = 0.01, rounds: int = 300, refits: int = 10) -> Solution:
+    """Prune a layer by ALPS: weights W and their sparse copy D approach each other while the penalty r grows.
+
+        W <- (Hc + r I)^-1 (Hc W0 - V + r D),     D <- the largest entries of W + V / r,     V <- V + r (W - D)
+
+    with Hc = H + damping mean(diag H) I, scaled to a diagonal of ones. Every three rounds r grows by 1.3, 1.2 or 1.1,
+    faster while the support of D changes more; while it hardly changes at the beginning, r is divided by 5 and the
+    search begins anew. It ends when the support stays. Then least squares on the support, by `refits` steps of
+    conjugate gradients.
+
+    Args:
+        problem: the layer.
+        damping: fraction of the mean of the diagonal, above 0.
+        rounds: largest number of rounds.
+        refits: steps of conjugate gradients.
+
+    Source: Meng et al. 2024, arXiv 2406.07831.
+    """
+    damped = problem.damped(damping)
+    scale = damped.diagonal().sqrt()
+    hessian = damped / scale / scale[:, None]
+    unused = problem.hessian.diagonal() == 0
+    first = (problem.weight * scale).masked_fill(unused, 0)  # unused inputs go first
+    is_diagonal = not bool(hessian.triu(1).any())  # without correlations the largest weights are the solution
+    dense = first if is_diagonal else _approached(_Splitting(problem, hessian, first), rounds)
+    kept = _support(dense, problem)
+    found = refit_by_gradients(dense * kept, first, hessian, kept, refits) / scale
+    return Solution(torch.where(unused & kept, problem.weight, found), kept)
+
+
+class _Splitting:
+    """The two copies of the weights and their multipliers, which approach each other."""
+
+    def __init__(self, problem: LayerProblem, hessian: Tensor, first: Tensor) -> None:
+        self._problem, self._first, self._product = problem, first, first @ hessian
+        self._values, self._vectors = torch.linalg.eigh(hessian)
+        self.penalty = PENALTY
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin with the weights, and their largest entries."""
+        self.dense, self.dual = self._first, torch.zeros_like(self._first)
+        self.kept = _support(self._first, self._problem)
+        self._sparse = self._first * self.kept
+
+    def step(self) -> None:
+        """Move both copies and the multipliers once."""
+        goal = self._product - self.dual + self.penalty * self._sparse
+        self.dense = goal @ self._vectors / (self._values + self.penalty) @ self._vectors.mT
+        raised = self.dense + self.dual / self.penalty
+        self.kept = _support(raised, self._problem)
+        self._sparse = raised * self.kept
+        self.dual = self.dual + self.penalty * (self.dense - self._sparse)
+
+
+def _approached(both: _Splitting, rounds: int) -> Tensor:
+    """Return the dense copy once the support of the sparse one stays."""
+    seen, has_grown = both.kept, False
+    for step in range(1, rounds + 1):
+        both.step()
+        if step % CHECKED:
+            continue
+        changed = float(torch.count_nonzero(both.kept ^ seen)) / max(1, int(torch.count_nonzero(seen)))
+        growth = next((growth for least, growth in GROWTHS if changed > least), None)
+        if growth is not None or (changed and has_grown):
+            both.penalty *= growth or SLOW
+            has_grown = True
+        elif has_grown:
+            break
+        else:
+            both.penalty /= 5
+            if changed:
+                both.begin()
+        seen = both.kept
+        if step > SETTLED[0] and changed < SETTLED[1]:
+            break
+    return both.dense
+
+
+def refit_by_gradients(start: Tensor, weight: Tensor, hessian: Tensor, kept: Tensor, steps: int) -> Tensor:
+    """Lower tr((V - W) H (V - W)^T) over V with the support `kept`, by conjugate gradients on all rows together.
+
+    Args:
+        start: first V, (rows, columns), 0 outside of the support.
+        weight: W.
+        hessian: H, with a diagonal of ones, which preconditions the steps.
+        kept: bool, True in the support.
+        steps: number of steps.
+    """
+    found = start.clone()
+    residual = ((weight - found) @ hessian).masked_fill(~kept, 0)
+    direction, norm = residual.clone(), residual.square().sum()
+    for _ in range(steps):
+        if not float(norm) > 0:
+            break
+        moved = (direction @ hessian).masked_fill(~kept, 0)
+        length = norm / (direction * moved).sum()
+        found += length * direction
+        residual -= length * moved
+        before, norm = norm, residual.square().sum()
+        direction = residual + norm / before * direction
+    return found
+
+
+def _support(scores: Tensor, problem: LayerProblem) -> Tensor:
+    magnitudes, target = scores.abs(), problem.target
+    if target.m is not None and target.n is not None:
+        return lowest_of_windows(magnitudes, problem.kept, target.n, target.m)
+    return lowest(magnitudes, problem.kept, target.count(scores.numel()))

@@ -32,8 +32,8 @@ from collections.abc import Callable
 
 from pruning.catalogue.scores import SCORES
 from pruning.scores.calls import Call, public_call
-from pruning.scores.readings.fisher_matrix import FisherMatrix
-from pruning.scores.readings.fisher_matrix import fisher_matrix as _fisher_matrix
+from pruning.scores.curvature import FisherMatrix
+from pruning.scores.curvature import fisher_matrix as _fisher_matrix
 
 fisher_matrix: Callable[..., FisherMatrix] = public_call(_fisher_matrix)
 

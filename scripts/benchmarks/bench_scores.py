@@ -33,7 +33,7 @@ from torch.nn.functional import cross_entropy
 from orchestrator.catalogue.models import MODELS
 from pruning import scores
 from pruning.scores.readings.scoring_data import ScoringInput
-from pruning.scores.synaptic_flow import Flow
+from pruning.scores.weight_scores import Flow
 from pruning.selection.smallest import prune_smallest_across_
 
 Batch = tuple[Tensor, Tensor]

@@ -17,7 +17,7 @@ import torch
 
 from orchestrator.training import training_stages
 from pruning.engine import plans
-from pruning.scores.synaptic_flow import Flow
+from pruning.scores.weight_scores import Flow
 
 _within = ""
 """Current work of the stage, without preflights: `scoring`, `training`, or neither."""

@@ -16,8 +16,7 @@ from orchestrator.deploy.formats.format import Codec, ExportError, Run, call_val
 from pruning.compact.rewriting import call_functions
 from pruning.compact.sparse_files import LAYERS, TENSORS, layers_of, save_layers, tensors_of
 from pruning.graph.tracing import Example, traced
-from pruning.kernels.compiling import KernelsUnavailable
-from pruning.kernels.library import library
+from pruning.kernels.library import KernelsUnavailable, library
 
 MODULE = "sparse_network.py"
 SNIPPET = generated_module.SNIPPET.replace("network", "sparse_network")

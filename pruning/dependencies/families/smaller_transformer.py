@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from pruning.choices.axes import EQUAL_WIDTHS, FamilyUnit
 from pruning.dependencies.dependency_groups import DependencyGroup
 from pruning.dependencies.families.family import MODEL_TYPES
-from pruning.dependencies.families.family_groups import unit_groups
 from pruning.dependencies.families.stock_transformer import (
     StockTransformer,
     expresses,
     joined,
     require_plain_weights,
     stock_transformer,
+    unit_groups,
 )
 from pruning.holding.copies import values_with_history
 from pruning.holding.parameter import check_all_have_values, pruned_names, unwrapped

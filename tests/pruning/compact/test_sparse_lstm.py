@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import pruning
-from pruning.compact import kernel_choices, sparse_network
+from pruning.compact import sparse_graph, sparse_network
 from pruning.compact.sparse_files import LAYERS, layers_of, load_layers, save_layers, tensors_of
 from pruning.compact.sparse_lstm import SparseLstm, is_worthwhile
 
@@ -50,7 +50,7 @@ def pruned(sparsity: float = 0.8, **options: Any) -> Reader:
 @pytest.fixture
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run LSTMs on their nonzeros, however fast that is."""
-    monkeypatch.setattr(kernel_choices, "is_worthwhile", lambda speedups: True)
+    monkeypatch.setattr(sparse_graph, "is_worthwhile", lambda speedups: True)
     monkeypatch.setattr(sparse_network, "NOISE", 0.0)
 
 

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import pruning
 from pruning.catalogue.kernels import DENSE
-from pruning.compact import kernel_choices, sparse_network
+from pruning.compact import sparse_graph, sparse_network
 from pruning.compact.sparse_network import Sparse
 from pruning.kernels.sparse_layer import Choice, SparseLayer, _candidates
 from pruning.kernels.sparse_weight import LayerShape, SparseWeight
@@ -41,8 +41,8 @@ def _drawn_kernels(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReque
         name, setting = draw.choice(found) if found else (DENSE, {})
         return Choice(layer.examples(x.shape), name, dict(setting), 1.0, 1.0)
 
-    monkeypatch.setattr(kernel_choices, "chosen", drawn)
-    monkeypatch.setattr(kernel_choices, "LEAST_SPARSITY", 0.0)
+    monkeypatch.setattr(sparse_graph, "chosen", drawn)
+    monkeypatch.setattr(sparse_graph, "LEAST_SPARSITY", 0.0)
     monkeypatch.setattr(sparse_network, "NOISE", 0.0)
     monkeypatch.setattr(sparse_network, "TURNS", 1)
     monkeypatch.setattr(sparse_network, "TURN", 0.0)

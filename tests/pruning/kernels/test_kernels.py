@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pruning.catalogue.kernels import DENSE, KERNELS
-from pruning.kernels.kernel import Setting
 from pruning.kernels.sparse_layer import kernel_named
-from pruning.kernels.sparse_weight import LayerShape, SparseWeight
+from pruning.kernels.sparse_weight import LayerShape, Setting, SparseWeight
 
 ALL = float("-inf")
 LAYERS = 500

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pruning.masks.packing import GAPS, pack, unpack
+from pruning.masks.mask_files import GAPS, pack, unpack
 
 
 @st.composite

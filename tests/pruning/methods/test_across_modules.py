@@ -10,7 +10,7 @@ import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
 import pruning
-from pruning.methods.across_modules import normalised_norms
+from pruning.methods.functions import normalised_norms
 
 
 def linear(weight: list[list[float]]) -> nn.Linear:

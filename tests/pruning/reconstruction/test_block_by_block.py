@@ -13,8 +13,14 @@ from torch import Tensor, nn
 import pruning
 from pruning.reconstruction.block_order import parts_of
 from pruning.reconstruction.column_updates import sparsegpt
-from pruning.reconstruction.layer_problem import LayerProblem, Solution, Target
-from pruning.reconstruction.layer_statistics import rows_of_inputs, rows_of_weight, weight_of_rows
+from pruning.reconstruction.layer_problem import (
+    LayerProblem,
+    Solution,
+    Target,
+    rows_of_inputs,
+    rows_of_weight,
+    weight_of_rows,
+)
 
 
 class Block(nn.Module):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import pruning
 from pruning.scores import lamp, magnitude, random, synflow
 from pruning.scores.readings.scoring_data import ScoringInput
-from pruning.scores.synaptic_flow import Flow
+from pruning.scores.weight_scores import Flow
 
 
 def test_magnitude_is_the_absolute_value() -> None:

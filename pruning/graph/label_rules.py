@@ -1,0 +1,554 @@
+"""Label rules of all operations, and the labelling of a traced network with them.
+
+Layers and normalisations compute each output from several inputs. Other operations move entries, join tensors, or work
+on each entry or channel alone. In products of two tensors that both vary, such as attention, whole heads can go.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_map
+
+from pruning.graph.constant_tensors import Constants, constant_along
+from pruning.graph.label_flow import FIXED, Fields, Flow, Rule, Site, along, covered, covering, pin_inputs
+from pruning.graph.tracing import (
+    CHANNELWISE_NORMALISATIONS,
+    CONVOLUTIONS,
+    MOVES,
+    PRODUCTS,
+    REDUCTIONS,
+    SOFTMAXES,
+    SPATIAL,
+    Traced,
+    described,
+    name_of,
+)
+
+NAN = float("nan")
+
+
+def _labels_of(flow: Flow, node: Any, dim: int, size: int, why: str) -> Tensor:
+    """Return a parameter's labels along a dimension; `FIXED` for all if it has none there."""
+    labels = flow.one_dim(flow.of(node), dim, why) if isinstance(node, fx.Node) else None
+    return torch.full((size,), FIXED) if labels is None else labels
+
+
+def _tied(flow: Flow, labels: Tensor | None, others: Tensor, why: str) -> Tensor:
+    """Tie the labels of a tensor to those of a weight along the dimension that they share, and return them.
+
+    Without labels of the tensor, those of the weight are pinned and `FIXED` is returned.
+    """
+    if labels is None:
+        flow.labels.pin(others, why)
+        return torch.full_like(others, FIXED)
+    flow.labels.tie(labels, others, why)
+    return labels
+
+
+def _foldable(flow: Flow, constant: Tensor, weight: Any, bias: Any) -> Tensor:
+    """Return the constants that may be added to a bias, NaN for the others.
+
+    0 is always allowed. Other constants are allowed if the graph reads the weight, and the bias if there is one, only
+    once, and both are parameters.
+    """
+    once = isinstance(weight, fx.Node) and weight.op == "get_attr" and _uses(flow, weight) == 1
+    once &= bias is None or (isinstance(bias, fx.Node) and bias.op == "get_attr" and _uses(flow, bias) == 1)
+    return constant if once else torch.where(constant == 0, constant, NAN)
+
+
+def _uses(flow: Flow, node: fx.Node) -> int:
+    """Count the reads of a parameter in the graph, under all of its names."""
+    tensor = flow.traced.tensor(str(node.target))
+    names = [n for n in node.graph.nodes if n.op == "get_attr" and flow.traced.tensor(str(n.target)) is tensor]
+    return sum(len(each.users) for each in names)
+
+
+def _linear(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
+    return _dense(flow, node, given["input"], given["weight"], given["bias"], 1)
+
+
+def _addmm(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
+    """Linear layer whose weight has shape (inputs, outputs), like `Conv1D` of transformers."""
+    bias, source, weight = given["self"], given["mat1"], given["mat2"]
+    plain = given["alpha"] == 1 and given["beta"] == 1 and flow.value(bias).ndim == 1
+    if not plain or weight.op != "get_attr":
+        return pin_inputs(flow, node, given)
+    return _dense(flow, node, source, weight, bias, 0)
+
+
+def _dense(flow: Flow, node: fx.Node, source: fx.Node, weight: fx.Node, bias: Any, inputs_dim: int) -> Fields:
+    values = flow.value(weight) if inputs_dim else flow.value(weight).T
+    why = f"{described(node)} reads it"
+    last = flow.value(source).ndim - 1
+    own = _labels_of(flow, weight, inputs_dim, values.shape[1], why)
+    read = _tied(flow, flow.one_dim(flow.of(source), last, why), own, why)
+    written = _labels_of(flow, weight, 1 - inputs_dim, len(values), why)
+    if isinstance(bias, fx.Node):
+        written = _tied(
+            flow, written, _labels_of(flow, bias, 0, len(values), why), f"the bias of {described(node)} stays"
+        )
+    live = values.isnan() | (values != 0)
+    constant = _foldable(flow, constant_along(flow.value(source), last), weight, bias)
+    flow.sites.append(Site(node, read, written, live, constant, why, None, weight, bias))
+    left = [field for field in flow.of(source) if last not in covered(field)]
+    return flow.labels.packed([*left, along(written, last, last + 1)], why)
+
+
+def _convolution(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
+    source, weight, bias = given["input"], given["weight"], given["bias"]
+    transposed = "transpose" in str(node.target) or bool(given.get("transposed"))
+    groups, values = int(given["groups"]), flow.value(weight)
+    why = f"{described(node)} reads it"
+    if flow.value(source).ndim != values.ndim or (groups > 1 and weight.op != "get_attr"):
+        fields = [*flow.of(source), *flow.of(weight), *flow.of(bias)]
+        flow.pin(fields, f"{described(node)} has no batch, or weights that are computed")
+        return []
+    flow.pin([field for field in flow.of(weight) if max(covered(field)) > 1], why)
+    rows, columns = _weight_labels(flow, weight, values.shape, groups, why)
+    inputs, outputs = (rows, columns) if transposed else (columns, rows)
+    read = _tied(flow, flow.one_dim(flow.of(source), 1, why), inputs.flatten(), why).reshape(groups, -1)
+    if isinstance(bias, fx.Node):
+        own = _labels_of(flow, bias, 0, outputs.numel(), why)
+        outputs = _tied(flow, outputs.flatten(), own, f"the bias of {described(node)} stays").reshape(groups, -1)
+    if groups > 1:
+        if read.shape[1] == 1:
+            flow.labels.tie(read, outputs, why)
+        else:
+            flow.shapes.grids.extend([read, outputs])
+            flow.shapes.same.append((read, outputs))
+    flow.sites.append(_convolution_site(flow, node, given, read, outputs, transposed))
+    whole = flow.labels.packed(flow.of(source), why)
+    flow.pin([field for field in whole if max(covered(field)) > 1], why)
+    return flow.labels.packed([along(outputs.flatten(), 1, values.ndim)], why)
+
+
+def _weight_labels(flow: Flow, weight: Any, shape: torch.Size, groups: int, why: str) -> tuple[Tensor, Tensor]:
+    """Return the labels of a weight's first and second dimension, each of shape (groups, size per group)."""
+    first, second = shape[:2]
+    fields = flow.of(weight)
+    if groups == 1:
+        return _labels_of(flow, weight, 0, first, why)[None], _labels_of(flow, weight, 1, second, why)[None]
+    rows = next((field for field in fields if covered(field) == {0}), None)
+    both = next((field for field in fields if covered(field) == {0, 1}), None)
+    labels = torch.full((first,), FIXED) if rows is None else rows.flatten()
+    if second == 1:
+        return labels.reshape(groups, -1), labels.reshape(groups, -1)[:, :1]
+    columns = torch.full((groups, second), FIXED)
+    if both is not None:
+        columns = both.reshape(groups, first // groups, second)[:, 0]
+    return labels.reshape(groups, -1), columns
+
+
+def _convolution_site(
+    flow: Flow, node: fx.Node, given: dict[str, Any], read: Tensor, written: Tensor, transposed: bool
+) -> Site:
+    groups, weight = len(read), flow.value(given["weight"])
+    live = (weight.isnan() | (weight != 0)).flatten(2).any(2)
+    reads = torch.zeros(written.numel(), read.numel(), dtype=torch.bool)
+    rows = len(weight) // groups
+    for group in range(groups):
+        block = live[group * rows : (group + 1) * rows]
+        block = block.T if transposed else block
+        outputs, inputs = written.shape[1], read.shape[1]
+        reads[group * outputs : (group + 1) * outputs, group * inputs : (group + 1) * inputs] = block
+    source = flow.value(given["input"])
+    constant = _foldable(flow, constant_along(source, 1), given["weight"], given["bias"])
+    bordered = constant.isfinite() & (constant != 0) & (transposed or _pads(given.get("padding", 0)))
+    bordered |= constant.isnan() & ~source.isnan().transpose(0, 1).flatten(1).any(1)
+    constant = torch.where(bordered, NAN, constant)
+    why = f"{described(node)} reads it"
+    return Site(node, read.flatten(), written.flatten(), reads, constant, why, bordered, given["weight"], given["bias"])
+
+
+def _pads(padding: Any) -> bool:
+    if isinstance(padding, str):
+        return padding != "valid"
+    return any(padding) if isinstance(padding, list | tuple) else bool(padding)
+
+
+def _normalised(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Any:
+    """LayerNorm and RMSNorm: each output reads all inputs of its token."""
+    source = given["input"]
+    shape, size = flow.value(source).shape, len(given["normalized_shape"])
+    why = f"{described(node)} counts it in its statistics"
+    fields = flow.of(source)
+    last = len(shape) - 1
+    params = [given[name] for name in ("weight", "bias") if isinstance(given.get(name), fx.Node)]
+    inside = [field for field in fields if covered(field) & set(range(len(shape) - size, len(shape)))]
+    if size > 1 or len(inside) > 1:
+        flow.pin([*inside, *(field for each in params for field in flow.of(each))], why)
+        left = [field for field in fields if not any(field is each for each in inside)]
+    else:
+        for each in params:
+            fields = flow.tie(fields, flow.of(each), shape, flow.value(each).shape, why)
+        left = fields
+        if covering(fields, last) is not None:
+            labels = flow.one_dim(fields, last, why)
+            assert labels is not None
+            flow.sites.append(Site(node, labels, labels, None, torch.full((len(labels),), NAN).double(), why))
+            left = flow.labels.packed(left, why)
+    return left if isinstance(flow.constants.values[node], Tensor) else [left, [], []]
+
+
+def _group_norm(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Any:
+    source, groups = given["input"], int(given.get("num_groups") or given["group"])
+    shape = flow.value(source).shape
+    why = f"{described(node)} counts it in its statistics"
+    fields = flow.of(source)
+    for each in (given["weight"], given["bias"]):
+        if isinstance(each, fx.Node):
+            raised = [along(field.flatten(), 1, len(shape)) for field in flow.of(each)]
+            wide = [shape[1] if dim == 1 else 1 for dim in range(len(shape))]
+            fields = flow.tie(fields, raised, shape, wide, why)
+    labels = flow.one_dim(fields, 1, why)
+    if labels is not None:
+        size = math.ceil(len(labels) / groups)
+        if size > 1:
+            blocks = torch.eye(groups, dtype=torch.bool).repeat_interleave(size, 0).repeat_interleave(size, 1)
+            constant = torch.full((len(labels),), NAN).double()
+            flow.sites.append(Site(node, labels, labels, blocks, constant, why))
+        flow.shapes.grids.append(labels.reshape(groups, -1))
+    fields = flow.labels.packed(fields, why)
+    return fields if isinstance(flow.constants.values[node], Tensor) else [fields, [], []]
+
+
+def _embedding(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
+    weight = given["weight"]
+    flow.pin([field for field in flow.of(weight) if 0 in covered(field)], f"{described(node)} finds it by its number")
+    ndim = flow.value(node).ndim
+    return [along(field.flatten(), ndim - 1, ndim) for field in flow.of(weight) if covered(field) == {1}]
+
+
+def _entrywise(flow: Flow, node: fx.Node, _given: dict[str, Any]) -> Fields:
+    tensors = [each for each in node.all_input_nodes if isinstance(flow.constants.values[each], Tensor)]
+    fields, shape = flow.of(tensors[0]), tuple(flow.value(tensors[0]).shape)
+    for each in tensors[1:]:
+        other = tuple(flow.value(each).shape)
+        why = f"{described(node)} puts it together with what stays"
+        fields = flow.tie(fields, flow.of(each), shape, other, why)
+        shape = tuple(torch.broadcast_shapes(shape, other))  # type: ignore[no-untyped-call]
+    return fields
+
+
+def _moved(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Any:
+    """Run the operation on the labels, so that each label moves where its entry moves."""
+    source = next(each for each in node.all_input_nodes if flow.of(each))
+    if node.args[0] is not source or any(each in flow.constants.varying for each in node.all_input_nodes):
+        return pin_inputs(flow, node, given)
+    by_index = _by_index(node, given, flow.value(source).ndim)
+    flow.pin([each for each in flow.of(source) if covered(each) & by_index], f"{described(node)} reads it by its place")
+    shape = flow.value(source).shape
+    rest, options = tree_map(
+        lambda each: flow.constants.values[each] if isinstance(each, fx.Node) else each, (node.args[1:], node.kwargs)
+    )
+    target = torch.ops.aten.reshape.default if name_of(node) == "view" else node.target
+    results = [target(field.expand(shape).double(), *rest, **options) for field in flow.of(source)]  # type: ignore[operator]
+    why = f"{described(node)} does not keep it apart"
+    if isinstance(results[0], Tensor):
+        return _with_grids(flow, flow.labels.packed([each.long() for each in results], why))
+    return [
+        _with_grids(flow, flow.labels.packed([each.long() for each in piece], why))
+        for piece in zip(*results, strict=True)
+    ]
+
+
+def _by_index(node: fx.Node, given: dict[str, Any], ndim: int) -> set[int]:
+    """Return the dimensions that an operation indexes by fixed numbers, which `rewriting` does not change."""
+    name = name_of(node)
+    if name == "index":
+        return {dim for dim, each in enumerate(given["indices"]) if each is not None}
+    if name == "slice" and given["step"] != 1:
+        return {int(given["dim"]) % ndim}
+    if name == "roll":
+        return {dim % ndim for dim in given["dims"]} or set(range(ndim))
+    if name in ("index_select", "unfold", "gather"):
+        return {int(given["dim"] if "dim" in given else given["dimension"]) % ndim}
+    return set(range(ndim)) if name in ("im2col", "channel_shuffle", "native_channel_shuffle") else set()
+
+
+def _with_grids(flow: Flow, fields: Fields) -> Fields:
+    """Record fields over several dimensions as grids, and return all fields."""
+    flow.shapes.grids.extend(field for field in fields if len(covered(field)) > 1)
+    return fields
+
+
+def _joined(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
+    """Concatenate labels as the operation concatenates entries; a part without labels gets `FIXED`."""
+    every: list[fx.Node] = list(given["tensors"])
+    parts = [part for part in every if flow.value(part).shape != (0,)] or every  # torch.cat skips these
+    shapes = [list(flow.value(part).shape) for part in parts]
+    ndim = len(shapes[0])
+    dim = int(given["dim"]) % ndim
+    why = f"{described(node)} puts it beside what stays"
+    across = [covering(flow.of(part), dim) for part in parts]
+    kept: Fields = [field for field in flow.of(parts[0]) if field is not across[0]]
+    flat = [1 if d == dim else size for d, size in enumerate(shapes[0])]
+    for part, own in zip(parts[1:], across[1:], strict=True):
+        kept = flow.tie(kept, [field for field in flow.of(part) if field is not own], flat, flat, why)
+    if all(field is None for field in across):
+        return kept
+    spread = set[int]().union(*[covered(field) for field in across if field is not None])
+    pieces = []
+    for field, shape in zip(across, shapes, strict=True):
+        wide = [shape[d] if d in spread else 1 for d in range(ndim)]
+        pieces.append((torch.full([1] * ndim, FIXED) if field is None else field).expand(wide))
+    return flow.labels.packed([*kept, torch.cat(pieces, dim)], why)
+
+
+def _padded(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
+    """Padding: new labels for zeros along a labelled dimension, so that the zeros can be removed too."""
+    source, pad = given["self"], list(given["pad"])
+    fields, ndim = list(flow.of(source)), flow.value(source).ndim
+    for index in range(len(pad) // 2):
+        dim, (before, after) = ndim - 1 - index, pad[2 * index : 2 * index + 2]
+        field = covering(fields, dim)
+        if field is None or not (before or after):
+            continue
+        others = [each for each in fields if each is not field]
+        if len(covered(field)) > 1 or min(before, after) < 0 or given.get("mode", "constant") != "constant":
+            flow.pin([field], f"{described(node)} pads it")
+            fields = others
+        else:
+            ends = [along(flow.labels.fresh(size), dim, ndim) for size in (before, after)]
+            fields = [*others, torch.cat([ends[0], field, ends[1]], dim)]
+    return fields
+
+
+def _by_channel(flow: Flow, node: fx.Node, _given: dict[str, Any]) -> Any:
+    """Pooling, resizing and padding of channels one by one; a second result holds indices and has no labels."""
+    source = node.all_input_nodes[0]
+    ndim = flow.value(source).ndim
+    positions = set(range(ndim - next(int(each) for each in name_of(node) if each.isdigit()), ndim))
+    fields = [field for field in flow.of(source) if not covered(field) & positions]
+    flow.pin([field for field in flow.of(source) if covered(field) & positions], f"{described(node)} reads it")
+    return fields if isinstance(flow.constants.values[node], Tensor) else [fields, []]
+
+
+def _reduced(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
+    source = given["self"]
+    ndim = flow.value(source).ndim
+    dims = given.get("dim")
+    listed = range(ndim) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
+    gone = {dim % ndim for dim in listed}
+    flow.pin([field for field in flow.of(source) if covered(field) & gone], f"{described(node)} is over all of them")
+    left = [field for field in flow.of(source) if not covered(field) & gone]
+    if given.get("keepdim"):
+        return left
+    return [field.reshape([size for dim, size in enumerate(field.shape) if dim not in gone]) for field in left]
+
+
+def _softmax(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
+    fields = flow.of(given["self"])
+    dim = int(given["dim"]) % flow.value(given["self"]).ndim
+    flow.pin([field for field in fields if dim in covered(field)], f"{described(node)} is over all of them")
+    return [field for field in fields if dim not in covered(field)]
+
+
+def _channelwise(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Any:
+    """BatchNorm and other operations with a parameter per channel; input (batch, channels, positions ...)."""
+    source = given["input"] if "input" in given else given["self"]
+    shape = flow.value(source).shape
+    fields = flow.of(source)
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        own = given.get(name)
+        if isinstance(own, fx.Node) and flow.value(own).numel() > 1:
+            raised = [along(field.flatten(), 1, len(shape)) for field in flow.of(own)]
+            wide = [shape[1] if dim == 1 else 1 for dim in range(len(shape))]
+            fields = flow.tie(fields, raised, shape, wide, f"{described(node)} is on what stays")
+    return fields if isinstance(flow.constants.values[node], Tensor) else [fields, [], []]
+
+
+class Factor(NamedTuple):
+    """One factor of a product: its fields of labels, and its value with NaN where it varies."""
+
+    fields: Fields
+    value: Tensor
+
+    @classmethod
+    def of(cls, flow: Flow, node: fx.Node) -> Factor:
+        """Return the fields and the value of a node."""
+        return cls(flow.of(node), flow.value(node))
+
+    def for_each(self, heads: int) -> Factor:
+        """Repeat each head for the consecutive query heads that share it; shape (..., heads, tokens, features)."""
+        times = heads // self.value.shape[-3]
+        repeated = [each.repeat_interleave(times, -3) if each.shape[-3] > 1 else each for each in self.fields]
+        return Factor(repeated, self.value.repeat_interleave(times, -3)) if times > 1 else self
+
+
+def _rows(flow: Flow, fields: Fields, shape: torch.Size, dim: int, why: str) -> Tensor | None:
+    """Return the labels of a factor's contracted dimension, shape (batch ..., positions); None if it has none."""
+    field = covering(fields, dim)
+    if field is None:
+        return None
+    other = len(shape) - 1 if dim == len(shape) - 2 else len(shape) - 2
+    if field.shape[other] > 1:
+        flow.labels.tie(field, field.narrow(other, 0, 1), why)
+        field = field.narrow(other, 0, 1)
+    return field.squeeze(other)
+
+
+def labels_of_rows(flow: Flow, rows: Tensor) -> Tensor:
+    """Make a label for each row of (batch ..., positions) that is kept if any label of the row is kept.
+
+    Returns:
+        labels of shape (batch ...); rows with equal labels share one.
+    """
+    flat = rows.reshape(-1, rows.shape[-1])
+    unique, inverse = np.unique(flow.labels.roots(flat).numpy(), axis=0, return_inverse=True)
+    labels = flow.labels.fresh(len(unique))
+    flow.shapes.same.append((labels[:, None], torch.from_numpy(unique)))
+    return labels[torch.from_numpy(inverse.reshape(-1))].reshape(rows.shape[:-1])
+
+
+def contract(flow: Flow, node: fx.Node, one: Factor, other: Factor, dims: tuple[int, int]) -> Tensor | None:
+    """Contract one dimension of each factor, and return the result's labels, shape (batch ...).
+
+    Returns:
+        None if one of the dimensions has no labels, or if the batch has one entry, which is always kept.
+    """
+    why = f"{described(node)} reads it"
+    rows = [_rows(flow, each.fields, each.value.shape, dim, why) for each, dim in zip((one, other), dims, strict=True)]
+    if rows[0] is None or rows[1] is None:
+        for each in rows:
+            if each is not None:
+                flow.labels.pin(each.flatten(), why)
+        return None
+    flow.labels.tie(rows[0], rows[1], why)
+    both = rows[0].expand((rows[0] + rows[1]).shape)
+    zero = [_zero(each.value, dim, both.ndim) for each, dim in zip((one, other), dims, strict=True)]
+    nothing = _reduced_to(zero[0] | zero[1], both.shape).expand(both.shape)
+    constant = torch.where(nothing, 0.0, NAN).double()
+    if all(size == 1 for size in both.shape[:-1]):
+        fixed = torch.full((1,), FIXED)
+        flow.sites.append(Site(node, both.flatten(), fixed, None, constant.flatten(), why))
+        return None
+    labels = labels_of_rows(flow, both)
+    flat, blocks = labels.flatten(), torch.eye(labels.numel(), dtype=torch.bool).repeat_interleave(both.shape[-1], 1)
+    flow.sites.append(Site(node, both.flatten(), flat, blocks, constant.flatten(), why))
+    return labels
+
+
+def _zero(value: Tensor, dim: int, ndim: int) -> Tensor:
+    """Return whether a factor is 0 along its whole other dimension; bool, shape (batch ..., positions)."""
+    other = value.ndim - 1 if dim == value.ndim - 2 else value.ndim - 2
+    return _leading((value == 0).all(other), ndim)
+
+
+def _leading(tensor: Tensor, ndim: int) -> Tensor:
+    return tensor.reshape(*[1] * (ndim - tensor.ndim), *tensor.shape)
+
+
+def _reduced_to(flags: Tensor, shape: torch.Size) -> Tensor:
+    for dim, size in enumerate(shape):
+        if size == 1 and flags.shape[dim] > 1:
+            flags = flags.all(dim, keepdim=True)
+    return flags
+
+
+def weighted_sum(flow: Flow, node: fx.Node, weights: Tensor | None, other: Factor) -> Fields:
+    """Return the labels of a weighted sum over tokens.
+
+    Args:
+        weights: labels of the attention weights, one per head, of a shape that broadcasts to (batch ...); None if
+            they have none.
+        other: the weighted values, (batch ..., tokens, channels).
+    """
+    why = f"{described(node)} puts it together with what stays"
+    fields, ndim = other.fields, other.value.ndim
+    flow.pin([field for field in fields if ndim - 2 in covered(field)], why)
+    fields = [field for field in fields if ndim - 2 not in covered(field)]
+    batch = set(range(ndim - 2))
+    with_batch = [field for field in fields if covered(field) & batch]
+    if weights is None or not with_batch:
+        flow.pin(with_batch, why)
+        if weights is not None:
+            flow.labels.pin(weights.flatten(), why)
+        return fields
+    field = with_batch[0]
+    lead = field.reshape(field.shape[:-2].numel(), -1)
+    heads = torch.broadcast_to(weights, field.shape[:-2]).flatten()
+    flow.shapes.same.append((heads[:, None], lead))
+    zero = _reduced_to((other.value == 0).all(-2), field.squeeze(-2).shape).reshape(lead.shape)
+    reads = torch.eye(len(heads), dtype=torch.bool).repeat_interleave(lead.shape[1], 0) & ~zero.flatten()[:, None]
+    flow.sites.append(Site(node, heads, lead.flatten(), reads, torch.full((len(heads),), NAN).double(), why))
+    return fields
+
+
+def _product(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
+    one, other = (Factor.of(flow, each) for each in list(given.values())[:2])
+    sizes = one.value.shape, other.value.shape
+    why = f"{described(node)} reads it"
+    if min(map(len, sizes)) < 2:
+        flow.pin([*one.fields, *other.fields], why)
+        return []
+    ndim = max(map(len, sizes))
+    dims = len(sizes[0]) - 1, len(sizes[1]) - 2
+    labels = contract(flow, node, one, other, dims)
+    left = [field for field in one.fields if dims[0] not in covered(field)]
+    right = [field for field in other.fields if dims[1] not in covered(field)]
+    tokens = [field for field in left if len(sizes[0]) - 2 in covered(field)]
+    flow.pin(tokens, why)
+    batch = [field for field in left if covered(field) and len(sizes[0]) - 2 not in covered(field)]
+    if labels is not None:
+        flow.pin([*batch, *right], why)
+        return flow.labels.packed([_leading(labels[..., None, None], ndim)], why)
+    heads = batch[0].squeeze(-1).squeeze(-1) if batch else None
+    flow.pin(batch[1:], why)
+    if not right:
+        flow.pin(batch, why)
+        return []
+    weighing = weighted_sum(flow, node, heads, other)
+    return flow.labels.packed([_leading(field, ndim) for field in weighing], why)
+
+
+def _attention(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
+    query, key, value = (Factor.of(flow, given[name]) for name in ("query", "key", "value"))
+    mask, why = given["attn_mask"], f"{described(node)} reads it"
+    if query.value.ndim < 3:
+        flow.pin([*query.fields, *key.fields, *value.fields], why)
+        return []
+    if given.get("enable_gqa"):
+        key, value = (each.for_each(query.value.shape[-3]) for each in (key, value))
+    last = query.value.ndim - 1
+    heads = contract(flow, node, query, key, (last, last))
+    if isinstance(mask, fx.Node) and flow.of(mask):
+        shape = flow.value(mask).shape
+        if heads is not None:
+            wide = heads[..., None, None]
+            flow.tie([wide], flow.of(mask), wide.shape, shape, why)
+        else:
+            flow.pin(flow.of(mask), why)
+    return flow.labels.packed(weighted_sum(flow, node, heads, value), why)
+
+
+RULES: Mapping[str, Rule] = {
+    "linear": _linear,
+    "addmm": _addmm,
+    "embedding": _embedding,
+    **dict.fromkeys(["layer_norm", "rms_norm", "native_layer_norm"], _normalised),
+    **dict.fromkeys(["group_norm", "native_group_norm"], _group_norm),
+    **dict.fromkeys(CONVOLUTIONS, _convolution),
+    **dict.fromkeys(MOVES, _moved),
+    **dict.fromkeys(SPATIAL, _by_channel),
+    **dict.fromkeys(REDUCTIONS, _reduced),
+    **dict.fromkeys(SOFTMAXES, _softmax),
+    **dict.fromkeys([*CHANNELWISE_NORMALISATIONS, "prelu", "_prelu_kernel"], _channelwise),
+    **dict.fromkeys(["constant_pad_nd", "pad"], _padded),
+    "cat": _joined,
+    "entrywise": _entrywise,
+    "scaled_dot_product_attention": _attention,
+    **dict.fromkeys(PRODUCTS, _product),
+}
+"""Name of an operation -> its rule."""
+
+
+def flow_of(trace: Traced) -> Flow:
+    """Label every tensor of a traced network."""
+    return Flow(trace, Constants(trace), RULES)
