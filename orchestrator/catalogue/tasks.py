@@ -15,12 +15,14 @@ class Task(Row):
 
     Args:
         of_text: the network is a language model.
+        labelled: the thing that has a label, if it is never a token; empty for a task that reads a text.
         fraction: title of the primary metric if it is a fraction, shown in percent; empty for another metric.
     """
 
     FAMILY: ClassVar[str] = "task"
 
     of_text: bool = False
+    labelled: str = ""
     fraction: str = ""
 
 
@@ -45,6 +47,7 @@ TASKS: Mapping[str, Task] = named(
             "classification",
             "orchestrator.workloads.tasks.classification:Classification",
             "One class for each example: accuracy, accuracy by class, and top-5 accuracy for more than 5 classes.",
+            labelled="example",
             fraction="accuracy",
         ),
         Task(
@@ -61,6 +64,7 @@ TASKS: Mapping[str, Task] = named(
                     (at_least(0),),
                 ),
             ),
+            labelled="example",
         ),
         Task(
             "language_modelling",
@@ -115,6 +119,7 @@ TASKS: Mapping[str, Task] = named(
             "orchestrator.workloads.tasks.segmentation:Segmentation",
             "One class for each pixel: mean IoU, and the fraction of right pixels.",
             (Option("ignore_index", int, 255, "Label of pixels to ignore."),),
+            labelled="pixel",
             fraction="mean iou",
         ),
         Task(

@@ -14,6 +14,9 @@ from pruning.choices.axes import SPANNING
 WEIGHTS, CHANNELS = "weights", "channels"
 """Budgets that a sparsity can be a fraction of, besides the parameters, MACs and bytes of a whole network."""
 
+COUNTED = {"heads": "heads", "mlp": "hidden units", "layer": "layers"}
+"""Unit -> its plural, for units whose budget `CHANNELS` are not channels."""
+
 
 class Chosen(NamedTuple):
     """Choices of one round; empty for a dense network. A method class has no score and no unit."""
@@ -93,6 +96,11 @@ def budget_of(fields: StageFields) -> str:
     if unit in SPANNING:
         return fields.scope.budget.replace("macs", "MACs")
     return CHANNELS if unit == "channel" else WEIGHTS
+
+
+def in_words(budget: str, unit: str) -> str:
+    """Return a budget by the unit that it counts: `heads` in place of channels."""
+    return COUNTED.get(unit, budget) if budget == CHANNELS else budget
 
 
 def reached_of(budget: str, record: StageRecord) -> float | None:

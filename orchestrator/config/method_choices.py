@@ -87,9 +87,10 @@ def order_of(config: Mapping[str, Any]) -> str:
     return str(given or ("sequential" if is_solver else "at_once"))
 
 
-def called(method: Mapping[str, Any], score: Mapping[str, Any], dynamics: Mapping[str, Any]) -> str | None:
-    """Return a method's name in reports. If another score or dynamics replaces the method's own, the name tells it."""
-    name, own = _ranked_by(method, score), dynamics.get("name") or dynamics.get("kind")
+def called(config: Mapping[str, Any]) -> str | None:
+    """Return a method's name in reports. The name tells a score, a dynamics, or the units that replace its own."""
+    method, dynamics = config["method"], config.get("dynamics", {})
+    name, own = _ranked_by(config), dynamics.get("name") or dynamics.get("kind")
     if (target := dynamics.get("_target_")) is not None:
         own = dynamics.get("name") or str(target).rpartition(".")[2]
     elif (row := DYNAMICS.get(str(own))) is None or not row.in_training:
@@ -100,19 +101,29 @@ def called(method: Mapping[str, Any], score: Mapping[str, Any], dynamics: Mappin
     return str(own) if name in (RANKING, "magnitude") else f"{name}, dynamics={own}"
 
 
-def _ranked_by(method: Mapping[str, Any], score: Mapping[str, Any]) -> str | None:
+def _ranked_by(config: Mapping[str, Any]) -> str | None:
     """Return a method's name; if another score replaces the method's own, the name tells that score."""
-    name, kind = method.get("name"), score.get("kind")
+    method, score = config["method"], config["score"]
+    name: str | None = method.get("name")
+    kind = score.get("kind")
     published = PUBLISHED.get(str(name))
     if decides_itself(method) or (published is None and method.get("kind") != RANKING):
         return name
     usual = published.choices.score.kind if published else "magnitude"
     if kind == usual:
-        return name
+        units = [] if published or name not in (None, RANKING) else [*_other_units(config)]
+        return ", ".join(["magnitude", *units]) if units else name
     instead = score.get("name") or str(score.get("_target_")).rpartition(".")[2]
     if method.get("kind") == RANKING or (published and _chooses_a_score_alone(published)):
         return instead
     return f"{name}, score={instead}"
+
+
+def _other_units(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the choices by which a ranking by magnitude is not that of the class `RANKING`, entries of each tensor."""
+    for part, field, own in (("unit", "kind", "entry"), ("scope", "kind", "layer"), ("scope", "allocation", "each")):
+        if (found := config.get(part, {}).get(field, own)) != own:
+            yield f"{part if field == 'kind' else field}={found}"
 
 
 def _chooses_a_score_alone(published: Method) -> bool:

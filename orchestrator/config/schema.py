@@ -182,7 +182,7 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
         together = [*method_choices.violations(config)]
         yield from together or training.violations(config)
     if not told:
-        yield from _stride_violations(config["task"], config["data"])
+        yield from _text_violations(config["task"], config["data"])
         yield from _margin_violations(config)
     for name in ("model", "data", "task", "score", "method", "dynamics", "search", "train", "finetune"):
         yield from sources.unreadable(name, config[name])
@@ -201,9 +201,17 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
                 yield from _target_violations(f"{name}.{part}", config[name][part])
 
 
-def _stride_violations(task: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[str]:
-    """Yield an error for overlapping windows of a text that would leave tokens out."""
-    if not (task.get("kind") == "language_modelling" and data.get("kind") == "text"):
+def _text_violations(task: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[str]:
+    """Yield an error for a task that does not read texts, and for windows of a text that would leave tokens out."""
+    row = TASKS.get(str(task.get("kind")))
+    if row is None or data.get("kind") != "text":
+        return
+    if row.labelled:
+        yield (
+            f"`task` (={row.name}) needs a label for each {row.labelled}, but `data` (=text) has one for each token; "
+            "pass task=language_modelling."
+        )
+    if not row.of_text:
         return
     stride, block = task["stride"], data["block"]
     if stride is not None and stride > block:

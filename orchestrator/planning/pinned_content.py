@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,24 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
             yield from _missing(f"data.tests.{name}", path, partial(_other_text, data["root"], name, path))
     if (path := passages_of(config["task"])) is not None:
         yield from _missing("task.passages", path, partial(passages, path))
+
+
+def too_short(data: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each part of a text with too few bytes for a block, as a token has at least a byte."""
+    block, count = data["block"], data["test_size"]
+    with suppress(Misplaced, OSError):
+        whole = text_size(data["root"])
+        test = round(whole * data["test_fraction"]) if count is None else min(whole, count * block + 1)
+        parts = {"training part of `data.root`": whole - test, "test part of `data.root`": test}
+        found = [(part, size, f"{size} of {whole}") for part, size in parts.items()]
+        for name, path in data["tests"].items():
+            found.append((f"text `data.tests.{name}`", size := text_size(path), str(size)))
+        yield from (
+            f"`data.block` (={block}) must be less than the tokens of each part of a text, but the {part} has {told} "
+            "bytes; use more text, or pass a smaller data.block."
+            for part, size, told in found
+            if size <= block
+        )
 
 
 def from_transformers(model: Mapping[str, Any]) -> bool:

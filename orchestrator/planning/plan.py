@@ -138,6 +138,8 @@ UNPRUNED: Mapping[str, Any] = {
     "repair": {"kind": "none"},
 }
 """Choices of rounds that prune nothing: those of `method=longer`."""
+NAMED_BY_VALUE = ("model", "data", "task", "method", "score", "schedule", "sweep")
+"""Groups whose choice stands alone in a trial's name, as in the tables."""
 LISTED = 20
 """Maximum number of reasons that a refusal lists; the rest are counted."""
 
@@ -371,8 +373,7 @@ def _normal(job: Job) -> Job:
             method_choices.scored_as(parts["score"], str(job.config["schedule"].get("at")), _kind(job))
         )
     if {"method", "score"} <= parts.keys():
-        dynamics = parts.get("dynamics", {})
-        parts["method"]["name"] = method_choices.called(parts["method"], parts["score"], dynamics)
+        parts["method"]["name"] = method_choices.called({**job.config, **parts})
     return replace(job, config={**job.config, **parts})
 
 
@@ -391,7 +392,7 @@ def _violations(config: Mapping[str, Any], seen: dict[str, list[str]]) -> list[s
 
 
 def _names(jobs: Sequence[Job]) -> list[str]:
-    """Name each trial by the overrides that differ from other trials: `l1_unstructured sparsity=0.9 seed=0`."""
+    """Name each trial by the overrides that differ: `l1_unstructured scope=row sparsity=0.9 seed=0`."""
     common = set.intersection(*(set(job.overrides) for job in jobs))
     names: list[str] = []
     taken: dict[str, int] = {}
@@ -405,7 +406,7 @@ def _names(jobs: Sequence[Job]) -> list[str]:
 
 def _word(override: str) -> str:
     key, _, value = override.lstrip("+").partition("=")
-    return value if "." not in key and key != "seed" else f"{key.removesuffix('.kind').rpartition('.')[2]}={value}"
+    return value if key in NAMED_BY_VALUE else f"{key.removesuffix('.kind').rpartition('.')[2]}={value}"
 
 
 def refusal(wrong: Mapping[str, Sequence[str]], total: int, verdict: str) -> str:

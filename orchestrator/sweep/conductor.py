@@ -33,6 +33,7 @@ from orchestrator.execution.on_ray.ray_executor import RayExecutor, make_executo
 from orchestrator.execution.placement import beyond_this_machine
 from orchestrator.planning.forecast import in_words
 from orchestrator.planning.number_formats import counted
+from orchestrator.planning.pinned_content import too_short
 from orchestrator.planning.plan import make_plan
 from orchestrator.planning.preview import preview
 from orchestrator.store import retention
@@ -119,6 +120,8 @@ def run(jobs: Sequence[Job], *, preset: str | None = None) -> Outcome:
         plan = make_plan(jobs)
         config = _sweep_wide(plan)
         impossible = [*submission_violations(config), beyond_this_machine(Cluster(**config["cluster"]))]
+        texts = {repr(data): data for trial in plan.trials if (data := trial.config["data"]).get("kind") == "text"}
+        impossible += [said for data in texts.values() for said in too_short(data)]
         if refused := "\n".join(filter(None, impossible)):
             raise ConfigError(refused)
         info = _info(plan, config, preset)

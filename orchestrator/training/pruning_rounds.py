@@ -132,7 +132,7 @@ def _off_target(chosen: Sequence[Prunable], asked: Round, masks: MaskSet, scorin
     if abs(total - kept - target * total) <= _slack(groups) + 1e-6 * total:
         return None
     remedy = (
-        f"; {asked.fields.method.said('method')} must prune exactly the requested number"
+        f"; {asked.fields.method.said('method')} must prune exactly the number that it gets as `amount`"
         if asked.choices.select
         else ""
     )

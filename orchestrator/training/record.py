@@ -19,6 +19,7 @@ from orchestrator.core.redact import redact_tree
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import FileWriter, Result
 from orchestrator.training.loop.evaluation import evaluate, generated
+from orchestrator.training.loop.steps import TrainingError
 from orchestrator.training.loop.training_job import FitResult
 from orchestrator.training.stage_inputs import StageInputs
 from orchestrator.training.state.checkpointing import environment
@@ -80,6 +81,17 @@ def _tested(stage: StageInputs, name: str, inputs: TestInputs, measured: Measure
     if not math.isfinite(loss := found.figures.get("loss", 0.0)):
         require_finite({name: split}, stage.config["eval_batch_size"], stage.device, f"the {name} loss is {loss}")
     return found
+
+
+def require_number(stage: StageInputs, final: Mapping[str, Measured]) -> None:
+    """Raise `TrainingError` if the primary metric of a split is NaN, although its loss is finite."""
+    name = stage.task.metrics[0].name
+    for split, found in final.items():
+        if math.isnan(found.figures[name]) and math.isfinite(found.figures["loss"]):
+            raise TrainingError(
+                f"`task` (={type(stage.task).__name__}) gives NaN as {name}, its primary metric, of the {split} split, "
+                "while the loss is finite; return a number from `measure`, or make another metric the first."
+            )
 
 
 def _macs(stage: StageInputs) -> Macs:

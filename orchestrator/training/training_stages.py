@@ -24,7 +24,7 @@ from orchestrator.training.loop.own_loop import run_own_loop
 from orchestrator.training.loop.sparse_training import cost_of, first_masks
 from orchestrator.training.loop.steps import TrainingError
 from orchestrator.training.loop.training_job import FitResult, TrainingJob
-from orchestrator.training.record import Clock, Trained, measure, measure_all, record
+from orchestrator.training.record import Clock, Trained, measure, measure_all, record, require_number
 from orchestrator.training.scoring.layer_by_layer import Blocks
 from orchestrator.training.scoring.ranking import Scoring
 from orchestrator.training.stage_inputs import StageInputs
@@ -89,7 +89,9 @@ def _run_stage(
 def _finish(stage: StageInputs, act: Callable[[StageInputs], Trained]) -> Result:
     """Run a stage's own work; measure and record the network that it leaves."""
     clock, done = Clock(), act(stage)
-    return record(stage, done, measure_all(stage, stage.other_network(DENSE)), clock)
+    found = measure_all(stage, stage.other_network(DENSE))
+    require_number(stage, found.final)
+    return record(stage, done, found, clock)
 
 
 def _train(stage: StageInputs) -> Trained:

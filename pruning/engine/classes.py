@@ -101,11 +101,13 @@ def masks_of_class(
         counts = allocate(cut, sparsity, None, alive, capped=capped)
     found = {}
     for name, parameter in held.items():
-        method = _build_method(kind, choices, survivors[name] - counts[name])
+        amount = survivors[name] - counts[name]
+        method = _build_method(kind, choices, amount)
         try:
             found[name] = (next_mask(method, parameter, given[name], generator) != 0).cpu()
         except Exception as error:
-            error.add_note(f"while pruning {name}")
+            told = f" with amount={amount}, a number of entries and not a fraction" if takes_count else ""
+            error.add_note(f"while pruning {name}{told}")
             raise
     return found
 

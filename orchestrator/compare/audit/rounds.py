@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.compare.audit.rule import Answer, Audited, Rule, held, some
-from orchestrator.compare.round_columns import budget_of, reached_of
+from orchestrator.compare.round_columns import budget_of, in_words, reached_of
 from orchestrator.config.method_choices import published_at_start
 from orchestrator.core.specs import REWIND
 from orchestrator.core.stage_kinds import KINDS
@@ -57,23 +57,24 @@ def _achieved(sweep: Audited) -> Answer:
     asked = {key: record.requested_sparsity for key, record in known.items() if record.requested_sparsity is not None}
     budgets = {key: budget_of(plan.stages[key].typed) for key in asked}
     found = {key: reached_of(budget, known[key]) for key, budget in budgets.items()}
+    units = {key: in_words(budget, plan.stages[key].typed.unit.kind) for key, budget in budgets.items()}
     reached = {key: share for key, share in found.items() if share is not None}
     due = {key: max(TOLERANCE, known[key].details.get("rounding", 0.0)) for key in reached}
     gaps = {key: abs(share - asked[key]) for key, share in reached.items()}
     wrong = (
-        f"{sweep.name(key)}: {percent(asked[key])} of {budgets[key]} requested, {percent(reached[key])} achieved"
+        f"{sweep.name(key)}: {percent(asked[key])} of {units[key]} requested, {percent(reached[key])} achieved"
         for key, gap in gaps.items()
         if gap > due[key]
     )
     said = []
-    for budget in dict.fromkeys(budgets[key] for key in reached):
-        of = [key for key in reached if budgets[key] == budget]
+    for unit in dict.fromkeys(units[key] for key in reached):
+        of = [key for key in reached if units[key] == unit]
         gap, most = (max(values[key] for key in of) for values in (gaps, due))
-        allowed = f", where whole channels allow {in_points(most)}" if most > TOLERANCE else ""
-        said.append(f"{in_points(gap)} of the {budget}{allowed}")
+        allowed = f", where whole units allow {in_points(most)}" if most > TOLERANCE else ""
+        said.append(f"{in_points(gap)} of the {unit}{allowed}")
     none = "amounts were given, no sparsity was requested"
     if asked:
-        none = f"the removed fraction of the {some(dict.fromkeys(budgets.values()))} is not recorded"
+        none = f"the removed fraction of the {some(dict.fromkeys(units.values()))} is not recorded"
     return held(gaps, wrong, f"largest difference in points: {'; '.join(said)}", none)
 
 

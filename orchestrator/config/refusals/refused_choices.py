@@ -42,9 +42,13 @@ def unknown(key: str, given: Mapping[str, str], tree: DictConfig) -> str:
     node = OmegaConf.select(tree, group, throw_on_resolution_failure=False) if group else tree
     takes_all = group and (group in known or (isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict))
     takes_all = takes_all or f"{group}._target_" in given
-    own = config_groups.GROUPS[group].own if group in config_groups.GROUPS else ()
-    if takes_all and any(option.name == leaf for option in own):
-        return f"{start} is a key of every `{group}` that its file leaves out; write +{key}={value}."
+    if found := config_groups.GROUPS.get(group):
+        if takes_all and any(option.name == leaf for option in found.own):
+            return f"{start} is a key of every `{group}` that its file leaves out; write +{key}={value}."
+        having = [row.name for row in found.rows.values() if any(each.name == leaf for each in found.options(row))]
+        if having and not takes_all:
+            chosen = OmegaConf.select(tree, f"{group}.kind")
+            return f"{start} is a key of {group}={' or '.join(having)}, not of {chosen}; pass {group}={having[0]}."
     parts = [f"{start} is not a key of the configuration;", *suggestions(key, tree, within=bool(takes_all))]
     if takes_all:
         parts.append(f"{'if' if len(parts) == 1 else 'If'} your `{group}` takes this key, write +{key}={value}.")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from orchestrator.compare.audit.rounds import TOLERANCE
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.deployment_points import Deployed
-from orchestrator.compare.round_columns import WEIGHTS
+from orchestrator.compare.round_columns import WEIGHTS, in_words
 from orchestrator.compare.secondary_figures import FurtherTestSet
 from orchestrator.compare.statistics import Estimate, has_spread
 from orchestrator.core.metrics import Metric
@@ -247,9 +247,9 @@ def times(speedup: Estimate | None) -> str:
 
 
 def asked(point: Point) -> str:
-    """50.00% of channels."""
+    """50.00% of channels, or of heads."""
     requested = point.requested_sparsity
-    return "" if requested is None else f"{percent(requested)} of {point.budget}"
+    return "" if requested is None else f"{percent(requested)} of {in_words(point.budget, point.unit)}"
 
 
 def macs(point: Point) -> str:

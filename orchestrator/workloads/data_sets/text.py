@@ -26,7 +26,10 @@ class Codec(Protocol):
     """Conversion between a text and its tokens."""
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, without special tokens; raise `DataError` if it has none."""
+        """Return the tokens of a text, without special tokens; raise `DataError` if it has none.
+
+        The message continues a sentence that begins with the key and the value of the text.
+        """
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -47,8 +50,8 @@ class Characters:
             more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
             listed = " ".join(map(repr, unknown[:SHOWN]))
             raise DataError(
-                f"`data.tokenizer` (=characters) knows the characters of `data.root`, without {listed}{more}; leave "
-                "them out, or pass data.tokenizer=bytes."
+                f"must have only characters of `data.root`, as `data.tokenizer` is characters, but has {listed}{more}; "
+                "leave them out, or pass data.tokenizer=bytes."
             )
         return [number[letter] for letter in text]
 
@@ -132,8 +135,7 @@ def text(
         parts, vocabulary, letters = _tokenised(_read(root), tokenizer, fraction, root)
         codec, further = _codec(tokenizer, letters), {}
         for name, path in (tests or {}).items():
-            whole = _read(path)
-            tokens = [*whole] if tokenizer == "bytes" else codec.encode(_decoded(whole, f"data.tests.{name}", path))
+            tokens = _encoded(codec, f"data.tests.{name}", path)
             further[f"test {name}"] = torch.tensor(tokens).to(torch.from_numpy(parts[0]).dtype)
         return {
             "train": torch.from_numpy(parts[0]),
@@ -181,6 +183,17 @@ def _blocks(tokens: Tensor, block: int, part: str) -> TensorSplit:
         )
     inputs, following = (tokens[start : start + count * block].view(count, block) for start in (0, 1))
     return TensorSplit(inputs, following, Tensor.long, in_order=True)
+
+
+def _encoded(codec: Codec, key: str, path: str) -> list[int]:
+    whole = _read(path)
+    if isinstance(codec, Bytes):
+        return [*whole]
+    said = _decoded(whole, key, path)
+    try:
+        return codec.encode(said)
+    except DataError as error:
+        raise DataError(f"`{key}` (={path}) {error}") from None
 
 
 def _decoded(whole: bytes, key: str, path: str) -> str:

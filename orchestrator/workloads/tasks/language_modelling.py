@@ -50,7 +50,10 @@ def greedy_generations(
 
 def _continued(model: nn.Module, prompt: str, count: int, inputs: TestInputs) -> str:
     assert inputs.codec is not None
-    tokens = inputs.codec.encode(prompt)
+    try:
+        tokens = inputs.codec.encode(prompt)
+    except DataError as error:
+        raise DataError(f"`task.prompts` (={prompt!r}) {error}") from None
     if not tokens:
         raise DataError(f"`task.prompts` (={prompt!r}) must have at least one token; pass a text.")
     start = len(tokens)

@@ -61,7 +61,7 @@ def read_passages(path: str, content: str | None, inputs: TestInputs) -> list[Pa
     try:
         passages = [_passage(text, inputs.codec) for text in texts]
     except DataError as error:
-        raise DataError(f"`task.passages` (={path}) must have passages that the tokens can write: {error}") from None
+        raise DataError(f"`task.passages` (={path}) {error}") from None
     for passage, text in zip(passages, texts, strict=True):
         if not 0 < passage.word <= min(inputs.length, len(passage.tokens) - 1):
             raise DataError(

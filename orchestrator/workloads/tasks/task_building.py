@@ -119,7 +119,8 @@ def measured(task: Task, found: Measured | Mapping[str, float]) -> Measured:
     _require_plain_details(task, result.details)
     figures = {name: _number(task, name, value) for name, value in result.figures.items() if name in names}
     return Measured(
-        {name: value if abs(value) <= LARGEST else math.nan for name, value in figures.items()}, result.details
+        {name: math.copysign(math.inf, value) if abs(value) > LARGEST else value for name, value in figures.items()},
+        result.details,
     )
 
 

@@ -338,7 +338,7 @@ def test_what_rounding_to_whole_channels_costs_is_no_fault() -> None:
 
     assert (found.verdict, found.reason) == (
         "pass",
-        "largest difference in points: 1.88 of the weights, where whole channels allow 3.12",
+        "largest difference in points: 1.88 of the weights, where whole units allow 3.12",
     )
     assert (
         one(*broken(sparsity=0.1, requested_sparsity=0.2063, details={"rounding": 1 / 32}), "achieved").verdict
@@ -373,10 +373,13 @@ def cut(
 @pytest.mark.parametrize(
     ("sweep", "verdict", "reason"),
     [
-        (cut(0.53), "pass", "largest difference in points: 3.00 of the channels, where whole channels allow 4.00"),
+        (cut(0.53), "pass", "largest difference in points: 3.00 of the channels, where whole units allow 4.00"),
         (cut(0.71), "fail", "round 1: 50.00% of channels requested, 71.00% achieved"),
+        (cut(0.71, "heads"), "fail", "round 1: 50.00% of heads requested, 71.00% achieved"),
+        (cut(0.54, "mlp", rounding=0.06), "pass", "points: 4.00 of the hidden units, where whole units allow 6.00"),
+        (cut(0.54, "heads", "macs", 0.06), "pass", "points: 4.00 of the MACs, where whole units allow 6.00"),
         (cut(0.71, "entry"), "fail", "round 1: 50.00% of weights requested, 71.00% achieved"),
-        (cut(0.54, budget="macs", rounding=0.06), "pass", "4.00 of the MACs, where whole channels allow 6.00"),
+        (cut(0.54, budget="macs", rounding=0.06), "pass", "4.00 of the MACs, where whole units allow 6.00"),
         (cut(0.45, "channel", rounding=0.0), "fail", "50.00% of channels requested, 45.00% achieved"),
         (cut(0.503, "channel", rounding=0.0), "pass", "largest difference in points: 0.30 of the channels"),
         (cut(None, budget="bytes"), "n/a", "the removed fraction of the bytes is not recorded"),

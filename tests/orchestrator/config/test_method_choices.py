@@ -132,12 +132,16 @@ def test_a_score_alone_ranks_instead_of_magnitudes() -> None:
         (("method=shortgpt", "score=random"), "shortgpt, score=random"),
         (("method=magnitude", "method.name=mine", "score=random"), "mine"),
         (("method=random", "score=magnitude", "score.kind=null", "score._target_=a.own"), "own"),
+        (("scope=layer",), None),
+        (("score=magnitude", "scope=row"), "magnitude, scope=row"),
+        (("scope=erk", "unit=block"), "magnitude, unit=block, allocation=erk"),
     ],
 )
 def test_a_method_of_another_score_goes_by_it(typed: Sequence[str], called: str) -> None:
     config = composed("schedule.sparsity=0.5", *typed)
 
-    assert method_choices.called(config["method"], config["score"] | {"name": config["score"]["kind"]}, {}) == called
+    config["score"]["name"] = config["score"]["kind"]
+    assert method_choices.called(config) == called
 
 
 @pytest.mark.parametrize("name", ["magnitude", "snip", "lottery_ticket", "random"])

@@ -233,6 +233,10 @@ def test_what_hydra_takes_is_held_to_types_and_rules(ask: Ask, line: dict[str, s
             [*OWN, "+sweep=foo"],
             "The options are mysweep, noyaml, twice, unheaded, language_model, methods, random_amount",
         ),
+        (
+            ["search=none", "search.first=7"],
+            "`search.first` (=7) is a key of search=halving or frontier, not of none; pass search=halving.",
+        ),
         (["seed=???"], "`seed` (=???) has no value; give it one."),
         (["-m", "seed=${no.such}", "train.epochs=1,2"], "`seed` (=${no.such}) cannot be resolved: Interpolation key"),
         (["+sweep=random_amounts", "seed=range(0)"], "`seed` (=range(0)) is an empty axis"),

@@ -99,8 +99,14 @@ def test_what_does_not_lie_there_is_told(
 
 
 def with_text(**data: Any) -> Plan:
-    text = {**vars(schema_of("data", "text")()), "name": None, **data}
-    return make_plan([Job((), {**composed(), "data": text, "model": dict(vars(schema_of("model", "gpt")()))})])
+    return with_model(data, "gpt")
+
+
+def with_model(data: dict[str, Any], kind: str = "huggingface", **model: Any) -> Plan:
+    named = {"data": "text", "model": kind, "task": "language_modelling"}
+    parts = {part: {**vars(schema_of(part, word)()), "name": None} for part, word in named.items()}
+    parts["data"] |= data
+    return make_plan([Job((), {**composed(), **parts, "model": parts["model"] | model})])
 
 
 def test_a_text_is_pinned_by_content_and_so_is_its_tokenizer(tmp_path: Path) -> None:
@@ -157,6 +163,26 @@ def test_a_text_that_is_not_there_is_told(
         with_text(**data)
 
 
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"root": "empty.md"}, "the training part of `data.root` has 0 of 0 bytes; use more text"),
+        ({"root": "a.md", "test_fraction": 0.2}, "the test part of `data.root` has 1 of 4 bytes; use more text"),
+        ({"root": "a.md", "test_size": 1, "block": 2}, "the training part of `data.root` has 1 of 4 bytes; use"),
+        ({"root": "a.md", "tests": {"b": "empty.md"}}, "the text `data.tests.b` has 0 bytes; use more text"),
+    ],
+)
+def test_a_text_with_fewer_bytes_than_a_block_is_told(
+    data: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a.md", b"text")
+    write(tmp_path / "empty.md", b"")
+    (config,) = (trial.config["data"] for trial in with_text(**{"block": 1, "test_fraction": 0.5, **data}).trials)
+
+    assert said in "".join(pinned_content.too_short(config))
+
+
 def test_a_configuration_of_transformers_is_pinned_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def plan(path: str, revision: str | None = None) -> Plan:
         node = {**vars(schema_of("model", "huggingface")()), "path": path, "revision": revision}
@@ -191,11 +217,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write(tmp_path / "site" / "booklet" / "verse.py", b"'''Short.'''\nbook = '''In the beginning'''\nexit(1)\n")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     return tmp_path / "site" / "booklet"
-
-
-def with_model(data: dict[str, Any], kind: str = "huggingface", **model: Any) -> Plan:
-    node, text = vars(schema_of("model", kind)()), vars(schema_of("data", "text")())
-    return make_plan([Job((), {**composed(), "model": {**node, **model}, "data": {**text, "name": None, **data}})])
 
 
 def test_one_file_of_a_package_gives_network_tokenizer_and_text(package: Path, tmp_path: Path) -> None:

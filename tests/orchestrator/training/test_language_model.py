@@ -238,8 +238,23 @@ def test_a_stride_beyond_the_tokens_of_an_example_is_refused_in_the_plan(book: P
     assert planned([*TINY, "method=l1_unstructured", f"task.stride={BLOCK}"]).trials
 
 
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        (
+            "task=regression",
+            r"`task` \(=regression\) needs a label for each example, but .* pass task=language_modelling",
+        ),
+        ("data.block=9000", r"`data.block` \(=9000\) must be less than .* the training part of `data.root` has \d+ of"),
+    ],
+)
+def test_a_dry_run_refuses_another_task_and_a_text_without_a_block(book: Path, setting: str, said: str) -> None:
+    with pytest.raises(OrchestratorError, match=said):
+        run([*TINY, "method=l1_unstructured", setting, "dry_run=true"])
+
+
 def test_a_prompt_that_the_tokens_cannot_write_is_refused_before_anything_trains(book: Path) -> None:
-    with pytest.raises(OrchestratorError, match=r"knows the characters of `data.root`, without .Z."):
+    with pytest.raises(OrchestratorError, match=r"`task.prompts` \(='Zebra'\) must have only .*, but has 'Z'"):
         run([*TINY, "method=l1_unstructured", "task.prompts=[Zebra]"])
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from test_scoring import pruned
+from torch import Tensor
 from training_cases import network
 
 import pruning
@@ -84,6 +85,24 @@ def test_a_class_that_lacks_an_argument_is_named_as_typed() -> None:
         r"under `method`\.$",
     ):
         pruned(network(), method={"_target_": f"{__name__}.Threshold"})
+
+
+class Fraction(pruning.L1Unstructured):
+    """Reads its amount as a fraction."""
+
+    def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
+        mask = default_mask.clone()
+        mask.view(-1)[t.abs().flatten().topk(int(self.amount * t.numel()), largest=False).indices] = 0
+        return mask
+
+
+def test_a_class_that_reads_a_fraction_is_told_of_the_count_that_it_gets() -> None:
+    with pytest.raises(
+        OrchestratorError,
+        match=r"Fraction\) cannot prune \S+ with amount=(\d+), a number of entries and not a fraction: RuntimeError: "
+        "selected index k out of range",
+    ):
+        pruned(network(), method={"_target_": f"{__name__}.Fraction"})
 
 
 class Applied(pruning.L1Unstructured):

@@ -6,6 +6,7 @@ import io
 import math
 import pickle
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -306,6 +307,17 @@ def test_a_loss_that_is_no_number_costs_no_stage(store: Store, monkeypatch: pyte
     assert record.after == {"val/accuracy": 0.5, "test/accuracy": 0.5}
     assert record.warnings == ("val/loss is nan", "test/loss is nan")
     assert store.finished([record.key])[record.key].after == record.after
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_only_a_primary_metric_that_is_nan_of_a_finite_loss_fails(
+    store: Store, monkeypatch: pytest.MonkeyPatch, value: float
+) -> None:
+    figures = Measured({"loss": 0.5, "accuracy": value})
+    monkeypatch.setattr("orchestrator.training.record.evaluate", lambda *_, **__: figures)
+    said = r"gives NaN as accuracy, its primary metric, of the val split, while the loss is finite; return a number"
+    with pytest.raises(steps.TrainingError, match=said) if math.isnan(value) else nullcontext():
+        run(store, (dense(),))
 
 
 def test_a_method_that_prunes_less_than_it_is_told_fails(store: Store) -> None:

@@ -260,7 +260,7 @@ class Joined:
             Characters(" a"),
             8,
             None,
-            r"must have passages that the tokens can write: .* knows the characters of `data.root`, without 'b'",
+            r"`task.passages` \(=.*\) must have only characters of `data.root`, as .* is characters, but has 'b'",
         ),
         (Characters(" ab"), 8, "0" * 64, "must have the content that the sweep was planned with"),
     ],
@@ -283,7 +283,7 @@ def test_a_prompt_is_continued_by_the_most_probable_tokens() -> None:
         {"prompt": "ab a", "text": "b ab "},
     ]
     assert task.generations(cycle, Inputs(CPU, 2, None, codec, 1))[0] == {"prompt": "b", "text": " "}
-    with pytest.raises(DataError, match=r"knows the characters of `data.root`, without 'x'; leave them out"):
+    with pytest.raises(DataError, match=r"`task.prompts` \(='x'\) must have only .*, but has 'x'; leave them out"):
         LanguageModelling(prompts=["x"]).generations(cycle, Inputs(CPU, 2, None, codec))
     with pytest.raises(DataError, match=r"`task.prompts` needs the tokens of a text"):
         task.generations(cycle, Inputs(CPU, 2))

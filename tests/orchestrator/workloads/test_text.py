@@ -163,7 +163,7 @@ def test_further_texts_have_the_same_tokens_and_are_tested_only(book: Path, tmp_
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("badge xyz", r"`data.tokenizer` \(=characters\) knows the characters of `data.root`, without 'x' 'y' 'z';"),
+        ("badge xyz", r"`data.tests.other` \(=.*other.txt\) must have only .*, but has 'x' 'y' 'z';"),
         ("bad", r"`data.block` \(=5\) must be less than 3, the tokens of the text `data.tests.other`; pass a smaller"),
     ],
 )
