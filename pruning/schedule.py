@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from types import MappingProxyType
 
+from pruning.errors import RefusedType, RefusedValue
+
 DECIMALS = 12
 """Decimals of a rounded target: equal targets get equal keys whatever the order of the arithmetic."""
 
@@ -66,13 +68,12 @@ def targets(kind: str, sparsity: float, rounds: int, start: float = 0.0) -> tupl
         raise ValueError(f"`kind` (={kind!r}) must be one of {', '.join(KINDS)}.")
     for name, value in (("sparsity", sparsity), ("start", start)):
         if not _is(Real, value):
-            raise TypeError(f"`{name}` (={value!r}) must be a number; pass a fraction such as 0.9.")
+            raise RefusedType(name, value).because("must be a number; pass a fraction such as 0.9.")
     if not _is(Integral, rounds):
         raise TypeError(f"`rounds` (={rounds!r}) must be an integer: how many times to prune and fine-tune.")
     if not 0 <= sparsity < 1:
-        raise ValueError(
-            f"`sparsity` (={sparsity!r}) must lie in [0, 1): the fraction of entries that is masked at the end; "
-            "pass 0.9 for 90%."
+        raise RefusedValue("sparsity", sparsity).because(
+            "must lie in [0, 1): the fraction of entries that is masked at the end; pass 0.9 for 90%."
         )
     if rounds < 1:
         raise ValueError(f"`rounds` (={rounds!r}) must be at least 1; one round prunes once and fine-tunes once.")

@@ -182,6 +182,7 @@ def test_imports_have_no_cycle() -> None:
 
 PRUNING_FLOORS = (
     *(
+        "errors",
         "schedule",
         "catalogue",
         "choices",

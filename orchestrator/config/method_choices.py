@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, make_dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
@@ -24,6 +23,7 @@ from pruning.catalogue.rows import one_of
 from pruning.choices import axes
 from pruning.choices.combining import Choices
 from pruning.choices.published import PUBLISHED, Method
+from pruning.errors import Refused
 
 CHOICES = ("score", "unit", "scope", "dynamics", "repair")
 """Groups that define how a round ranks."""
@@ -151,10 +151,15 @@ def published_at_start(config: Mapping[str, Any]) -> bool:
     return published is not None and published.at == "start"
 
 
-def as_typed(said: str) -> str:
-    """Replace the engine's names of options in an error by the keys of a configuration."""
-    said = re.sub(r"`score\.options\['(\w+)'\]`", r"`score.\1`", said)
-    return said.replace("`control.kind`", "`restart.control`")
+TYPED = {"control.kind": "restart.control", "sparsity": "schedule.sparsity", "select": "method.kind"}
+"""Choice of the engine -> its key in a configuration; other choices have equal keys."""
+OF_A_CLASS = TYPED | {"unit.dim": "method.dim"}
+"""The same where a class decides."""
+
+
+def sentence(error: Refused, *, by_class: bool = False) -> str:
+    """Return what the engine says of a choice, with the key as users type it; `by_class` if a class decides."""
+    return error.named((OF_A_CLASS if by_class else TYPED).get(error.key, error.key))
 
 
 def violations(config: Mapping[str, Any]) -> Iterator[str]:
@@ -178,8 +183,8 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
         for each in ("unit", "scope"):
             getattr(axes, each.capitalize())(**config[each])
         choices = choices_of(fields, read_as(StageFields, fields))
-    except (ValueError, TypeError) as error:
-        yield as_typed(str(error))
+    except Refused as error:
+        yield sentence(error)
         return
     if decides_itself(method):
         return

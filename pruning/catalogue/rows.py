@@ -6,13 +6,15 @@ messages and the contract tests all read the rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import Parameter
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeGuard, TypeVar
+
+from pruning.errors import RefusedValue, UnknownOption
 
 LARGEST = 2**63 - 1
 """Largest integer of 64 bits, which records and tensors hold."""
@@ -165,31 +167,39 @@ class Row:
         """Whether the code accepts a Fisher matrix computed before."""
         return "matrix" in self.unlisted
 
-    def refuse_broken(self, options: Mapping[str, Any], place: str = "`{}`") -> None:
+    def refuse_broken(self, options: Mapping[str, Any], choice: str = "") -> None:
         """Raise ValueError for an option whose value breaks a rule.
 
         Args:
             options: name -> value.
-            place: pattern for an option in messages, with {} for its name.
+            choice: the choice that the options belong to, as in `score`; empty for arguments.
         """
         known = {option.name: option for option in self.options}
         for name, value in options.items():
             if name in known and (rule := known[name].broken(value)):
-                raise ValueError(f"{place.format(name)} (={value!r}) must {rule.demand(value)}.")
+                raise RefusedValue(_key(choice, name), value).because(f"must {rule.demand(value)}.")
 
-    def refuse(self, options: Mapping[str, Any], place: str = "`{}`") -> None:
+    def refuse(self, options: Mapping[str, Any], choice: str = "") -> None:
         """Raise ValueError for an option that the code does not take, or whose value breaks a rule."""
         taken = [*(option.name for option in self.options), *self.unlisted]
-        if unknown := [name for name in options if name not in taken]:
-            raise ValueError(
-                f"{place.format(unknown[0])} (={options[unknown[0]]!r}) is not taken by the {self.FAMILY} "
-                f"{self.name}, which takes {', '.join(taken) or 'no options'}."
-            )
-        self.refuse_broken(options, place)
+        refuse_unknown(options, taken, f"{self.FAMILY} {self.name}", choice)
+        self.refuse_broken(options, choice)
 
     def missing_packages(self) -> list[str]:
         """Return the packages of `packages` that are not installed."""
         return [package for package in self.packages if find_spec(package) is None]
+
+
+def refuse_unknown(options: Mapping[str, Any], taken: Collection[str], code: str, choice: str = "") -> None:
+    """Raise ValueError for an option that the code, such as "score obs", does not take."""
+    if unknown := [name for name in options if name not in taken]:
+        raise UnknownOption(_key(choice, unknown[0]), options[unknown[0]]).because(
+            f"is not taken by the {code}, which takes {', '.join(taken) or 'no options'}."
+        )
+
+
+def _key(choice: str, name: str) -> str:
+    return f"{choice}.{name}" if choice else name
 
 
 class Named(Protocol):

@@ -14,6 +14,7 @@ from typing import Any, Literal, SupportsFloat, TypeAlias, cast, get_args
 from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.catalogue.dynamics import DYNAMICS, DynamicsRow, own_row
 from pruning.catalogue.repairs import REPAIRS
+from pruning.errors import RefusedType, RefusedValue
 from pruning.schedule import targets
 
 UnitKind: TypeAlias = Literal[
@@ -90,9 +91,13 @@ class Unit:
         _one_of("unit.reduce", self.reduce, get_args(Reduction))
         _at_least("unit.size", self.size, 1)
         if not 0 <= _number("unit.by_layers", self.by_layers) <= 1:
-            raise ValueError(f"`unit.by_layers` (={self.by_layers!r}) must lie in [0, 1]: the part of whole blocks.")
+            raise RefusedValue("unit.by_layers", self.by_layers).because(
+                "must lie in [0, 1]: the part of whole blocks."
+            )
         if not isinstance(cast(object, self.dim), Integral):
-            raise TypeError(f"`unit.dim` (={self.dim!r}) must be an int: 0 for output channels, 1 for input channels.")
+            raise RefusedType("unit.dim", self.dim).because(
+                "must be an int: 0 for output channels, 1 for input channels."
+            )
 
 
 @dataclass(frozen=True)
@@ -142,38 +147,40 @@ class Scope:
         _at_least("scope.round_to", self.round_to, 1)
         _one_of("scope.budget", self.budget, get_args(Budget))
         if self.normalise not in (None, *get_args(Normalisation)):
-            raise ValueError(
-                f"`scope.normalise` (={self.normalise!r}) must be 'size' or 'group', or None for unchanged scores."
+            raise RefusedValue("scope.normalise", self.normalise).because(
+                "must be 'size' or 'group', or None for unchanged scores."
             )
         _at_least("scope.n", self.n, 0)
         if self.n > self.m:
-            raise ValueError(f"`scope.n` (={self.n!r}) must lie in [0, m] = [0, {self.m}]: n of each m are KEPT.")
+            raise RefusedValue("scope.n", self.n).because(f"must lie in [0, m] = [0, {self.m}]: n of each m are KEPT.")
         if self.kind == "row" and not ALLOCATIONS[self.allocation].by_row:
             by_row = " or ".join(repr(name) for name, row in ALLOCATIONS.items() if row.by_row)
-            raise ValueError(f"`scope.allocation` (={self.allocation!r}) ranks whole tensors, not rows; use {by_row}.")
+            raise RefusedValue("scope.allocation", self.allocation).because(
+                f"ranks whole tensors, not rows; use {by_row}."
+            )
         if self.allocation != "each" and self.kind in ("global", "window"):
-            raise ValueError(
-                f"`scope.allocation` (={self.allocation!r}) sets what each tensor keeps, which `scope.kind` "
-                f"(={self.kind!r}) decides already; use kind='layer'."
+            raise RefusedValue("scope.allocation", self.allocation).because(
+                f"sets what each tensor keeps, which `scope.kind` (={self.kind!r}) decides already; use kind='layer'."
             )
         if self.min_kept and self.kind in ("row", "window"):
-            raise ValueError(
-                f"`scope.min_kept` (={self.min_kept}) counts units of a whole tensor, but `scope.kind` "
-                f"(={self.kind!r}) counts within each {self.kind}; leave `scope.min_kept` at 0."
+            raise RefusedValue("scope.min_kept", self.min_kept).because(
+                f"counts units of a whole tensor, but `scope.kind` (={self.kind!r}) counts within each {self.kind}; "
+                "leave `scope.min_kept` at 0."
             )
         if self.kind != "window" and (self.n, self.m) != (2, 4):
-            raise ValueError(
-                f"`scope.n` (={self.n}) and `scope.m` (={self.m}) set what a window keeps, but `scope.kind` "
-                f"(={self.kind!r}) has no windows; use kind='window'."
+            raise RefusedValue("scope.n", self.n).because(
+                f"and `scope.m` (={self.m}) set what a window keeps, but `scope.kind` (={self.kind!r}) has no windows; "
+                "use kind='window'."
             )
         if bool(self.densities) != (self.allocation == "given"):
-            raise ValueError(
-                f"`scope.densities` (of {len(self.densities)} tensors) goes with allocation='given' only, but "
-                f"`scope.allocation` is {self.allocation!r}; pass both or neither."
+            raise RefusedValue("scope.densities", dict(self.densities)).because(
+                f"goes with allocation='given' only, but `scope.allocation` is {self.allocation!r}; pass both or none."
             )
         for name, density in self.densities.items():
             if not 0 <= _number(f"scope.densities[{name!r}]", density) <= 1:
-                raise ValueError(f"`scope.densities[{name!r}]` (={density!r}) must lie in [0, 1]: the fraction kept.")
+                raise RefusedValue(f"scope.densities[{name!r}]", density).because(
+                    "must lie in [0, 1]: the fraction kept."
+                )
 
 
 @dataclass(frozen=True)
@@ -216,7 +223,7 @@ class Dynamics:
         """Refuse unknown dynamics, options that the dynamics does not take, and values that break an option's rule."""
         if isinstance(self.kind, str) and "." not in self.kind:
             _one_of("dynamics.kind", self.kind, DYNAMICS)
-            self.row.refuse(self.options, "`dynamics.{}`")
+            self.row.refuse(self.options, "dynamics")
 
     @property
     def row(self) -> DynamicsRow:
@@ -246,7 +253,7 @@ class Repair:
     def __post_init__(self) -> None:
         """Refuse unknown repairs, options that the repair does not take, and values that break an option's rule."""
         _one_of("repair.kind", self.kind, REPAIRS)
-        REPAIRS[self.kind].refuse(self.options, "`repair.{}`")
+        REPAIRS[self.kind].refuse(self.options, "repair")
 
 
 @dataclass(frozen=True)
@@ -267,21 +274,21 @@ class Control:
 def _one_of(name: str, value: object, kinds: Collection[str]) -> None:
     """Raise ValueError unless `value` is one of `kinds`."""
     if value not in kinds:
-        raise ValueError(f"`{name}` (={value!r}) must be one of {', '.join(kinds)}.")
+        raise RefusedValue(name, value).because(f"must be one of {', '.join(kinds)}.")
 
 
 def _at_least(name: str, value: int, least: int) -> None:
     """Raise TypeError unless `value` is an int, and ValueError if it is below `least`."""
     if not isinstance(cast(object, value), Integral):
-        raise TypeError(f"`{name}` (={value!r}) must be an int, not {type(value).__name__}.")
+        raise RefusedType(name, value).because(f"must be an int, not {type(value).__name__}.")
     if value < least:
-        raise ValueError(f"`{name}` (={value!r}) must be an int of at least {least}.")
+        raise RefusedValue(name, value).because(f"must be an int of at least {least}.")
 
 
 def _number(name: str, value: float) -> float:
     """Return `value`; raise TypeError unless it is a number."""
     if not isinstance(cast(object, value), Real):
-        raise TypeError(f"`{name}` (={value!r}) must be a number, not {type(value).__name__}.")
+        raise RefusedType(name, value).because(f"must be a number, not {type(value).__name__}.")
     return value
 
 

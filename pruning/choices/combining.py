@@ -20,6 +20,7 @@ from pruning.choices.axes import (
     Score,
     Unit,
 )
+from pruning.errors import RefusedValue
 
 Taken: TypeAlias = dict[str, tuple[Any, tuple[Any, ...]]]
 """Key -> its value, and the values that it may have."""
@@ -55,14 +56,14 @@ def check_combination(choices: Choices) -> None:
     select = choices.select
     selected = select if isinstance(select, str | None) else select.__name__
     if choices.scope.kind == "window" and choices.unit.kind != "entry":
-        raise ValueError(
-            f"`scope.kind` (='window') ranks single entries along the input dimension, not units of kind "
-            f"{choices.unit.kind!r}; use unit.kind='entry'."
+        raise RefusedValue("scope.kind", "window").because(
+            f"ranks single entries along the input dimension, not units of kind {choices.unit.kind!r}; use "
+            "unit.kind='entry'."
         )
     if choices.scope.kind == "row" and choices.unit.kind == "channel":
-        raise ValueError(
-            "`scope.kind` (='row') ranks within the weights of one output, which leaves nothing to rank for "
-            "unit.kind='channel'; use kind='layer'."
+        raise RefusedValue("scope.kind", "row").because(
+            "ranks within the weights of one output, which leaves nothing to rank for unit.kind='channel'; use "
+            "kind='layer'."
         )
     _check_fields_of_units(choices)
     _check_groups(choices)
@@ -70,35 +71,32 @@ def check_combination(choices: Choices) -> None:
     _check_order(choices)
     row = SCORES.get(choices.score.kind) if isinstance(choices.score.kind, str) else None
     if row is not None and not row.across_layers and choices.scope.kind == "global":
-        raise ValueError(
-            f"`scope.kind` (='global') ranks filters of all tensors together, but `score.kind` (={row.name!r}) "
-            "compares filters within a tensor only; use kind='layer'."
+        raise RefusedValue("scope.kind", "global").because(
+            f"ranks filters of all tensors together, but `score.kind` (={row.name!r}) compares filters within a tensor "
+            "only; use kind='layer'."
         )
     if row is not None and row.of_layers and choices.unit.kind != "layer":
-        raise ValueError(
-            f"`score.kind` (={row.name!r}) scores whole layers of a transformer, not units of kind "
-            f"{choices.unit.kind!r}; use unit.kind='layer'."
+        raise RefusedValue("score.kind", row.name).because(
+            f"scores whole layers of a transformer, not units of kind {choices.unit.kind!r}; use unit.kind='layer'."
         )
     if ALLOCATIONS[choices.scope.allocation].ranking and choices.unit.kind != "entry":
-        raise ValueError(
-            f"`scope.allocation` (={choices.scope.allocation!r}) counts single weights, not units of kind "
-            f"{choices.unit.kind!r}; use 'erk'."
+        raise RefusedValue("scope.allocation", choices.scope.allocation).because(
+            f"counts single weights, not units of kind {choices.unit.kind!r}; use 'erk'."
         )
     if choices.select is not None and choices.control.kind == "invert":
-        raise ValueError(
-            f"`control.kind` (='invert') inverts scores, but `select` (={selected!r}) may rank by something else; use "
-            "a score."
+        raise RefusedValue("control.kind", "invert").because(
+            f"inverts scores, but `select` (={selected!r}) may rank by something else; use a score."
         )
     if choices.select is not None and choices.scope.kind == "global" and choices.scope.min_kept:
-        raise ValueError(
-            f"`scope.min_kept` (={choices.scope.min_kept}) cannot be enforced where `select` (={selected!r}) ranks "
-            "all tensors together; use a score, or scope.kind='layer'."
+        raise RefusedValue("scope.min_kept", choices.scope.min_kept).because(
+            f"cannot be enforced where `select` (={selected!r}) ranks all tensors together; use a score, or "
+            "scope.kind='layer'."
         )
     if choices.select is not None and (choices.scope.kind in ("row", "window") or choices.dynamics.kind == "free"):
-        raise ValueError(
-            f"`select` (={selected!r}) prunes only survivors of whole tensors and cannot be combined with "
-            f"scope.kind (={choices.scope.kind!r}) and dynamics.kind (={choices.dynamics.kind!r}); use a score, or "
-            "scope.kind='layer' and dynamics.kind='nested'."
+        raise RefusedValue("select", selected).because(
+            f"prunes only survivors of whole tensors and cannot be combined with scope.kind (={choices.scope.kind!r}) "
+            f"and dynamics.kind (={choices.dynamics.kind!r}); use a score, or scope.kind='layer' and "
+            "dynamics.kind='nested'."
         )
 
 
@@ -109,9 +107,8 @@ def _check_fields_of_units(choices: Choices) -> None:
         for each in fields(axis):
             units, value = each.metadata.get("units", (kind,)), getattr(axis, each.name)
             if kind not in units and value != each.default:
-                raise ValueError(
-                    f"`{type(axis).__name__.lower()}.{each.name}` (={value!r}) is for unit.kind {_either(units)}, and "
-                    f"unit.kind is {kind!r}; leave it at {each.default!r}."
+                raise RefusedValue(f"{type(axis).__name__.lower()}.{each.name}", value).because(
+                    f"is for unit.kind {_either(units)}, and unit.kind is {kind!r}; leave it at {each.default!r}."
                 )
 
 
@@ -147,8 +144,8 @@ def _check_groups(choices: Choices) -> None:
     scope = choices.scope
     if not choices.unit.spans:
         if scope.normalise == "group":
-            raise ValueError(
-                "`scope.normalise` (='group') needs dependency groups; use unit.kind='group', or normalise='size'."
+            raise RefusedValue("scope.normalise", "group").because(
+                "needs dependency groups; use unit.kind='group', or normalise='size'."
             )
         return
     taken: Taken = {
@@ -159,9 +156,9 @@ def _check_groups(choices: Choices) -> None:
     }
     if choices.unit.kind in TWO_UNITS:
         if scope.budget == "channels":
-            raise ValueError(
-                f"`scope.budget` (='channels') counts units of one kind, and unit.kind={choices.unit.kind!r} removes "
-                "two; use 'parameters', 'bytes' or 'macs'."
+            raise RefusedValue("scope.budget", "channels").because(
+                f"counts units of one kind, and unit.kind={choices.unit.kind!r} removes two; use 'parameters', 'bytes' "
+                "or 'macs'."
             )
         taken["repair.kind"] = (choices.repair.kind, (Repair().kind,))
         taken["dynamics.kind"] = (choices.dynamics.kind, (Dynamics().kind,))
@@ -174,17 +171,16 @@ def _check_order(choices: Choices) -> None:
     kind, order, scope = choices.score.kind, choices.schedule.order, choices.scope
     if order == "at_once":
         if kind in SOLVERS:
-            raise ValueError(
-                f"`schedule.order` (='at_once') scores all tensors before any is pruned, but score.kind={kind!r} "
-                "prunes layer by layer; use order='sequential'."
+            raise RefusedValue("schedule.order", "at_once").because(
+                f"scores all tensors before any is pruned, but score.kind={kind!r} prunes layer by layer; use "
+                "order='sequential'."
             )
         return
     rows = {name: row for name, row in RECONSTRUCTIONS.items() if row.reads_data and row.chooses}
     if not isinstance(kind, str) or kind not in rows:
-        raise ValueError(
-            f"`schedule.order` (='sequential') prunes each layer by its inputs, which score.kind "
-            f"(={kind if isinstance(kind, str) else 'a function'}) does not do; use a score of {', '.join(rows)}, or "
-            "order='at_once'."
+        raise RefusedValue("schedule.order", "sequential").because(
+            f"prunes each layer by its inputs, which score.kind (={kind if isinstance(kind, str) else 'a function'}) "
+            f"does not do; use a score of {', '.join(rows)}, or order='at_once'."
         )
     ranked = "row" if rows[kind].by_row else "layer"
     allocations = tuple(name for name, row in ALLOCATIONS.items() if row.by_itself)
@@ -215,7 +211,7 @@ def _refuse_others(taken: Taken, why: str, more: Mapping[str, str] | None = None
     for name, (value, allowed) in taken.items():
         if value not in allowed:
             rule = f"it must be {_either(allowed)}{(more or {}).get(name, '')}"
-            raise ValueError(f"`{name}` (={value!r}) cannot be combined with {why} {rule}.")
+            raise RefusedValue(name, value).because(f"cannot be combined with {why} {rule}.")
 
 
 def _either(values: Iterable[Any]) -> str:

@@ -14,6 +14,7 @@ from pruning.choices.combining import Choices
 from pruning.dynamics.changing_masks import Dynamics
 from pruning.engine.one_call import chosen
 from pruning.engine.plans import plan
+from pruning.errors import RefusedValue
 from pruning.masks.mask_set import MaskSet
 from pruning.schedule import cubic
 from pruning.scores.readings.scoring_data import Batches, Loss, Size
@@ -64,9 +65,9 @@ class Gradual(Dynamics):
         self.choices = chosen(method, options)
         self.details: dict[str, Any] = {}
         if (sparsity is None) != (self.choices.scope.kind == "window"):
-            raise ValueError(
-                f"`sparsity` (={sparsity}) must be given, except for scope.kind='window' (it is "
-                f"{self.choices.scope.kind!r}), where n of m decide it."
+            raise RefusedValue("sparsity", sparsity).because(
+                f"must be given, except for scope.kind='window' (it is {self.choices.scope.kind!r}), where n of m "
+                "decide it."
             )
         if isinstance(batches, Iterator):
             raise TypeError("`batches` (an iterator) must be readable at each update; pass a list of batches.")

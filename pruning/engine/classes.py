@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pruning.catalogue.methods import METHODS
 from pruning.choices.combining import Choices
+from pruning.errors import RefusedValue
 from pruning.holding.parameter import ModuleParameter
 from pruning.methods.base import BasePruningMethod, PruningContainer, next_mask
 from pruning.methods.functions import next_masks
@@ -30,9 +31,8 @@ def class_of(choices: Choices) -> type[BasePruningMethod] | None:
         return None
     kind = (METHODS[select].load() if select in METHODS else None) if isinstance(select, str) else select
     if kind is None or not issubclass(kind, torch_prune.BasePruningMethod) or kind in _HOLDERS:
-        raise ValueError(
-            f"`select` (={select!r}) must be a subclass of BasePruningMethod that prunes by itself, or one of "
-            f"{', '.join(METHODS)}."
+        raise RefusedValue("select", select).because(
+            f"must be a subclass of BasePruningMethod that prunes by itself, or one of {', '.join(METHODS)}."
         )
     return cast(type[BasePruningMethod], kind)
 
@@ -74,18 +74,18 @@ def masks_of_class(
     assert kind is not None
     takes_count = "amount" not in choices.arguments and (_takes(kind, "amount") or _takes_amount_first(kind))
     if choices.scope.min_kept and not takes_count:
-        raise ValueError(
-            f"`scope.min_kept` (={choices.scope.min_kept}) must be 0 for {kind.__name__}: the engine passes it no "
-            "`amount`, so the class decides how many entries it keeps; type 0."
+        raise RefusedValue("scope.min_kept", choices.scope.min_kept).because(
+            f"must be 0 for {kind.__name__}: the engine passes it no `amount`, so the class decides how many entries "
+            "it keeps; type 0."
         )
     held = {name: _parameter(weights[name]) for name in cut.sizes}
     given = {name: None if scores is None else scores[name].to(held[name].orig.device) for name in held}
     survivors = {n: int(a.sum()) for n, a in cut.alive({n: p.copied_mask() for n, p in held.items()}).items()}
     if choices.scope.kind == "global":
         if kind.PRUNING_TYPE != "unstructured":
-            raise ValueError(
-                f"`scope.kind` (='global') must not be 'global' for {kind.__name__}, whose PRUNING_TYPE is "
-                f"{kind.PRUNING_TYPE!r}: a global ranking needs single entries; type 'layer'."
+            raise RefusedValue("scope.kind", "global").because(
+                f"must not be 'global' for {kind.__name__}, whose PRUNING_TYPE is {kind.PRUNING_TYPE!r}: a global "
+                "ranking needs single entries; type 'layer'."
             )
         budget = kept_of_all(cut, sparsity) if takes_count else 0
         if takes_count:
@@ -131,7 +131,9 @@ def _build_method(kind: type[BasePruningMethod], choices: Choices, amount: int) 
     try:
         return kind(*first, **named)
     except TypeError as error:
-        raise ValueError(f"`arguments` (={dict(choices.arguments)}) do not fit {kind.__name__}: {error}.") from error
+        raise RefusedValue("arguments", dict(choices.arguments)).because(
+            f"do not fit {kind.__name__}: {error}."
+        ) from error
 
 
 def _takes(kind: type, name: str) -> bool:

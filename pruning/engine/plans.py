@@ -33,6 +33,7 @@ from pruning.engine.scoring import (
     share,
     shuffle,
 )
+from pruning.errors import RefusedValue
 from pruning.holding.parameter import check_has_values, pruned_names
 from pruning.holding.reparam import stored
 from pruning.masks.mask_set import MaskSet
@@ -104,9 +105,9 @@ def plan(
     """
     choices = with_unit_of_class(choices)
     if choices.dynamics.row.in_training:
-        raise ValueError(
-            f"`dynamics.kind` (={choices.dynamics.kind!r}) changes masks within a training, which a pruning is not; "
-            f"attach pruning.dynamics.{choices.dynamics.kind}(...) to an optimizer, or use dynamics.kind='nested'."
+        raise RefusedValue("dynamics.kind", choices.dynamics.kind).because(
+            "changes masks within a training, which a pruning is not; attach "
+            f"pruning.dynamics.{choices.dynamics.kind}(...) to an optimizer, or use dynamics.kind='nested'."
         )
     if choices.schedule.order == "sequential":
         raise no_plan(choices.score)
@@ -356,18 +357,17 @@ def _steps(schedule: Schedule, cut: Cut, before: Masks) -> Iterator[tuple[float 
     """Yield (sparsity, units) of each inner re-scoring; sparsity None if the densities in `cut.scope` set it."""
     if isinstance(cut, DependencyGroups):
         if schedule.sparsity is None:
-            raise ValueError(
-                f"`sparsity` (=None) must be a fraction in [0, 1) of the {cut.scope.budget}, because dependency groups "
-                "take no `amount`; pass a fraction."
+            raise RefusedValue("sparsity", None).because(
+                f"must be a fraction in [0, 1) of the {cut.scope.budget}, because dependency groups take no `amount`; "
+                "pass a fraction."
             )
         start = min(gone(cut, cut.alive(before)), schedule.sparsity)
         yield from ((each, cut) for each in targets("geometric", schedule.sparsity, schedule.inner, start))
         return
     if schedule.sparsity is None:
         if cut.scope.kind == "window" and schedule.inner > 1:
-            raise ValueError(
-                f"`schedule.inner` (={schedule.inner}) must be 1 for windows, which have no densities in between; "
-                "type 1."
+            raise RefusedValue("schedule.inner", schedule.inner).because(
+                "must be 1 for windows, which have no densities in between; type 1."
             )
         for step in range(1, schedule.inner + 1):
             densities = {name: d ** (step / schedule.inner) for name, d in cut.scope.densities.items()}

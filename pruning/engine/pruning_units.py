@@ -15,6 +15,7 @@ from pruning.choices.axes import TRANSFORMER_UNITS, Scope, Unit
 from pruning.choices.combining import Choices
 from pruning.dependencies.dependency_groups import NO_EXAMPLE, DependencyGroup, DependencyGroups
 from pruning.dependencies.families.stock_transformer import family_groups
+from pruning.errors import RefusedValue
 from pruning.scores.readings.network import Weight, network, weights_of
 from pruning.selection.selection_groups import Groups, groups_of
 
@@ -84,7 +85,7 @@ def groups_of_weights(
     try:
         found = dependency_groups(model, example, choices.unit, choices.scope)
     except ValueError as error:
-        raise ValueError(f"`unit.kind` (='group') needs to trace the network: {error}") from error
+        raise RefusedValue("unit.kind", "group").because(f"needs to trace the network: {error}") from error
     return _with_outputs_of(found, spared)
 
 

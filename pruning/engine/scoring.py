@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from pruning.catalogue.reconstructions import SOLVERS
+from pruning.catalogue.rows import refuse_unknown
 from pruning.catalogue.scores import SCORES
 from pruning.catalogue.scores import Score as ScoreRow
 from pruning.choices.axes import Score
 from pruning.dependencies.dependency_groups import DependencyGroups
 from pruning.engine.pruning_units import batch_norms_after
+from pruning.errors import RefusedValue
 from pruning.scores.readings.scoring_data import ScoringInput
 from pruning.selection.selection_groups import Groups
 
@@ -63,9 +65,8 @@ def _options(row: ScoreRow, score: Score, dim: int | None) -> Mapping[str, Any]:
     if dim is None or "dim" not in row.unlisted:
         return score.options
     if score.options.get("dim", dim) != dim:
-        raise ValueError(
-            f"`score.options['dim']` (={score.options['dim']!r}) must equal `unit.dim` (={dim}), the dimension of the "
-            "channels; pass only unit.dim."
+        raise RefusedValue("unit.dim", dim).because(
+            f"must equal `dim` (={score.options['dim']!r}) of the score, which ranks along it; pass only unit.dim."
         )
     return {**score.options, "dim": dim}
 
@@ -110,14 +111,9 @@ def options_taken(score: Score) -> list[str]:
 def check_options(score: Score) -> None:
     """Raise ValueError for an option that a score does not take, or whose value breaks a rule."""
     if row := row_of(score):
-        row.refuse(score.options, "`score.options[{!r}]`")
+        row.refuse(score.options, "score")
     elif not _takes_any(cast(Callable[..., Any], score.kind)):
-        taken = options_taken(score)
-        if unknown := [name for name in score.options if name not in taken]:
-            raise ValueError(
-                f"`score.options[{unknown[0]!r}]` (={score.options[unknown[0]]!r}) is not taken by the score "
-                f"{_name(score)}, which takes {', '.join(taken) or 'no options'}."
-            )
+        refuse_unknown(score.options, options_taken(score), f"score {_name(score)}", "score")
 
 
 def check_channels(score: Score, cut: Groups, inputs_first: Container[str]) -> None:
@@ -133,9 +129,9 @@ def check_channels(score: Score, cut: Groups, inputs_first: Container[str]) -> N
         return
     for layout in cut:
         if layout.order[0] != (outputs := int(layout.name in inputs_first)):
-            raise ValueError(
-                f"`unit.dim` (={cut.unit.dim}) must be {outputs}, the dimension of the outputs of {layout.name!r}, "
-                f"which the score {_name(score)} ranks; type {outputs}, or choose a score of entries."
+            raise RefusedValue("unit.dim", cut.unit.dim).because(
+                f"must be {outputs}, the dimension of the outputs of {layout.name!r}, which the score {_name(score)} "
+                f"ranks; type {outputs}, or choose a score of entries."
             )
 
 
@@ -165,7 +161,7 @@ def row_of(score: Score) -> ScoreRow | None:
     if score.kind in SOLVERS:
         raise no_plan(score)
     if score.kind not in SCORES:
-        raise ValueError(f"`score.kind` (={score.kind!r}) must be a function, or one of {', '.join(SCORES)}.")
+        raise RefusedValue("score.kind", score.kind).because(f"must be a function, or one of {', '.join(SCORES)}.")
     return SCORES[score.kind]
 
 
@@ -177,10 +173,9 @@ def score_for(score: Score, unit: str) -> Score:
 
 def no_plan(score: Score) -> ValueError:
     """Return the error for a method that prunes layer by layer, where one plan for all layers is asked for."""
-    return ValueError(
-        f"`schedule.order` (='sequential') prunes by {_name(score)} layer by layer, each with the pruned layers before "
-        f"it, so no plan comes first; call pruning.layerwise(model, {_name(score)!r}, batches, sparsity=0.5) with "
-        "batches that the model is called with."
+    return RefusedValue("schedule.order", "sequential").because(
+        f"prunes by {_name(score)} layer by layer, each with the pruned layers before it, so no plan comes first; call "
+        f"pruning.layerwise(model, {_name(score)!r}, batches, sparsity=0.5) with batches that the model is called with."
     )
 
 
@@ -191,9 +186,9 @@ def names_to_score(model: nn.Module, score: Score, parameters: Iterable[str] | N
     followed = batch_norms_after(model)
     names = [name for name in (followed if parameters is None else parameters) if name in followed]
     if not names:
-        raise ValueError(
-            f"`score.kind` (={score.kind!r}) ranks channels by the BatchNorm after their layer, but no layer is "
-            "followed by one; choose another score, or other parameters."
+        raise RefusedValue("score.kind", score.kind).because(
+            "ranks channels by the BatchNorm after their layer, but no layer is followed by one; choose another score, "
+            "or other parameters."
         )
     return names
 

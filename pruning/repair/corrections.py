@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
+from pruning.errors import RefusedValue
 from pruning.scores.curvature import FisherMatrix, fisher_matrix
 from pruning.scores.readings.network import Network, network, weights_of
 from pruning.scores.readings.per_example import patches
@@ -81,9 +82,9 @@ def bn_stats(
             if isinstance(module, _BatchNorm) and isinstance(module.running_mean, Tensor)
         }
         if not layers:
-            raise ValueError(
-                f"`repair.kind` (='bn_stats') needs a BatchNorm layer with running statistics, and "
-                f"{type(given.model).__name__} has none; choose another repair."
+            raise RefusedValue("repair.kind", "bn_stats").because(
+                f"needs a BatchNorm layer with running statistics, and {type(given.model).__name__} has none; choose "
+                "another repair."
             )
         for module in layers.values():
             module.reset_running_stats()
@@ -191,15 +192,15 @@ def _absorb(
             continue
         mean = missed.mean(1, keepdim=True)
         if float((missed - mean).abs().max()) > CONSTANT * float(before[reader].abs().max()) and not _is_padded(module):
-            raise ValueError(
-                f"`repair.kind` (='absorb_bias') needs constant outputs of dead channels, but {reader!r} reads varying "
-                f"ones of {name!r}; choose another repair."
+            raise RefusedValue("repair.kind", "absorb_bias").because(
+                f"needs constant outputs of dead channels, but {reader!r} reads varying ones of {name!r}; choose "
+                "another repair."
             )
         bias = module._parameters.get("bias")
         if bias is None:
-            raise ValueError(
-                f"`repair.kind` (='absorb_bias') needs a bias in {reader!r}, which reads dead channels of {name!r}; "
-                "give the layer a bias, or choose another repair."
+            raise RefusedValue("repair.kind", "absorb_bias").because(
+                f"needs a bias in {reader!r}, which reads dead channels of {name!r}; give the layer a bias, or choose "
+                "another repair."
             )
         high, low = missed.amax(1), missed.amin(1)
         constant = torch.where(high.abs() > low.abs(), high, low)  # at padded borders 0 is missing
@@ -261,9 +262,9 @@ def _products(net: Network, given: ScoringInput) -> dict[str, Tensor]:
     for name in net.parameters:
         module = net.module_of(name)
         if not is_layer(module) or not name.endswith("weight"):
-            raise ValueError(
-                f"`repair.kind` (='least_squares') refits linear and convolutional layers, but {name!r} belongs to a "
-                f"{type(module).__name__}; leave the tensor out, or choose another repair."
+            raise RefusedValue("repair.kind", "least_squares").because(
+                f"refits linear and convolutional layers, but {name!r} belongs to a {type(module).__name__}; leave the "
+                "tensor out, or choose another repair."
             )
 
         def note(module: nn.Module, inputs: tuple[Tensor, ...], name: str = name) -> None:
@@ -275,9 +276,9 @@ def _products(net: Network, given: ScoringInput) -> dict[str, Tensor]:
     weights = 0.0
     for weight in passes("least_squares", net, given):
         if missing := net.parameters.keys() - of_batch.keys():
-            raise ValueError(
-                f"`repair.kind` (='least_squares') needs the inputs of {min(missing)!r}, but the network does not call "
-                "its layer; leave the tensor out, or choose another repair."
+            raise RefusedValue("repair.kind", "least_squares").because(
+                f"needs the inputs of {min(missing)!r}, but the network does not call its layer; leave the tensor out, "
+                "or choose another repair."
             )
         totals = {name: totals.get(name, 0) + product * weight for name, product in of_batch.items()}
         weights += weight

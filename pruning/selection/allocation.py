@@ -21,6 +21,7 @@ from torch import Tensor
 
 from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.choices.axes import Scope
+from pruning.errors import RefusedValue
 from pruning.selection.selection_groups import Groups
 from pruning.selection.smallest import prune_smallest_across_
 
@@ -56,10 +57,12 @@ def allocate(
     scope, sizes, row = groups.scope, groups.sizes, ALLOCATIONS[groups.scope.allocation]
     if scope.kind == "window":
         _check_windows(scope, sparsity)
-        return _by_pool(groups, dict.fromkeys(sizes, scope.n), alive, f"`scope.n` (={scope.n})", capped)
+        return _by_pool(groups, dict.fromkeys(sizes, scope.n), alive, RefusedValue("scope.n", scope.n), capped)
     most = dict(sizes) if alive is None else {name: int(alive[name].sum()) for name in sizes}
     least = {name: min(scope.min_kept, most[name]) for name in most}
-    asked = f"`sparsity` (={sparsity})" if sparsity is not None else "`scope.densities`"
+    asked = RefusedValue("sparsity", sparsity)
+    if sparsity is None:
+        asked = RefusedValue("scope.densities", dict(scope.densities))
     if scope.allocation == "given":
         wanted = _given_densities(groups, sparsity)
     else:
@@ -77,8 +80,8 @@ def allocate(
         kept = {name: size - round(wanted[name] * size) for name, size in sizes.items()}
         for name, size in sizes.items():
             if not capped and least[name] > math.ceil((1 - wanted[name]) * size - TOLERANCE):
-                raise ValueError(
-                    f"{asked} cannot be reached: it leaves {kept[name]} of the {size} units of {name!r}, fewer than "
+                raise asked.because(
+                    f"cannot be reached: it leaves {kept[name]} of the {size} units of {name!r}, fewer than "
                     f"`scope.min_kept` (={scope.min_kept}); lower one of the two, or use allocation='uniform', which "
                     "prunes more of other tensors instead."
                 )
@@ -93,15 +96,15 @@ def kept_of_all(groups: Groups, sparsity: float | None) -> int:
         ValueError: `sparsity` is None.
     """
     if sparsity is None:
-        raise ValueError(
-            "`sparsity` (=None) must be a fraction in [0, 1); leave it out only with given densities or windows."
+        raise RefusedValue("sparsity", None).because(
+            "must be a fraction in [0, 1); leave it out only with given densities or windows."
         )
     total = sum(groups.sizes.values())
     return total - round(sparsity * total)
 
 
 def _by_pool(
-    groups: Groups, counts: dict[str, int], alive: Mapping[str, Tensor] | None, asked: str, capped: bool
+    groups: Groups, counts: dict[str, int], alive: Mapping[str, Tensor] | None, asked: RefusedValue, capped: bool
 ) -> dict[str, int]:
     """Return how many units each tensor, row or window keeps; refuse or cap a count above the number of survivors."""
     if alive is None:
@@ -113,8 +116,8 @@ def _by_pool(
         capped_counts[name] = min(count, int(survivors.max()))
         if not capped and int(survivors.min()) < min(count, layout.units):
             part = "its" if layout.pool == layout.units else "each"
-            raise ValueError(
-                f"{asked} cannot be reached: {name!r} must keep {count} of {part} {layout.pool} units, but only "
+            raise asked.because(
+                f"cannot be reached: {name!r} must keep {count} of {part} {layout.pool} units, but only "
                 f"{int(survivors.min())} survive{'' if part == 'its' else ' in one row or window'}; ask for no lower "
                 "sparsity than now, or let entries return with dynamics='free'."
             )
@@ -123,9 +126,9 @@ def _by_pool(
 
 def _check_windows(scope: Scope, sparsity: float | None) -> None:
     if sparsity is not None and abs(sparsity - (1 - scope.n / scope.m)) > TOLERANCE:
-        raise ValueError(
-            f"`sparsity` (={sparsity}) must be {1 - scope.n / scope.m:g} where {scope.n} of each {scope.m} entries are "
-            "kept; pass that, or leave `sparsity` out."
+        raise RefusedValue("sparsity", sparsity).because(
+            f"must be {1 - scope.n / scope.m:g} where {scope.n} of each {scope.m} entries are kept; pass that, or "
+            "leave `sparsity` out."
         )
 
 
@@ -144,24 +147,23 @@ def _shared_sparsities(groups: Groups, sparsity: float) -> dict[str, float]:
 def _given_densities(groups: Groups, sparsity: float | None) -> dict[str, float]:
     wanted, given = {}, groups.scope.densities
     if unused := [key for key in given if not any(key == name or fnmatchcase(name, key) for name in groups.sizes)]:
-        raise ValueError(
-            f"`scope.densities` (with the key {unused[0]!r}) must name tensors that are pruned; choose from "
-            f"{', '.join(groups.sizes)}."
+        raise RefusedValue(f"scope.densities[{unused[0]!r}]", given[unused[0]]).because(
+            f"must name a tensor that is pruned; choose from {', '.join(groups.sizes)}."
         )
     for name in groups.sizes:
         matching = [key for key in given if key == name] or [key for key in given if fnmatchcase(name, key)]
         if not matching:
-            raise ValueError(
-                f"`scope.densities` must name every tensor that is pruned, but lacks {name!r}; add its density (1 "
-                "keeps it dense), or exclude the tensor from pruning."
+            raise RefusedValue("scope.densities", dict(given)).because(
+                f"must name every tensor that is pruned, but lacks {name!r}; add its density (1 keeps it dense), or "
+                "exclude the tensor from pruning."
             )
         wanted[name] = 1 - float(given[matching[0]])
     if sparsity is not None:
         pruned, total = sum(wanted[name] * size for name, size in groups.sizes.items()), sum(groups.sizes.values())
         if abs(pruned - sparsity * total) > 0.5 * len(wanted) + TOLERANCE * total:
-            raise ValueError(
-                f"`sparsity` (={sparsity}) cannot be reached by `scope.densities`, which prune {pruned / total:.6g}; "
-                "leave `sparsity` out, or change the densities."
+            raise RefusedValue("sparsity", sparsity).because(
+                f"cannot be reached by `scope.densities`, which prune {pruned / total:.6g}; leave `sparsity` out, or "
+                "change the densities."
             )
     return wanted
 
@@ -227,9 +229,9 @@ def uniform_plus(shapes: Sequence[Sequence[int]], sizes: Sequence[int], density:
             continue
         if share < 0 or (not free and left < -TOLERANCE):
             least = sum(fixed[i] * sizes[i] for i in fixed) / sum(sizes)
-            raise ValueError(
-                f"`sparsity` (={1 - density:.6g}) cannot be reached by allocation='uniform_plus', which keeps "
-                f"a fraction {least:.6g} of all units in the first convolution and the last tensor; use 'erk'."
+            raise RefusedValue("sparsity", round(1 - density, 6)).because(
+                f"cannot be reached by allocation='uniform_plus', which keeps a fraction {least:.6g} of all units in "
+                "the first convolution and the last tensor; use 'erk'."
             )
         return [fixed.get(i, min(1.0, share)) for i in range(len(sizes))]
 
@@ -261,9 +263,9 @@ def largest_remainder(
 def check_reachable(total: int, least: Mapping[str, int], most: Mapping[str, int]) -> None:
     """Raise `ValueError` unless `total` units can be kept with between `least` and `most` units of each tensor."""
     if sum(least.values()) > total:
-        raise ValueError(
-            f"`scope.min_kept` keeps {sum(least.values())} units of all tensors together, but the sparsity leaves "
-            f"{total}; lower one of the two."
+        raise RefusedValue("scope.min_kept", max(least.values())).because(
+            f"keeps {sum(least.values())} units of all tensors together, but the sparsity leaves {total}; lower one of "
+            "the two."
         )
     if sum(most.values()) < total:
         raise ValueError(

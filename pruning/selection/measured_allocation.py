@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from pruning.errors import RefusedValue
 from pruning.selection.allocation import largest_remainder
 
 TOTALS = 4096
@@ -89,14 +90,16 @@ def least_loss(
             measured sparsities prune less than `sparsity`.
     """
     if not 0 <= sparsity < 1:
-        raise ValueError(f"`sparsity` (={sparsity}) must lie in [0, 1): the fraction of all entries that is pruned.")
+        raise RefusedValue("sparsity", sparsity).because(
+            "must lie in [0, 1): the fraction of all entries that is pruned."
+        )
     lines = {name: _measured(name, size, curves.get(name, {})) for name, size in sizes.items()}
     if unknown := next((name for name in curves if name not in sizes), None):
         raise ValueError(f"`curves` (with {unknown!r}) must be of the layers in `sizes`; leave it out.")
     total, most = round(sparsity * sum(sizes.values())), sum(int(line.counts[-1]) for line in lines.values())
     if total > most:
-        raise ValueError(
-            f"`sparsity` (={sparsity}) lies outside of the measured sparsities: all layers at their largest ones prune "
+        raise RefusedValue("sparsity", sparsity).because(
+            "lies outside of the measured sparsities: all layers at their largest ones prune "
             f"{most / sum(sizes.values()):.6g}; measure larger sparsities, or ask for less."
         )
     best = _Best(lines, total, max(1, math.ceil(total / TOTALS)))

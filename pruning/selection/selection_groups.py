@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pruning.choices.axes import Scope, Unit
+from pruning.errors import RefusedValue
 from pruning.selection.smallest import best_of_pools, prune_smallest_
 
 _REDUCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -141,16 +142,14 @@ def groups_of(
     """
     unit, scope = unit or Unit(), scope or Scope()
     if unit.spans:
-        raise ValueError(
-            f"`unit.kind` (={unit.kind!r}) needs the network itself, not shapes alone; call "
-            "pruning.dependency_groups(model, example, unit)."
+        raise RefusedValue("unit.kind", unit.kind).because(
+            "needs the network itself, not shapes alone; call pruning.dependency_groups(model, example, unit)."
         )
     cut = {name: torch.Size(shape) for name, shape in shapes.items()}
     if unit.kind == "channel" and unit.spare_last:
         if len(cut) < 2:
-            raise ValueError(
-                "`unit.spare_last` (=True) leaves nothing to prune in a network with one prunable tensor; pass "
-                "spare_last=False."
+            raise RefusedValue("unit.spare_last", True).because(
+                "leaves nothing to prune in a network with one prunable tensor; pass spare_last=False."
             )
         cut.popitem()
     return Groups(
@@ -165,10 +164,9 @@ def _layout(name: str, shape: torch.Size, unit: Unit, scope: Scope, inputs_first
         return _windows(name, shape, scope, by_output)
     if unit.kind == "channel":
         if len(shape) < 2 or not -len(shape) <= unit.dim < len(shape):
-            raise ValueError(
-                f"`unit.dim` (={unit.dim}) must be a channel dimension of every tensor to prune, but {name!r} has the "
-                f"shape {tuple(shape)}; pass 0 for output channels, 1 for input channels, or "
-                f"{_WITHOUT.format(name)}."
+            raise RefusedValue("unit.dim", unit.dim).because(
+                f"must be a channel dimension of every tensor to prune, but {name!r} has the shape {tuple(shape)}; "
+                f"pass 0 for output channels, 1 for input channels, or {_WITHOUT.format(name)}."
             )
         dim = unit.dim % len(shape)
         size = shape.numel() // max(shape[dim], 1)
@@ -176,9 +174,9 @@ def _layout(name: str, shape: torch.Size, unit: Unit, scope: Scope, inputs_first
     row = shape.numel() // max(shape[by_output[0]], 1) if len(shape) > 1 else shape.numel()
     size = unit.size if unit.kind == "block" else 1
     if row % size:
-        raise ValueError(
-            f"`unit.size` (={size}) must divide the weights of one output, but {name!r} of shape {tuple(shape)} has "
-            f"{row}; choose a divisor, or {_WITHOUT.format(name)}."
+        raise RefusedValue("unit.size", size).because(
+            f"must divide the weights of one output, but {name!r} of shape {tuple(shape)} has {row}; choose a divisor, "
+            f"or {_WITHOUT.format(name)}."
         )
     if scope.kind == "row":
         return Layout(name, shape, by_output, size, row // size)
@@ -189,9 +187,9 @@ def _windows(name: str, shape: torch.Size, scope: Scope, by_output: tuple[int, .
     """Partition a tensor into windows of consecutive inputs; in a convolution, of channels at one kernel position."""
     inputs = shape[by_output[1]] if len(shape) > 1 else shape.numel()
     if inputs % scope.m:
-        raise ValueError(
-            f"`scope.m` (={scope.m}) must divide the input dimension, but {name!r} of shape {tuple(shape)} has "
-            f"{inputs} inputs; choose a divisor, or {_WITHOUT.format(name)}."
+        raise RefusedValue("scope.m", scope.m).because(
+            f"must divide the input dimension, but {name!r} of shape {tuple(shape)} has {inputs} inputs; choose a "
+            f"divisor, or {_WITHOUT.format(name)}."
         )
     order = (by_output[0], *by_output[2:], by_output[1]) if len(shape) > 1 else (0,)
     return Layout(name, shape, order, 1, scope.m)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from orchestrator.config.method_choices import as_typed
+from orchestrator.config.method_choices import sentence
 from orchestrator.config.training import place_violations
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.seeding import derive
@@ -32,6 +32,7 @@ from orchestrator.workloads.tasks.batch import arguments, moved
 from pruning import MaskSet
 from pruning.choices import axes
 from pruning.dynamics.changing_masks import Dynamics
+from pruning.errors import Refused
 from pruning.measure.macs import WeightMacs, weight_macs
 
 if TYPE_CHECKING:
@@ -44,8 +45,6 @@ CALLED = ("begin", "wants_dense", "before_step", "after_step", "own_state", "loa
 """Methods of a dynamics that a class of the user's own may override."""
 FEW_UPDATES, MANY_UPDATES, LEAST_SPARSITY = 5, 0.1, 0.01
 """Limits of warnings: number of updates, fraction of the steps that are updates, and sparsity."""
-OF_ENGINE = ("`", "Changing the mask of", "the first masks")
-"""Beginnings of the engine's errors that a user can act on."""
 
 
 class SparseTrainingError(OrchestratorError):
@@ -90,8 +89,8 @@ class SparseTraining:
         whole = self._where
         if self.asked.fields.restart.rates:
             whole += f" from `restart.rates` (={self.asked.fields.restart.rates}) on"
-        for sentence in place_violations(node, length, whole):
-            raise SparseTrainingError(sentence)
+        for broken in place_violations(node, length, whole):
+            raise SparseTrainingError(broken)
         fields = self.asked.fields
         drawn = torch.Generator().manual_seed(derive(fields.seed, f"{fields.round}/dynamics"))
         with self.told():
@@ -190,14 +189,12 @@ class SparseTraining:
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Convert errors of the engine that a user can act on to `SparseTrainingError`, with keys as they are typed."""
+        """Convert the engine's errors to `SparseTrainingError`, with keys as they are typed."""
         try:
             yield
         except ValueError as error:
-            said = str(error)
-            if not said.startswith(OF_ENGINE):
-                raise
-            raise SparseTrainingError(f"dynamics={self.row.name} cannot change masks: {as_typed(said)}") from error
+            said = sentence(error) if isinstance(error, Refused) else error
+            raise SparseTrainingError(f"dynamics={self.row.name} cannot change masks: {said}") from error
 
     def _made(self, options: Mapping[str, Any]) -> Dynamics:
         """Make the dynamics; a class of the user's own names itself in its errors."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from torch.utils._pytree import tree_map
 
 import pruning
 from orchestrator.config.config_groups import SCORING
-from orchestrator.config.method_choices import as_typed
+from orchestrator.config.method_choices import sentence
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.plain_data import read_as
 from orchestrator.core.seeding import derive, seeded
@@ -34,6 +33,7 @@ from pruning.choices import axes
 from pruning.choices.combining import Choices
 from pruning.dynamics.changing_masks import Dynamics
 from pruning.engine.classes import with_unit_of_class
+from pruning.errors import Refused, UnknownOption
 from pruning.selection.selection_groups import Groups, groups_of
 
 SPLIT = "train"
@@ -93,11 +93,8 @@ class Round:
                 own = replace(choices.dynamics, kind=_own_dynamics(fields["dynamics"]))
                 choices = replace(choices, dynamics=own)
             return cls(typed, with_unit_of_class(choices))
-        except (ValueError, TypeError) as error:
-            said = str(error)
-            raise OrchestratorError(
-                _with_typed_keys_of_class(said) if typed.decides_itself else as_typed(said)
-            ) from error
+        except Refused as error:
+            raise OrchestratorError(sentence(error, by_class=typed.decides_itself)) from error
 
     @property
     def spans(self) -> bool:
@@ -185,28 +182,30 @@ def rank(
 
 def engine_refusal(asked: Round, error: Exception) -> OrchestratorError:
     """Return the error to raise for an error of the engine, of a score or of a method class."""
-    said = " ".join(str(error).split())
-    if asked.choices.select is not None:
-        if isinstance(error, ValueError) and said.startswith("`arguments`"):
-            return OrchestratorError(
-                f"{asked.fields.method.said('method')} cannot be built: {error.__cause__}; set its arguments under "
-                "`method`."
-            )
-        if isinstance(error, ValueError) and said.startswith("`"):
-            return OrchestratorError(_with_typed_keys_of_class(said))
+    fields, by_class, said = asked.fields, asked.choices.select is not None, " ".join(str(error).split()).rstrip(".")
+    blamed = fields.method.said("method") if by_class else fields.score.said("score")
+    if isinstance(error, Refused) and error.key == "arguments":
+        return OrchestratorError(f"{blamed} cannot be built: {error.__cause__}; set its arguments under `method`.")
+    if isinstance(error, Refused):
+        return OrchestratorError(sentence(error, by_class=by_class) + _meant(error))
+    if by_class:
         where = [note.removeprefix("while pruning ") for note in getattr(error, "__notes__", ())]
         return OrchestratorError(
-            f"{asked.fields.method.said('method')} cannot prune {where[0] if where else 'the network'}: "
-            f"{type(error).__name__}: "
-            f"{said.rstrip('.')}; check its arguments under `method` and the amount under `schedule`."
+            f"{blamed} cannot prune {where[0] if where else 'the network'}: {type(error).__name__}: {said}; check its "
+            "arguments under `method` and the amount under `schedule`."
         )
-    blamed = f"{asked.fields.score.said('score')} cannot rank the network"
-    if isinstance(error, ValueError) and said.startswith("`"):
-        is_of_result = said.startswith("`scores")
-        return OrchestratorError(f"{blamed}: {said}" if is_of_result else _with_typed_keys(said))
+    if isinstance(error, ValueError):
+        return OrchestratorError(f"{blamed} cannot rank the network: {said}.")
     return OrchestratorError(
-        f"{blamed}: {type(error).__name__}: {said.rstrip('.')}; check its arguments and the other choices."
+        f"{blamed} cannot rank the network: {type(error).__name__}: {said}; check its arguments and the other choices."
     )
+
+
+def _meant(error: Refused) -> str:
+    """Return a hint to the key of scoring data that a user may have misspelled as an option of a score."""
+    unknown = [error.key.removeprefix("score.")] if isinstance(error, UnknownOption) else []
+    near = [each for name in unknown for each in get_close_matches(name, [option.name for option in SCORING], n=1)]
+    return f" Did you mean `score.{near[0]}`?" if near else ""
 
 
 def example_of(model: nn.Module, known: Data) -> Any:
@@ -291,16 +290,3 @@ def _naming_itself(function: Callable[..., Any], score: Mapping[str, Any]) -> Ca
 
     named.__name__ = score["_target_"]  # the engine names a score in its messages
     return named
-
-
-def _with_typed_keys_of_class(said: str) -> str:
-    """Return the engine's message about a method class with the keys that users type."""
-    return as_typed(said).replace("`unit.dim`", "`method.dim`")
-
-
-def _with_typed_keys(said: str) -> str:
-    """Return the engine's message with the keys that users type, and a key that they may have meant."""
-    typed = as_typed(said)
-    unknown = re.match(r"`score\.(\w+)` .* is not taken by", typed)
-    near = get_close_matches(unknown[1], [option.name for option in SCORING], n=1) if unknown else []
-    return f"{typed}{f' Did you mean `score.{near[0]}`?' if near else ''}"

@@ -23,6 +23,7 @@ from orchestrator.training.loop.own_loop import Context
 from orchestrator.workloads.data_loading import OURS
 from pruning import Plan
 from pruning.choices.combining import Choices
+from pruning.errors import RefusedType, RefusedValue
 
 ROOT = Path(__file__).parents[3]
 HOLE = "\0"
@@ -45,7 +46,7 @@ NOT_CONFIGURED = {
     f"{HOLE}.scope": "a key of before, which is refused",
     f"{HOLE}._partial_": "a key of Hydra beside a `_target_`",
     "mlflow.parentRunId": "a tag",
-    "control.kind": "a choice of the engine, which `as_typed` turns into `restart.control`",
+    "control.kind": "a choice of the engine, which is typed as `restart.control`",
     "pruning.scores": "a module",
 }
 OTHERS: Mapping[str, Container[str]] = {
@@ -56,6 +57,10 @@ OTHERS: Mapping[str, Container[str]] = {
     "torch": dir(torch),
 }
 """Prefix that is not a node of a configuration -> its names."""
+
+
+REFUSALS = {each.__name__ for each in (RefusedValue, RefusedType)}
+"""Errors whose first argument is a key."""
 
 
 @cache
@@ -69,6 +74,13 @@ def strings(package: str) -> tuple[tuple[str, str], ...]:
 
 
 def _strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    yield from _parts(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in REFUSALS:
+            yield from ((line, f"`{key}`") for line, key in _parts(node.args[0]))
+
+
+def _parts(tree: ast.AST) -> Iterator[tuple[int, str]]:
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
     for node in ast.walk(tree):

@@ -270,8 +270,8 @@ def of_wrong_shape(model: nn.Module, batches: Any, loss: Any) -> dict[str, torch
         ),
         (
             "of_hooked_names",
-            r"^`score` \(test_scoring.of_hooked_names, which returned names such as '.*weight_orig'\) must return "
-            r"scores by the names of the parameters to prune, such as '.*weight'\.",
+            r"^`score._target_` \(=test_scoring.of_hooked_names\) cannot rank the network: .*'.*weight_orig'\) must "
+            r"return scores by the names of the parameters to prune, such as '.*weight'\.",
         ),
         ("of_one_layer", r"^`score._target_` \(=test_scoring.of_one_layer\) cannot rank the network: `scores` lack '"),
         ("of_wrong_shape", r"^`score._target_` \(=test_scoring.of_wrong_shape\) cannot rank the network: `scores\['"),

@@ -94,7 +94,7 @@ def test_a_broken_rule_and_an_unknown_option_are_told() -> None:
     with pytest.raises(ValueError, match=r"`depth` \(=-1\) must be above 0 mm\."):
         row.refuse({"depth": -1})
     with pytest.raises(ValueError, match=r"`a\.width` \(=3\) is not taken by the built-in cut, which takes depth\."):
-        row.refuse({"width": 3}, "`a.{}`")
+        row.refuse({"width": 3}, "a")
     with pytest.raises(ValueError, match=r"`name` \(='cut'\) must be unique"):
         named((row, row))
 

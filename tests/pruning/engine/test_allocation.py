@@ -168,13 +168,13 @@ def test_units_are_counted_not_entries():
     ("shapes", "scope", "sparsity", "said"),
     [
         (LENET_5, Scope("layer", "uniform_plus"), 0.999, "uniform_plus"),
-        (LENET_5, Scope("layer", "erk", min_kept=500), 0.9999, "`scope.min_kept` keeps 2000 units"),
+        (LENET_5, Scope("layer", "erk", min_kept=500), 0.9999, r"`scope.min_kept` \(=500\) keeps 2000 units"),
         (LENET_5, Scope("layer", "given", densities={"conv*": 1.0}), None, "lacks 'fc1.weight'"),
         (
             LENET_5,
             Scope("layer", "given", densities={"*": 0.5, "fc9*": 0.5}),
             None,
-            r"with the key 'fc9\*'\) must name tensors",
+            r"`scope.densities\['fc9\*'\]` \(=.*\) must name a tensor",
         ),
         (LENET_5, Scope("layer", "given", densities={"*": 0.5}), 0.9, "cannot be reached by `scope.densities`"),
         (LENET_5, Scope("layer"), None, r"`sparsity` \(=None\) must be a fraction"),
@@ -203,7 +203,11 @@ FEW = {"a": torch.tensor([True, True, False, False, True, False, False, False])}
     ("scope", "sparsity", "said"),
     [
         (Scope(), 0.5, r"`sparsity` \(=0.5\) cannot be reached: 'a' must keep 4 of its 8 units, but only 3 survive"),
-        (Scope("layer", "given", densities={"a": 0.5}), None, "`scope.densities` cannot be reached: 'a'"),
+        (
+            Scope("layer", "given", densities={"a": 0.5}),
+            None,
+            r"`scope.densities` \(=.*\) cannot be reached: 'a'",
+        ),
         (Scope("row"), 0.5, "'a' must keep 2 of each 4 units, but only 1 survive"),
         (Scope("window"), None, r"`scope.n` \(=2\) cannot be reached: 'a' must keep 2 of each 4"),
     ],

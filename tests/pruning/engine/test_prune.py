@@ -181,7 +181,7 @@ def test_a_score_of_your_own_and_its_options():
     assert bits(pruning.prune(Golden(), farthest, sparsity=0.5).masks) == GOLDEN_14["magnitude"]
     moved = pruning.prune(Golden(), farthest, sparsity=0.5, scope="global", center=0.5)
     assert not moved.masks["fc1.weight"][0, 0]  # it is 0.5
-    with pytest.raises(ValueError, match=r"\['middle'\]` \(=1\) is not taken by .* farthest, which takes center"):
+    with pytest.raises(ValueError, match=r"`score.middle` \(=1\) is not taken by .* farthest, which takes center"):
         pruning.prune(Golden(), farthest, sparsity=0.5, middle=1)
 
 
@@ -266,7 +266,7 @@ def test_the_unit_says_along_which_dimension_channels_are_scored():
 
     assert mask.equal((distances > distances.sort().values[2]).expand(6, 6))
     with pytest.raises(
-        ValueError, match=r"\['dim'\]` \(=1\) must equal `unit.dim` \(=0\), the dimension of the channels"
+        ValueError, match=r"`unit.dim` \(=0\) must equal `dim` \(=1\) of the score, which ranks along it"
     ):
         pruning.prune(model, "fpgm", sparsity=0.5, score=Score("fpgm", {"dim": 1}))
     for score in (Score("taylor", {"form": "filter"}), Score("bn_scale")):
@@ -476,7 +476,11 @@ def test_inverted_scores_keep_the_lowest():
         ("n_m", {"scope": {"m": 3}}, "`scope.m` \\(=3\\) must divide.*in a sweep by prune.exclude=.fc1.weight."),
         ("n_m", {"sparsity": 0.75}, "must be 0.5 where 2 of each 4"),
         ("n_m", {"schedule": {"inner": 2}}, "must be 1 for windows"),
-        ("magnitude", {"sparsity": 0.5, "temperature": 2}, "'temperature'\\]` .* is not taken by the score magnitude"),
+        (
+            "magnitude",
+            {"sparsity": 0.5, "temperature": 2},
+            "`score.temperature` .* not taken by the score magnitude",
+        ),
         ("magnitude", {"sparsity": 0.5, "scope": {"kid": "global"}}, "`scope` has no field 'kid'; its fields are kind"),
         ("magnitude", {"sparsity": 0.5, "scope": 3}, "`scope` \\(=3\\) must be a Scope"),
         ("l1_unstructured", {"sparsity": 0.5, "n": 2}, "do not fit L1Unstructured"),
