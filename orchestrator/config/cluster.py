@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orchestrator.config.key_rules import key
 from orchestrator.config.tracking_uri import DEFAULT_URI, resolve_uri, sqlite_path
-from orchestrator.config.well_formed import key
 from orchestrator.core.redact import redact
 from pruning.catalogue.rows import Rule, at_least, one_of
 

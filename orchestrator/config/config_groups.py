@@ -16,7 +16,8 @@ from orchestrator.catalogue.data import DATA
 from orchestrator.catalogue.models import COUNT, MODELS, SIZES
 from orchestrator.catalogue.searches import BUDGET, SEARCHES
 from orchestrator.catalogue.tasks import TASKS
-from orchestrator.config.well_formed import mistyped, violations
+from orchestrator.config.key_rules import violations
+from orchestrator.config.well_formed import mistyped
 from pruning.catalogue.dynamics import DYNAMICS
 from pruning.catalogue.methods import METHODS
 from pruning.catalogue.reconstructions import SOLVERS, Reconstruction

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.catalogue.formats import FORMATS
-from orchestrator.config.well_formed import key
+from orchestrator.config.key_rules import key
 from pruning.catalogue.rows import Rule, at_least, is_int, whole
 from pruning.kernels.library import KernelsUnavailable, installed_compiler
 

@@ -11,7 +11,7 @@ from dataclasses import MISSING, fields, make_dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from orchestrator.config import round_amounts
-from orchestrator.config.well_formed import key
+from orchestrator.config.key_rules import key
 from orchestrator.core import stage_fields
 from orchestrator.core.plain_data import read_as
 from orchestrator.core.stage_fields import RANKING, Component, StageFields, choices_of

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.config.well_formed import key
+from orchestrator.config.key_rules import key
 from pruning.catalogue.rows import Rule, at_least, one_of
 
 MOST_PROCESSES = 4096

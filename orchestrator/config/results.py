@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.config.cluster import is_memory
-from orchestrator.config.well_formed import key
+from orchestrator.config.key_rules import key
 from pruning.catalogue.rows import Rule, is_number, one_of
 
 MARGIN = Rule(

@@ -19,7 +19,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from orchestrator.config.well_formed import key
+from orchestrator.config.key_rules import key
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.redact import redact
 from pruning import schedule as schedules

@@ -28,8 +28,8 @@ from orchestrator.config import (
     training,
     well_formed,
 )
-from orchestrator.config.well_formed import key
-from orchestrator.config.well_formed import violations as broken
+from orchestrator.config.key_rules import key
+from orchestrator.config.key_rules import violations as broken
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.file_names import component
 from orchestrator.core.metrics import fraction_fault

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.catalogue.tasks import OPTIONAL_TARGET, has_target
-from orchestrator.config.well_formed import Unread, key
+from orchestrator.config.key_rules import Unread, key
 from orchestrator.core.plain_data import canonical_json
 from pruning.catalogue.dynamics import DYNAMICS, DynamicsRow, own_row
 from pruning.catalogue.rows import Rule, at_least, is_number, one_of, whole, within

@@ -1,21 +1,14 @@
-"""Rules of keys, and checks that a configuration obeys them, is complete, and survives a round trip through JSON.
-
-A dataclass is Hydra's schema, and also holds the rules of its fields. Rules over several keys are in a static method
-`across(where, values)` of the dataclass, which yields sentences.
-"""
+"""Checks that a configuration is complete, has the right types, and survives a round trip through JSON."""
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
-
-from pruning.catalogue.rows import Rule
 
 _TYPES: Mapping[Any, tuple[str, str]] = {
     bool: ("true or false", "values true or false"),
@@ -138,62 +131,3 @@ def with_written_infinities(node: Mapping[str, Any], key: str) -> Mapping[str, A
     """Return `node` with an infinite value of `key` as text, `inf` or `-inf`."""
     value = node.get(key)
     return {**node, key: str(value)} if isinstance(value, float) and math.isinf(value) else node
-
-
-@dataclass(frozen=True)
-class Unread:
-    """When no result depends on a setting.
-
-    Args:
-        unless: the key of the same node without which the setting is not read; None: no result ever depends on it.
-        at_default: whether the key of a stage then holds the default; otherwise the setting is absent.
-    """
-
-    unless: str | None = None
-    at_default: bool = False
-
-
-def key(default: Any, *rules: Rule, unread: Unread | None = None) -> Any:
-    """Return a dataclass field with a default and rules; `violations` reports the first broken rule.
-
-    Args:
-        default: the default.
-        rules: rules of the value.
-        unread: when the setting is left out of the keys of stages; None: never.
-    """
-    return field(default_factory=lambda: copy.copy(default), metadata={"rules": rules, "unread": unread})
-
-
-@cache
-def _rules(schema: type) -> Mapping[str, tuple[Rule, ...]]:
-    return {each.name: each.metadata.get("rules", ()) for each in fields(schema)}
-
-
-def violations(where: str, schema: type, values: Mapping[str, Any], *, closed: bool = True) -> Iterator[str]:
-    """Yield a sentence for each rule of `schema` that a plain node breaks: key, value, rule and remedy.
-
-    Absent keys are ignored. Nested dataclasses are checked as well.
-
-    Args:
-        where: the dotted path of the node, empty for the root.
-        schema: the dataclass.
-        values: the node.
-        closed: refuse unknown keys; never at the root, where variables may have any name.
-    """
-    rules, nodes, prefix = _rules(schema), keys(schema), f"{where}." if where else ""
-    for name, value in values.items():
-        if name not in rules:
-            if where and closed:
-                yield f"`{prefix}{name}` (={value!r}) is not a key; the keys are {', '.join(sorted(rules))}."
-            continue
-        for rule in rules[name]:
-            if not rule.holds(value):
-                yield f"`{prefix}{name}` (={value}) must {rule.demand(value)}."
-                break
-        if (nested := nodes[name]) is not None:
-            yield from violations(f"{prefix}{name}", nested, value)
-    yield from getattr(schema, "across", _nothing)(where, values)
-
-
-def _nothing(_where: str, _values: Mapping[str, Any]) -> Iterator[str]:
-    yield from ()

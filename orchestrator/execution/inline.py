@@ -14,7 +14,7 @@ from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.work_order import Passed, Preflight, Report, StageStore, Work, WorkOrder, unheard
 from orchestrator.execution.dispatch import Claims, Dispatcher
-from orchestrator.execution.segment import DEFAULT_WORK, PREFLIGHT, perform
+from orchestrator.execution.perform import DEFAULT_WORK, PREFLIGHT, perform
 
 
 class InlineExecutor:

@@ -1,20 +1,15 @@
-"""Forecast of a run's time, steps and bytes, rough costs of pruning layer by layer, and the actual values. Pure."""
+"""Forecast of the time, steps and bytes of a run, and the actual values after the run. Pure."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
 
 from orchestrator.core.events import Amount, Forecast
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
-from orchestrator.planning.network_files import weight_shapes
 from orchestrator.planning.number_formats import at_least, byte_size, counted, duration, known_duration, whole_number
 from orchestrator.planning.pace import Expected, Pace, places, wall
-from orchestrator.planning.plan import device_kind, threads
 from orchestrator.store.retention import needed_weights
 
 
@@ -156,108 +151,3 @@ def _bytes(expected: Expected, kept: bool) -> float | None:
     if expected.bytes is None or (kept and expected.weights is None):
         return None
     return expected.bytes + (expected.weights or 0.0 if kept else 0.0)
-
-
-PACE = 5e10
-"""Operations of one processor core in a second, in float32."""
-VALUE = 4
-"""Bytes of a weight or an activation in a sweep."""
-IN_A_BLOCK = re.compile(r"(?:^|\.)(\d+)\..*weight$")
-
-
-@dataclass(frozen=True)
-class BlockSizes:
-    """Sizes of the linear layers in the blocks of a network.
-
-    Args:
-        blocks: number of blocks.
-        width: hidden size d, the least inputs of a layer.
-        widest: largest number of inputs of a layer, n.
-        weights: weights P of all blocks.
-        squares: sum of the squared numbers of inputs of all layers.
-    """
-
-    blocks: int
-    width: int
-    widest: int
-    weights: int
-    squares: int
-
-
-def block_sizes(shapes: Mapping[str, tuple[int, ...]]) -> BlockSizes | None:
-    """Return the sizes of the blocks in a weight file; None if the file has no blocks.
-
-    Args:
-        shapes: name -> (outputs, inputs).
-    """
-    found = [(match, shape) for name, shape in shapes.items() if len(shape) == 2 and (match := IN_A_BLOCK.search(name))]
-    if not found:
-        return None
-    inputs = [shape[1] for _, shape in found]
-    blocks = len({match[1] for match, _ in found})
-    weights = sum(math.prod(shape) for _, shape in found)
-    return BlockSizes(blocks, min(inputs), max(inputs), weights, sum(count * count for count in inputs))
-
-
-def peak_memory(sizes: BlockSizes, tokens: int, value: int) -> dict[str, float]:
-    """Return the bytes of each part of pruning a network block by block.
-
-    statistics and solving 30 n^2, one block v P / L, masks P, activations v T d
-
-    Args:
-        sizes: L blocks of P weights, with layers of at most n inputs, and hidden size d.
-        tokens: calibration tokens T.
-        value: bytes v of a weight and of an activation.
-    """
-    return {
-        "statistics and solving": 30.0 * sizes.widest**2,
-        "one block": value * sizes.weights / sizes.blocks,
-        "masks": float(sizes.weights),
-        "activations": float(value * tokens * sizes.width),
-    }
-
-
-def operations(sizes: BlockSizes, tokens: int) -> float:
-    """Return the operations of the passes and the statistics: 6 P T + 2 T (sum of n^2 over layers).
-
-    Args:
-        sizes: blocks of P weights, with layers of n inputs.
-        tokens: calibration tokens T.
-    """
-    return 6.0 * sizes.weights * tokens + 2.0 * tokens * sizes.squares
-
-
-def layerwise_costs(plan: Plan, finished: Collection[str], *, rough: bool) -> Iterator[str]:
-    """Yield the memory, and if `rough` the time, of stages that prune layer by layer; equal lines once.
-
-    A sweep holds the whole network in float32, so one block is part of the network.
-
-    Args:
-        plan: plan of the sweep.
-        finished: stages that need not run.
-        rough: whether stages without an estimate are left.
-    """
-    told: dict[str, None] = {}
-    for trial in plan.trials:
-        left = [plan.stages[key] for key in trial.stages if key in plan.stages and key not in finished]
-        data, examples = trial.config["data"], trial.config["score"].get("examples")
-        if data.get("kind") != "text" or not examples or not any(s.fields.get("order") == "sequential" for s in left):
-            continue
-        shapes = weight_shapes(trial.config["model"])
-        if (sizes := block_sizes(shapes)) is not None:
-            told |= dict.fromkeys(_told(sizes, shapes, examples * data["block"], trial.config, rough))
-    yield from told
-
-
-def _told(
-    sizes: BlockSizes, shapes: Mapping[str, tuple[int, ...]], tokens: int, config: Mapping[str, Any], rough: bool
-) -> Iterator[str]:
-    parts = peak_memory(sizes, tokens, VALUE) | {"network": float(VALUE * sum(map(math.prod, shapes.values())))}
-    del parts["one block"]
-    each = ", ".join(f"{name} {byte_size(size)}" for name, size in parts.items())
-    yield f"memory of a stage about {byte_size(sum(parts.values()))}: {each}; evaluation is not counted"
-    if rough and device_kind(config) == "cpu":
-        cores = threads(config)
-        seconds = operations(sizes, tokens) / (PACE * cores)
-        where = f"{whole_number(tokens)} tokens on {counted(cores, 'core')}"
-        yield f"roughly {duration(seconds)} for passes with {where}; solving and evaluation are not counted"

@@ -14,7 +14,8 @@ from orchestrator.core.events import Forecast
 from orchestrator.core.plain_data import canonical_json
 from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.core.stage_kinds import PART
-from orchestrator.planning.forecast import layerwise_costs, told
+from orchestrator.planning.forecast import told
+from orchestrator.planning.layerwise_costs import layerwise_costs
 from orchestrator.planning.network_files import tied_head
 from orchestrator.planning.number_formats import counted, percent, whole_number
 from orchestrator.planning.pace import gpu_models

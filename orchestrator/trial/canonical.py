@@ -2,7 +2,7 @@
 
 A setting stands in a key if the result can depend on it. Each field of the configuration says itself when it does:
 
-- fields of a training by `unread` (`orchestrator.config.well_formed.Unread`);
+- fields of a training by `unread` (`orchestrator.config.key_rules.Unread`);
 - fields of a unit or a scope by `units`, the kinds of units that read the field (`pruning.choices.axes`);
 - options of catalogue rows by `later`: options added after results were stored, which are absent at their defaults.
 
@@ -17,9 +17,9 @@ from functools import cache
 from typing import Any
 
 from orchestrator.config.config_groups import GROUPS
+from orchestrator.config.key_rules import Unread
 from orchestrator.config.sources import LABELS
 from orchestrator.config.training import Train
-from orchestrator.config.well_formed import Unread
 from pruning.choices import axes
 
 TRAININGS = ("train", "finetune")

@@ -12,7 +12,7 @@ from factories import make_plan, make_record
 from orchestrator.core.events import Decision
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
-from orchestrator.planning.plan import parts_of
+from orchestrator.planning.round_parts import parts_of
 from orchestrator.sweep.search.candidates import SearchSpace
 from orchestrator.sweep.search.policy import Budget, Policy
 from orchestrator.sweep.search.replay import Replay

@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
+from orchestrator.config.key_rules import violations
 from orchestrator.config.refusals.messages import Message, absent_choice, text_of
 from orchestrator.config.refusals.refused_choices import (
     explain_choice,
@@ -34,7 +35,6 @@ from orchestrator.config.refusals.refused_choices import (
     rule,
     unknown,
 )
-from orchestrator.config.well_formed import violations
 
 Compose = Callable[[list[str]], DictConfig]
 """Composes a configuration from settings; raises what Hydra raises."""

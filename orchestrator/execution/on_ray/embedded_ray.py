@@ -18,7 +18,7 @@ from orchestrator.config.cluster import Cluster
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.work_order import Work
 from orchestrator.execution.on_ray.private_folder import PREFIX, private_folder
-from orchestrator.execution.segment import DEFAULT_WORK
+from orchestrator.execution.perform import DEFAULT_WORK
 
 OBJECT_STORE = 128 * 2**20
 """Bytes of the object store of the sweep's own Ray; only records pass through it."""

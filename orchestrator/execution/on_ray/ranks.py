@@ -15,7 +15,7 @@ from orchestrator.core.errors import Cancelled
 from orchestrator.core.events import Failure
 from orchestrator.core.redact import logger
 from orchestrator.core.work_order import Item, Seat, WorkOrder
-from orchestrator.execution.segment import resolve
+from orchestrator.execution.perform import resolve
 
 if TYPE_CHECKING:
     from ray import ObjectRef

@@ -29,8 +29,8 @@ from orchestrator.execution.on_ray import embedded_ray
 from orchestrator.execution.on_ray.embedded_ray import Address, ClusterError, address_of
 from orchestrator.execution.on_ray.ranks import seat_of
 from orchestrator.execution.on_ray.ray_tasks import Outdated, Tasks
+from orchestrator.execution.perform import DEFAULT_WORK, PREFLIGHT, failure_of
 from orchestrator.execution.placement import Node, Watch, refusal, request, share_of, slots
-from orchestrator.execution.segment import DEFAULT_WORK, PREFLIGHT, failure_of
 
 
 def make_executor(

@@ -27,8 +27,8 @@ from orchestrator.execution.interrupts import SENT_TO_ALL
 from orchestrator.execution.on_ray import ranks
 from orchestrator.execution.output_capture import captured_output, interrupt_flag
 from orchestrator.execution.own_modules import ProcessOutdated, hold_planned, modules_of
+from orchestrator.execution.perform import perform
 from orchestrator.execution.placement import cuda_device, share_of
-from orchestrator.execution.segment import perform
 
 if TYPE_CHECKING:
     from ray import ObjectRefGenerator

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from orchestrator.compare.panels import Position, positions
 from orchestrator.core.specs import Key, Plan
 from orchestrator.planning.number_formats import percent
-from orchestrator.planning.plan import Span, span_of
+from orchestrator.planning.round_parts import Span, span_of
 
 
 class Cell(NamedTuple):

@@ -17,7 +17,7 @@ from itertools import chain
 
 from orchestrator.compare.statistics import LEVEL, estimate
 from orchestrator.planning.number_formats import counted, first_few
-from orchestrator.planning.plan import EPOCH, TRAINING, ladder
+from orchestrator.planning.round_parts import EPOCH, TRAINING, ladder
 from orchestrator.sweep.search.candidates import Candidate, Cell, SearchSpace
 from orchestrator.sweep.search.policy import Answer, Ask, Conclude, Figures, RuleOut, Seen, Strand, in_words, uneven
 from orchestrator.sweep.search.quantities import are_worse

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from orchestrator.config.key_rules import violations
 from orchestrator.config.training import Train
-from orchestrator.config.well_formed import violations
 from orchestrator.core.errors import Cancelled as Cancelled
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.seeding import derive, seeded

@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from orchestrator.config.cluster import Cluster, to_bytes
-from orchestrator.config.well_formed import violations
+from orchestrator.config.key_rules import violations
 
 
 def validate(**changes: Any) -> list[str]:

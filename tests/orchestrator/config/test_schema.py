@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from training_cases import CLASSES, job, network
 
 from orchestrator.catalogue.models import MODELS
-from orchestrator.config import well_formed
+from orchestrator.config import key_rules
 from orchestrator.config.config_groups import DATA_SET, schema_of, violations_of, with_own_options
 from orchestrator.config.hydra_options import register, shadowed
 from orchestrator.config.training import Train
@@ -29,7 +29,7 @@ GROUPS = ("model", "data", "train", "finetune", "optimizer", "scheduler")
 
 
 def violations(where: str, train: dict[str, Any]) -> list[str]:
-    return [*well_formed.violations(where, Train, {**vars(Train()), **train})]
+    return [*key_rules.violations(where, Train, {**vars(Train()), **train})]
 
 
 def files(group: str) -> list[str]:

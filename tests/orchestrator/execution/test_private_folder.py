@@ -15,12 +15,13 @@ import pytest
 
 from orchestrator.config.cluster import Cluster
 from orchestrator.execution.on_ray import embedded_ray
-from orchestrator.execution.on_ray.embedded_ray import LONGEST, Address, ClusterError, private_folder
+from orchestrator.execution.on_ray.embedded_ray import Address, ClusterError
+from orchestrator.execution.on_ray.private_folder import LONGEST, private_folder
 
 DRIVER = """
 import os, sys
 from orchestrator.execution.interrupts import leave
-from orchestrator.execution.on_ray.embedded_ray import private_folder
+from orchestrator.execution.on_ray.private_folder import private_folder
 with private_folder() as folder:
     os.makedirs(folder)
     os.chmod(folder, 0o777)  # as Ray does

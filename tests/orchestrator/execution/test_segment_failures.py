@@ -13,7 +13,7 @@ from orchestrator.core.errors import DataError, OrchestratorError, StoreError
 from orchestrator.core.records import StageRecord
 from orchestrator.core.work_order import Result, WorkOrder
 from orchestrator.execution import segment
-from orchestrator.execution.segment import perform
+from orchestrator.execution.perform import perform
 from orchestrator.store.store import Store
 from orchestrator.training.loop.steps import TrainingError
 from orchestrator.training.loop.training_loop import Diverged

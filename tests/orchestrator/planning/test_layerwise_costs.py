@@ -8,13 +8,7 @@ import pytest
 from small_language_models import BLOCKS, INNER, WIDTH, write_gguf, write_text
 from small_trials import composed, planned
 
-from orchestrator.planning.forecast import (
-    BlockSizes,
-    block_sizes,
-    layerwise_costs,
-    operations,
-    peak_memory,
-)
+from orchestrator.planning.layerwise_costs import BlockSizes, block_sizes, layerwise_costs, operations, peak_memory
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "layerwise.md"
 PUBLISHED = {"1B": (16, 2048, 8192, 1.0e9), "7B": (32, 4096, 11008, 6.5e9), "70B": (80, 8192, 28672, 68e9)}

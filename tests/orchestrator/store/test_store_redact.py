@@ -7,7 +7,7 @@ import time
 import pytest
 
 from orchestrator.core.redact import is_secret, redact, redact_argument, redact_tree, shown, without
-from orchestrator.execution.segment import failure_of
+from orchestrator.execution.perform import failure_of
 from orchestrator.store.store import Store
 
 

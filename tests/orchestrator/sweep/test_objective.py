@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from factories import make_plan, make_records
 
+from orchestrator.config.key_rules import violations
 from orchestrator.config.schema import Config, ConfigError
-from orchestrator.config.well_formed import violations
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord
 from orchestrator.sweep.outcome import Outcome, invalid_margin, objective, unmeasured

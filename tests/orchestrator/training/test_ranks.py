@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import HashStore, TCPStore
 
 from orchestrator.core.work_order import Seat, WorkOrder
 from orchestrator.execution.on_ray.ranks import interface_of, seated
-from orchestrator.execution.segment import failure_of
+from orchestrator.execution.perform import failure_of
 from orchestrator.store.store import Store
 from orchestrator.training.loop.steps import TrainingError
 from orchestrator.training.preflight.first_step import Misfit
