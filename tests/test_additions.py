@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -33,6 +33,8 @@ class Addition:
         made: files that `python -m scripts.reference` makes or changes for it.
         tests: contract tests that must have taken it in, with a part of the names of their cases.
         line: its line in a table of `METHODS_PAGE`, and how the line before begins.
+        end: text before whose last occurrence in the catalogue the row goes.
+        further: another file -> the text before whose last occurrence more goes, empty for a new file; and this text.
     """
 
     module: str | None
@@ -42,6 +44,13 @@ class Addition:
     made: tuple[str, ...]
     tests: Mapping[str, str]
     line: tuple[str, str] | None = None
+    end: str = "    )\n)\n"
+    further: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    @property
+    def by_hand(self) -> set[str]:
+        """Files that are written or changed by hand, without the page of methods."""
+        return {self.catalogue, *self.further, *([self.module] if self.module else [])}
 
 
 PAGE = "docs/reference/configuration.md"
@@ -165,10 +174,80 @@ CODEC = Codec(write, load, ("network.jit",), "torch", "outputs = torch.jit.load(
             "| `squares` | squared | channel, global, `min_kept` 1 | outputs stay | Nobody 2026 |",
         ),
     ),
+    "restart": Addition(
+        "orchestrator/training/state/added.py",
+        '''
+import torch
+from orchestrator.core.specs import StageSpec
+from orchestrator.core.work_order import WorkOrder
+from orchestrator.training.stage_networks import Network
+from pruning import MaskSet
+
+def signs(network: Network, _masks: MaskSet, _spec: StageSpec, _order: WorkOrder) -> None:
+    """Set each weight to its sign times the deviation of its tensor."""
+    with torch.no_grad():
+        for weight in (each for each in network.model.parameters() if each.ndim > 1):
+            weight.copy_(weight.sign() * weight.std())
+''',
+        "orchestrator/core/restart_kinds.py",
+        """        RestartWeights("signs", "orchestrator.training.state.added:signs", "signs of the pruned weights"),
+""",
+        (PAGE, "tests/orchestrator/planning/versions.json"),
+        {},
+        end='''    )
+)
+"""Name -> row, as `restart.weights`."""''',
+        further={"conf/restart/signs.yaml": ("", "# Rounds keep the signs of weights alone.\nweights: signs\n")},
+    ),
+    "stage": Addition(
+        "orchestrator/training/added.py",
+        '''
+from collections.abc import Mapping
+from dataclasses import replace
+from orchestrator.core.redact import redact_tree
+from orchestrator.core.specs import NETWORK, StageSpec
+from orchestrator.core.work_order import Result, WorkOrder
+
+def count(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> Result:
+    """Count the pruned tensors of a finished network."""
+    key = spec.inputs[NETWORK]
+    above = order.store.finished([key])[key]
+    found = {"seconds": 0.0, "tensors": float(len(above.tensor_sizes))}
+    plain = {"before": {}, "after": {}, "curve": (), "steps": 0, "best_step": 0, "details": {}, "files": {}}
+    own = {"key": spec.key, "kind": spec.kind, "spec": redact_tree(spec.to_json()), "measurements": found}
+    return Result(replace(above, started_from=above.weights_digest, **plain, **own), {}, None)
+''',
+        "orchestrator/core/stage_kinds.py",
+        """    "count": StageKind(
+        "orchestrator.training.added:count",
+        "count",
+        "count",
+        prunes=False,
+        reads_test=False,
+        trains=False,
+        figures=("tensors",),
+        version=1,
+    ),
+""",
+        ("tests/orchestrator/planning/versions.json",),
+        {},
+        end="}\n",
+        further={
+            "orchestrator/planning/plan.py": (
+                "    return stages, tuple(measured)\n",
+                """    fields = {name: dense.fields[name] for name in ("device", "sources")}
+    fields["versions"] = {"stage/count": version_of("stage/count")}
+    stages.append(StageSpec("count", fields, {NETWORK: last.key}, location=dense.location))
+    measured.append(stages[-1].key)
+""",
+            )
+        },
+    ),
 }
 SWEEP = (
     *("-m", "orchestrator", "cluster=inline", "tracking=none", "data=noise", "task=guessing", "method=squares"),
     *(
+        "restart=signs",
         "schedule.sparsity=0.5",
         "schedule.rounds=1",
         "repair=doubled",
@@ -230,9 +309,10 @@ def before(tree: Path) -> dict[str, bytes]:
     for each in ADDED.values():
         if each.module is not None:
             (tree / each.module).write_text(f'"""Added."""\n\nfrom __future__ import annotations\n{each.code}')
-        rows = (tree / each.catalogue).read_text()
-        end = rows.rindex("    )\n)\n")
-        (tree / each.catalogue).write_text(rows[:end] + each.row + rows[end:])
+        for path, (end, text) in {each.catalogue: (each.end, each.row), **each.further}.items():
+            rows = (tree / path).read_text() if end else ""
+            place = rows.rindex(end)
+            (tree / path).write_text(rows[:place] + text + rows[place:])
         if each.line is not None:
             page = (tree / METHODS_PAGE).read_text().splitlines()
             (place,) = (at for at, line in enumerate(page, 1) if line.startswith(each.line[0]))
@@ -242,28 +322,33 @@ def before(tree: Path) -> dict[str, bytes]:
 
 
 def test_an_addition_costs_its_module_and_a_row(tree: Path, before: dict[str, bytes]) -> None:
-    by_hand = {path for each in ADDED.values() for path in (each.module, each.catalogue) if path} | {METHODS_PAGE}
+    by_hand = {path for each in ADDED.values() for path in each.by_hand} | {METHODS_PAGE}
 
     after = contents(tree)
 
     changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+    assert all(len(each.by_hand) <= 3 for each in ADDED.values())
     assert changed == by_hand | {path for each in ADDED.values() for path in each.made}
     digests = "tests/orchestrator/planning/versions.json"
     assert json.loads(before[digests]).items() <= json.loads(after[digests]).items(), "those of others are as they were"
-    for name in ("squared", "doubled", "guessing", "noise", "jit", "squares"):
+    for name in ("squared", "doubled", "guessing", "noise", "jit", "squares", "signs"):
         assert name in after[PAGE].decode()
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("before")
 def test_a_sweep_runs_all_additions(tree: Path, tmp_path: Path) -> None:
-    python(tree, *SWEEP, folder=tmp_path)
+    printed = python(tree, *SWEEP, folder=tmp_path)
 
     records = [json.loads(file.read_text())["record"] for file in (tmp_path / "store" / "stages").glob("*/record.json")]
     (last,) = [record for record in records if record["kind"] == "round"]
     assert last["details"]["scoring"]["score"] == "squared"
     assert {record["spec"]["fields"]["format"] for record in records if record["kind"] == "measure"} == {"jit"}
     assert {"score/squared": 1, "repair/doubled": 1}.items() <= last["spec"]["fields"]["versions"].items()
+    assert last["spec"]["fields"]["restart"] == {"weights": "signs", "rates": 0, "optimizer": "restored"}
+    assert [record["measurements"]["tensors"] for record in records if record["kind"] == "count"] == [3]
+    assert "8 stages (1 dense training, 1 start, 1 round, 2 deployments, 1 measurement, 1 count)" in printed
+    assert "0 stages to run" in python(tree, *SWEEP, folder=tmp_path)
 
 
 @pytest.mark.slow

@@ -112,7 +112,7 @@ def test_the_dry_run_shows_the_plan_and_imports_nothing_heavy(run: Run, tmp_path
 
     assert result.returncode == 0, result.stderr
     assert "trials    15" in result.stdout
-    assert "48 unique of 60 asked for, 12 shared; dense trainings: 3, rounds: 45" in result.stdout
+    assert "48 unique of 60 asked for, 12 shared; 3 dense trainings, 45 rounds" in result.stdout
     assert list(tmp_path.iterdir()) == []
 
 

@@ -23,7 +23,7 @@ from orchestrator.core.events import Decision
 from orchestrator.core.metrics import margin_fault
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, TrialSpec
-from orchestrator.core.stage_kinds import KINDS, START
+from orchestrator.core.stage_kinds import KINDS
 from pruning.measure.garbage_collection import collector_paused
 
 Sample = tuple[Row, Row]
@@ -316,7 +316,7 @@ def _known_mean(values: Sequence[float | None]) -> float | None:
 def _cost(plan: Plan, records: Mapping[str, StageRecord]) -> Cost:
     trained = [key for key, spec in plan.stages.items() if key in records and KINDS[spec.kind].trains]
     # a start's steps are the first steps of the dense training, and counted there
-    steps = plan.added({key: 0 if records[key].kind == START else records[key].steps for key in trained})
+    steps = plan.added({key: records[key].steps if KINDS[records[key].kind].counts_steps else 0 for key in trained})
     seconds = plan.added({key: records[key].seconds for key in trained})
     uses = {key: len(plan.trials_of[key]) for key in trained}
     return Cost(

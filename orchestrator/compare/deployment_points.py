@@ -14,6 +14,7 @@ from typing import Any
 from orchestrator.compare.statistics import Estimate, estimate, ratio
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import NETWORK, Plan, TrialSpec
+from orchestrator.core.stage_kinds import KINDS
 
 HARDWARE = ("processor", "threads", "runtime")
 """Environment entries that affect a measurement."""
@@ -58,7 +59,7 @@ def by_network(plan: Plan, records: Mapping[str, StageRecord]) -> dict[str, list
     """Return stage key -> finished measurements of the stage's network."""
     found: dict[str, list[StageRecord]] = {}
     for key in dict.fromkeys(key for trial in plan.trials for key in trial.measured):
-        if key in records:
+        if key in records and KINDS[records[key].kind].times:
             network = plan.stages[plan.stages[key].inputs[NETWORK]].inputs[NETWORK]
             found.setdefault(network, []).append(records[key])
     return found
@@ -94,7 +95,8 @@ def figures_of(trial: TrialSpec, records: Mapping[str, StageRecord]) -> list[tup
 
     The list is empty until all measurements have finished.
     """
-    found = [records[key] for key in trial.measured if all(each in records for each in trial.measured)]
+    ended = all(key in records for key in trial.measured)
+    found = [records[key] for key in trial.measured if ended and KINDS[records[key].kind].times]
     return [
         (name, value, record.ended)
         for record in found

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import StageSpec
-from orchestrator.core.stage_fields import Restart, StageFields
+from orchestrator.core.stage_fields import RestartFields, StageFields
 from pruning.catalogue.methods import METHODS
 from pruning.choices.axes import SPANNING
 
@@ -80,9 +80,9 @@ def chosen(fields: StageFields, record: StageRecord) -> Chosen:
     )
 
 
-def _restart_text(restart: Restart) -> str:
+def _restart_text(restart: RestartFields) -> str:
     """Return a restart as settings; "keep" if the round fine-tunes its pruned network."""
-    plain = {} if restart.rates is not None else vars(Restart())
+    plain = {} if restart.rates is not None else vars(RestartFields())
     given = {name: value for name, value in vars(restart).items() if value not in (None, "none")}
     return " ".join(f"{name}={value}" for name, value in given.items() if plain.get(name) != value) or "keep"
 

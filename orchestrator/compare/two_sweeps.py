@@ -25,6 +25,7 @@ from orchestrator.compare.statistics import LEVEL, Estimate, at_level, has_sprea
 from orchestrator.compare.trial_settings import SettingsOfEach, as_typed
 from orchestrator.compare.verdicts import Places, Values, Verdict, elsewhere, judge
 from orchestrator.core.metrics import Metric
+from orchestrator.core.stage_kinds import KINDS
 
 MOVING = ("seed", "target", "amount", "round", "inner", "until", "restart")
 """Stage fields that distinguish the stages and trials of one line."""
@@ -60,7 +61,8 @@ def differences_beyond_settings(first: Side, second: Side) -> dict[str, tuple[st
 def _in_keys(side: Side) -> dict[str, set[str]]:
     """Return field -> its values, over the dense and round stages."""
     found: dict[str, set[str]] = {}
-    specs = [spec for spec in side.sweep.plan.stages.values() if spec.kind in ("dense", "round")]
+    stages = side.sweep.plan.stages.values()
+    specs = [spec for spec in stages if KINDS[spec.kind].trains and KINDS[spec.kind].reads_test]
     parts = [{name: value for name, value in spec.fields.items() if name not in MOVING} for spec in specs]
     for fields in _each_once(parts):
         for name, value in fields.items():

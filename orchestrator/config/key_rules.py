@@ -28,15 +28,17 @@ class Unread:
     at_default: bool = False
 
 
-def key(default: Any, *rules: Rule, unread: Unread | None = None) -> Any:
+def key(default: Any, *rules: Rule, unread: Unread | None = None, meaning: str = "") -> Any:
     """Return a dataclass field with a default and rules; `violations` reports the first broken rule.
 
     Args:
         default: the default.
         rules: rules of the value.
         unread: when the setting is left out of the keys of stages; None: never.
+        meaning: what the reference says of it, in place of a docstring.
     """
-    return field(default_factory=lambda: copy.copy(default), metadata={"rules": rules, "unread": unread})
+    metadata = {"rules": rules, "unread": unread, "meaning": meaning}
+    return field(default_factory=lambda: copy.copy(default), metadata=metadata)
 
 
 @cache

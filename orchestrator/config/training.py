@@ -11,6 +11,7 @@ from typing import Any
 from orchestrator.catalogue.tasks import OPTIONAL_TARGET, has_target
 from orchestrator.config.key_rules import Unread, key
 from orchestrator.core.plain_data import canonical_json
+from orchestrator.core.restart_kinds import CONTROLS, RESTARTS, listed
 from pruning.catalogue.dynamics import DYNAMICS, DynamicsRow, own_row
 from pruning.catalogue.rows import Rule, at_least, is_number, one_of, whole, within
 from pruning.schedule import step_of
@@ -55,7 +56,8 @@ def row_of(node: Mapping[str, Any]) -> DynamicsRow | None:
 
 def _length_violations(config: Mapping[str, Any], row: DynamicsRow) -> Iterator[str]:
     """Yield the broken rules of the length of the training in which masks change."""
-    restarted = config["restart"]["weights"] != "keep" or config["restart"]["rates"] is not None
+    weights = RESTARTS.get(config["restart"]["weights"])  # an unknown one is refused by its own rule
+    restarted = (weights is not None and not weights.keeps) or config["restart"]["rates"] is not None
     where = "train" if config["schedule"]["at"] != "trained" or restarted else "finetune"
     training, node = config[where], config["dynamics"]
     if where == "finetune" and not (training["epochs"] or training["steps"]):
@@ -243,8 +245,7 @@ def low_rank_violations(config: Mapping[str, Any]) -> Iterator[str]:
 class Restart:
     """Start of the training in a round after pruning, and the control experiment of the last round."""
 
-    weights: str = key("keep", one_of("keep", "step", "reinit"))
-    """`keep` the pruned weights, rewind to a `step` of the dense training, or draw new weights (`reinit`)."""
+    weights: str = key("keep", one_of(*RESTARTS), meaning=f"Weights that a round trains from: {listed(RESTARTS)}.")
     step: Any = key(None, _PLACE)
     """Place in the dense training whose weights and buffers `weights=step` uses."""
     rates: Any = key(None, _PLACE)
@@ -252,6 +253,4 @@ class Restart:
     weights or a network that is not trained yet, else rounds fine-tune by `finetune`."""
     optimizer: str = key("restored", one_of("restored", "fresh"))
     """Optimizer of a round that continues by `train`: its state at that place, masked (`restored`), or `fresh`."""
-    control: str = key("none", one_of("none", "shuffle", "reinit", "invert", "small"))
-    """Control experiment of the last round: masks shuffled in each tensor (`shuffle`), new weights under the masks
-    (`reinit`), inverted scores (`invert`), or the `small` dense network that remains, with new weights."""
+    control: str = key("none", one_of(*CONTROLS), meaning=f"Control of the last round: {listed(CONTROLS)}.")

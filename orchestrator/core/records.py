@@ -131,10 +131,7 @@ class _Details:
     training_macs: Mapping[str, _PhaseCost] = field(default_factory=dict)
     mask_updates: tuple[_MaskUpdate, ...] = ()
     generations: tuple[_Generation, ...] = ()
-
-
-MEASURED = ("latency_ms", "dense_ms", "speedup", "speedup_low", "speedup_high")
-"""Figures of a measurement at each batch size."""
+    shared_examples: Count = 0
 
 
 @dataclass(frozen=True)
@@ -382,9 +379,7 @@ class StageRecord:
             )
         if self.tensor_sparsity.keys() != self.tensor_sizes.keys():
             raise ValueError("`tensor_sparsity` must have the same parameter names as `tensor_sizes`")
-        if self.kind == "deploy":
-            self._refuse_undeployed(spec)
-        if self.kind == "measure":
+        if not KINDS[self.kind].trains:
             self._refuse_unmeasured(spec)
         if spec is None or not KINDS[self.kind].prunes:
             return
@@ -396,19 +391,14 @@ class StageRecord:
                 f"`requested_sparsity` (={self.requested_sparsity}) must be the target of `spec` (={target})"
             )
 
-    def _refuse_undeployed(self, spec: StageSpec | None) -> None:
-        """Raise ValueError if a deployment lacks its network, or a figure that its measurement reads."""
-        if spec is None or spec.parent is None:
-            raise ValueError("`spec` of a deployment must name its network in `inputs`")
-        if lacking := [name for name in ("bytes", "parameters") if name not in self.measurements]:
-            raise ValueError(f"`measurements` of a deployment must have {lacking[0]!r}")
-
     def _refuse_unmeasured(self, spec: StageSpec | None) -> None:
-        """Raise ValueError if a measurement lacks a figure, or its spec lacks the format or the batch sizes."""
-        sizes = spec.typed.measure.batch_sizes if spec else ()
-        if not sizes or not (spec and spec.typed.format):
-            raise ValueError("`spec` of a measurement must have `format` and `measure.batch_sizes`")
-        by_size = (f"{name}/{size}" for size in sizes for name in MEASURED)
-        lacking = [name for name in ("bytes", "dense_bytes", *by_size) if not self.measurements.get(name, 0) > 0]
-        if lacking:
+        """Raise ValueError if a stage that trains nothing lacks its network, or a figure of its row."""
+        row = KINDS[self.kind]
+        if spec is None or spec.parent is None:
+            raise ValueError(f"`spec` of a {row.noun} must name its network in `inputs`")
+        sizes = spec.typed.measure.batch_sizes
+        if row.times and not (sizes and spec.typed.format):
+            raise ValueError(f"`spec` of a {row.noun} must have `format` and `measure.batch_sizes`")
+        by_size = (f"{name}/{size}" for size in sizes for name in row.figures_by_size)
+        if lacking := [name for name in (*row.figures, *by_size) if not self.measurements.get(name, 0) > 0]:
             raise ValueError(f"`measurements` must have {lacking[0]!r}, above 0")

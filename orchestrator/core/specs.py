@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from orchestrator.core.plain_data import Sha256, canonical_json, digest, quoted, read_as
 from orchestrator.core.stage_fields import StageFields
-from orchestrator.core.stage_kinds import KINDS, PART
+from orchestrator.core.stage_kinds import KINDS, START
 
 SPEC_VERSION = 2
 """Increased when the same fields mean different work: every older stage then has another key."""
@@ -125,7 +125,7 @@ def start_of(dense: StageSpec, until: int | str) -> StageSpec:
         dense: the dense training, or another start of it.
         until: the step, or epochs as in 2.5ep.
     """
-    return StageSpec("start", {**dense.fields, "until": until}, location=dense.location)
+    return StageSpec(START, {**dense.fields, "until": until}, location=dense.location)
 
 
 def identity_of(spec: StageSpec, identities: Mapping[Key, str]) -> str:
@@ -154,7 +154,7 @@ class TrialSpec:
     identity: str
     """`identity_of` the last stage: equal for trials that differ only in the seed."""
     measured: tuple[Key, ...] = ()
-    """Keys of the stages that measure the deployed last network, one for each format."""
+    """Keys of the stages that read the last network once it is finished, such as measurements of its deployments."""
     parts: tuple[Key, ...] = ()
     """Keys of the stages that end at places of the last round's training, the first place first: only a search runs
     them, and the trial needs none."""
@@ -249,7 +249,7 @@ class Plan:
 
     def _is_part(self, key: Key) -> bool:
         spec = self.stages.get(key) or self.finished.get(key)
-        return spec is not None and spec.kind == PART
+        return spec is not None and KINDS[spec.kind].part
 
     def without(self, finished: Collection[Key]) -> Plan:
         """Return the plan without the stages that need not run; the trials stay."""
@@ -338,7 +338,8 @@ class Plan:
             ):
                 raise ValueError(f"trial {quoted(trial.name)} names a stage that is not in the plan")
             for each in (stages[key] for key in trial.measured):
-                if each.parent is None or stages[each.parent].parent is None:
+                above = stages.get(each.parent or "")
+                if KINDS[each.kind].trains or above is None or (KINDS[each.kind].times and above.parent is None):
                     raise ValueError(
                         f"trial {quoted(trial.name)} measures a stage that is not a deployment of a network"
                     )

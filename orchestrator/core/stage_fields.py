@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
+
+from msgspec import Meta
 
 from orchestrator.core.plain_data import Count, Margin
+from orchestrator.core.restart_kinds import CONTROLS, RESTARTS, RestartControl, RestartWeights, any_of
 from pruning.choices import axes
 from pruning.choices.combining import Choices
 
@@ -51,7 +54,7 @@ class ScoreFields(Component):
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingFields:
     """Training settings that other code reads."""
 
     _target_: str | None = None
@@ -63,27 +66,32 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Restart:
+class RestartFields:
     """Start of the training in a round.
 
     Args:
-        weights: "keep" (the pruned weights), "step" (weights of a step of the dense training) or "reinit" (new draws).
-        step: the place whose weights "step" uses.
+        weights: name of a row of `RESTARTS`.
+        step: the place whose weights a row with `at_step` uses.
         rates: the place of the dense training from which the round continues by `train`; None if it fine-tunes.
         optimizer: "restored" from the place `rates`, or "fresh".
-        control: "shuffle", "invert", "small" or "none".
+        control: name of a row of `CONTROLS`.
     """
 
-    weights: str = "keep"
+    weights: Annotated[str, Meta(pattern=any_of(RESTARTS))] = "keep"
     rates: Place | None = None
     optimizer: str = "restored"
     step: Place | None = None
-    control: str = "none"
+    control: Annotated[str, Meta(pattern=any_of(CONTROLS))] = "none"
 
     @property
-    def keeps_weights(self) -> bool:
-        """Whether the round trains on from the pruned weights."""
-        return self.weights == "keep"
+    def weights_row(self) -> RestartWeights:
+        """Row of the weights."""
+        return RESTARTS[self.weights]
+
+    @property
+    def control_row(self) -> RestartControl:
+        """Row of the control."""
+        return CONTROLS[self.control]
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -92,7 +100,7 @@ class Restart:
 
 
 @dataclass(frozen=True)
-class Prune:
+class PruneFields:
     """Parameters that are pruned, and the way in which masks are held during training.
 
     Args:
@@ -169,10 +177,10 @@ class StageFields:
     target: float | None = None
     amount: float | int | None = None
     until: Place | None = None
-    train: Training = Training()
-    finetune: Training = Training()
-    restart: Restart = Restart()
-    prune: Prune = Prune()
+    train: TrainingFields = TrainingFields()
+    finetune: TrainingFields = TrainingFields()
+    restart: RestartFields = RestartFields()
+    prune: PruneFields = PruneFields()
     method: Component = Component()
     score: ScoreFields = ScoreFields()
     repair: Component = Component()
@@ -228,7 +236,7 @@ def choices_of(fields: Mapping[str, Any], typed: StageFields) -> Choices:
             typed.dynamics._target_ or typed.dynamics.kind or "nested", _options(fields.get("dynamics", {}))
         ),
         repair=axes.Repair(repair.get("kind") or "none", _options(repair)),
-        control=axes.Control("invert" if typed.restart.control == "invert" else "none"),
+        control=axes.Control("invert" if typed.restart.control_row.inverts else "none"),
         select=typed.method.named if by_class else None,
         arguments=method | ({} if typed.amount is None else {"amount": typed.amount}),
     )

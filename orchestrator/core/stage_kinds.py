@@ -18,6 +18,8 @@ class StageKind:
     title: str
     """Name of such a stage for people; `{round}` stands for its round, `{until}` for the place at which it ends,
     `{format}` for its deployment format."""
+    noun: str
+    """Noun by which such stages are counted, in the singular."""
     prunes: bool
     """Whether the stage makes masks."""
     own_task: bool = False
@@ -29,12 +31,35 @@ class StageKind:
     also if no stage or several stages need them, for later sweeps, or `always`."""
     trains: bool = True
     """Whether the stage trains a network; otherwise it reads a finished network and changes nothing."""
+    validates: bool = True
+    """Whether the training is measured on the validation split, and keeps the weights that are selected there."""
+    part: bool = False
+    """Whether the stage is the beginning of a round, which counts the cost of the stage in its own."""
+    counts_steps: bool = True
+    """Whether the cost of a sweep counts the steps; False if another stage always counts them."""
     alone: bool = False
     """Whether the stage runs alone: such stages run one after another at the end of a sweep."""
+    figures: tuple[str, ...] = ()
+    """Measurements that its record must have, all above 0."""
+    figures_by_size: tuple[str, ...] = ()
+    """Measurements that its record must have for each batch size, as in `speedup/64`, all above 0."""
+    version: int = 0
+    """Version of its own code, raised when equal inputs give other bits than before; the specs of such stages name it.
+    0: a version of shared code covers it."""
 
     def named(self, fields: StageFields) -> str:
         """Return the name of a stage with these fields for people."""
         return self.title.format(round=fields.round, format=fields.format, until=place_in_words(fields.until))
+
+    @property
+    def code(self) -> str:
+        """Code that `version` covers; empty if shared code's version does."""
+        return self.run if self.version else ""
+
+    @property
+    def times(self) -> bool:
+        """Whether the stage measures the latency of a deployed network."""
+        return bool(self.figures_by_size)
 
 
 def place_in_words(place: Place | None) -> str:
@@ -47,38 +72,54 @@ START = "start"
 PART = "part"
 """Kind of a round that ends at a place of its training, for a search; the round continues from there."""
 KINDS: Mapping[str, StageKind] = {
+    "dense": StageKind(
+        "orchestrator.training.training_stages:train_dense", "dense training", "dense training", prunes=False
+    ),
     START: StageKind(
         "orchestrator.training.training_stages:train_dense",
         "start of the training",
+        "start",
         prunes=False,
         reads_test=False,
         keeps="while_needed",
+        validates=False,
+        counts_steps=False,
     ),
-    "dense": StageKind("orchestrator.training.training_stages:train_dense", "dense training", prunes=False),
     "round": StageKind(
-        "orchestrator.training.training_stages:prune_and_finetune", "round {round}", prunes=True, keeps="at_branches"
+        "orchestrator.training.training_stages:prune_and_finetune",
+        "round {round}",
+        "round",
+        prunes=True,
+        keeps="at_branches",
     ),
     PART: StageKind(
         "orchestrator.training.training_stages:prune_and_finetune",
         "round {round} up to {until}",
+        "part",
         prunes=True,
         reads_test=False,
         keeps="while_needed",
+        part=True,
     ),
     "deploy": StageKind(
         "orchestrator.deploy.deployment_stages:deploy",
         "deployment as {format}",
+        "deployment",
         prunes=False,
         own_task=True,
         trains=False,
+        figures=("bytes", "parameters"),
     ),
     "measure": StageKind(
         "orchestrator.deploy.deployment_stages:measure",
         "latency as {format}",
+        "measurement",
         prunes=False,
         own_task=True,
         reads_test=False,
         trains=False,
         alone=True,
+        figures=("bytes", "dense_bytes"),
+        figures_by_size=("latency_ms", "dense_ms", "speedup", "speedup_low", "speedup_high"),
     ),
 }

@@ -134,7 +134,7 @@ def kept(
 def latencies(sweep: SavedSweep, choice: Choice) -> Iterator[tuple[StageSpec, StageRecord]]:
     """Yield the finished latency measurements of a trial's network."""
     for key, record in sweep.records.items():
-        if record.kind == "measure" and choice.stage in {spec.key for spec in sweep.plan.lineage(key)}:
+        if KINDS[record.kind].times and choice.stage in {spec.key for spec in sweep.plan.lineage(key)}:
             yield sweep.plan.stages[key], record
 
 

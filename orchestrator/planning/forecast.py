@@ -122,11 +122,12 @@ def in_words(forecast: Forecast) -> str:
 
 
 def afterwards(forecast: Forecast, plan: Plan, records: Mapping[str, StageRecord]) -> str:
-    """Return a sentence with the estimate for the last run, and its actual values."""
-    estimated = in_words(forecast) if forecast.work.unknown < forecast.stages else "unknown"
+    """Return a sentence with the estimate for the last run, if there is one, and its actual values."""
     took = in_words(taken(forecast, plan, records)) or "nothing"
     since = "taken since" if forecast.ended is None else "taken"
-    return f"Estimated as it began: {estimated}; {since}: {took}."
+    if forecast.work.unknown == forecast.stages:
+        return f"{since.capitalize()}: {took}."
+    return f"Estimated as it began: {in_words(forecast)}; {since}: {took}."
 
 
 def _at_once(slots: int) -> str:

@@ -14,18 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from orchestrator.catalogue.models import TIED
 from orchestrator.planning.file_places import GGUF, Misplaced, checkpoint, is_uri, parts_of_weights
 from orchestrator.planning.pinned_content import config_of, from_transformers
 
 HEAD = "lm_head.weight"
 """Weight of the head in transformers' causal language models."""
-TIED: Mapping[str, bool] = {
-    **dict.fromkeys(("bloom", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neo", "opt"), True),
-    **dict.fromkeys(("granite", "llama", "mistral", "olmo", "olmo2", "phi", "phi3", "qwen2", "qwen3"), False),
-    **dict.fromkeys(("cohere", "smollm3", "starcoder2"), True),
-    **dict.fromkeys(("gptj", "mixtral", "stablelm"), False),
-}
-"""`model_type` of networks whose head is `HEAD` -> whether it is the embedding, where config.json does not tell."""
 SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Type of a number in a .gguf file -> its bytes."""
 TEXT, ARRAY = 8, 9

@@ -39,7 +39,7 @@ from orchestrator.core.stage_fields import OF_SCORING_DATA, Place
 from orchestrator.planning import pinned_content
 from orchestrator.planning.network_files import without_tied_head
 from orchestrator.planning.round_parts import parts_of, rung_violations
-from orchestrator.planning.versions import version_of, versions_of, versions_of_deployment
+from orchestrator.planning.versions import version_of, version_of_restart, versions_of, versions_of_deployment
 from orchestrator.trial import restarts
 from orchestrator.trial.canonical import TRAININGS, canonical, outside_keys
 from pruning import schedule as schedules
@@ -191,6 +191,7 @@ def _stages(
         inputs |= {role: start(restart[name]).key for name, role in AT_STEPS.items() if name in restart}
         place = {"round": index, "inner": config["schedule"]["inner"]} | order
         fields = shared[parts] | ({"restart": restart} if restart else {}) | place | target
+        fields["versions"] = fields["versions"] | version_of_restart(restart)
         chain.append(StageSpec("round", fields, inputs, location=location))
     saving = tuple(spec.key for place, spec in starts.items() if place)
     begun = parts_of(chain[-1], config["search"])

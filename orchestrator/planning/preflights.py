@@ -14,7 +14,7 @@ from orchestrator.config import sources
 from orchestrator.config.schema import MATCHING, objectives
 from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.specs import Plan, StageSpec
-from orchestrator.core.stage_kinds import KINDS, PART
+from orchestrator.core.stage_kinds import KINDS
 
 RELEASES = ("orchestrator", "python", "torch", "numpy")
 """Packages whose releases affect whether a combination can run."""
@@ -52,7 +52,7 @@ def combinations(
         else:
             dense[key] = dense[spec.parent]
         root, network = dense[key]
-        if not KINDS[spec.kind].trains or spec.kind == PART:  # the round shows as much as its parts
+        if not KINDS[spec.kind].trains or KINDS[spec.kind].part:  # the round shows as much as its parts
             continue
         if key in finished or (own_only and not _has_own_code(spec)):
             continue

@@ -13,7 +13,7 @@ from orchestrator.config.training import row_of
 from orchestrator.core.events import Forecast
 from orchestrator.core.plain_data import canonical_json
 from orchestrator.core.specs import Plan, TrialSpec
-from orchestrator.core.stage_kinds import PART
+from orchestrator.core.stage_kinds import KINDS
 from orchestrator.planning.forecast import told
 from orchestrator.planning.layerwise_costs import layerwise_costs
 from orchestrator.planning.network_files import tied_head
@@ -45,17 +45,11 @@ def preview(
         search: lines about the search; empty without a search
     """
     asked = sum(map(len, plan.work))
-    kinds = Counter(spec.kind for spec in plan.stages.values())
-    starts = f", starts of them: {kinds['start']}" if kinds["start"] else ""
-    parts = f"; {counted(kinds[PART], 'part')} of them for the search" if kinds[PART] else ""
-    unique = len(plan.stages) - kinds[PART]
-    deployed = f", deployments: {kinds['deploy']}, measured: {kinds['measure']}" if kinds["deploy"] else ""
-    first = plan.trials[0].config
+    first, unique = plan.trials[0].config, sum(not KINDS[spec.kind].part for spec in plan.stages.values())
     lines = [
         f"sweep     {name}",
         f"trials    {len(plan.trials)}",
-        f"stages    {unique} unique of {asked} asked for, {asked - unique} shared; "
-        f"dense trainings: {kinds['dense']}{starts}, rounds: {kinds['round']}{deployed}{parts}",
+        f"stages    {unique} unique of {asked} asked for, {asked - unique} shared; {by_kind(plan)}",
         f"to run    {len(plan.stages) - sum(key in finished for key in plan.stages)}; "
         f"{sum(key in finished for key in plan.stages)} already in the store at {first['store']['uri']}",
         *_failed(plan, set(failed) - set(finished)),
@@ -73,6 +67,12 @@ def preview(
         "Nothing was run, because of dry_run=true. A real run first tries whether built-in parts fit each other.",
     ]
     return "\n".join(lines)
+
+
+def by_kind(plan: Plan) -> str:
+    """Count a plan's stages by their kind: `1 dense training, 8 rounds`."""
+    kinds = Counter(spec.kind for spec in plan.stages.values())
+    return ", ".join(counted(kinds[kind], row.noun) for kind, row in KINDS.items() if kinds[kind])
 
 
 def _forecast(forecast: Forecast | None) -> Iterator[str]:

@@ -7,12 +7,13 @@ tells what to do if they differ.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from orchestrator.catalogue.formats import FORMATS
 from orchestrator.config.config_groups import OF_STAGES
+from orchestrator.core.restart_kinds import RESTARTS
+from orchestrator.core.stage_kinds import KINDS
 from pruning.catalogue.allocations import ALLOCATIONS
-from pruning.catalogue.rows import Row
 from pruning.choices.axes import TRANSFORMER_UNITS
 
 SHARED: Mapping[str, int] = {
@@ -29,10 +30,24 @@ SHARED: Mapping[str, int] = {
 `own_class`: the call of a user's own method class; `deploy`: shrinking and measuring;
 `layerwise`: pruning in the sequential order; `lora`: training of low-rank updates; `ranks`: several processes;
 `smaller`: training of the smaller transformer that masks leave."""
-FAMILIES: Mapping[str, Mapping[str, Row]] = {
+
+
+class Versioned(Protocol):
+    """A row whose code has a version."""
+
+    @property
+    def code(self) -> str: ...
+
+    @property
+    def version(self) -> int: ...
+
+
+FAMILIES: Mapping[str, Mapping[str, Versioned]] = {
     **{name: group.rows for name, group in OF_STAGES.items()},
     "allocation": ALLOCATIONS,
     "format": FORMATS,
+    "restart": RESTARTS,
+    "stage": KINDS,
 }
 """Family -> rows; keys contain names and versions, as in "score/snip"."""
 
@@ -70,7 +85,11 @@ def versions_of(parts: Mapping[str, Any], *, sequential: bool = False) -> dict[s
 
 
 def _trains_smaller(parts: Mapping[str, Any]) -> bool:
-    """Whether a round with these parts may train the smaller transformer that its masks leave."""
+    """Whether a round with these parts may train the smaller transformer that its masks leave.
+
+    The masked network would learn the same, but for a narrower residual stream, whose norms have other scales. A
+    training function of the user's own gets the network that it knows.
+    """
     if parts.get("unit", {}).get("kind") not in TRANSFORMER_UNITS:
         return False
     if "finetune" not in parts:
@@ -78,6 +97,12 @@ def _trains_smaller(parts: Mapping[str, Any]) -> bool:
     tuning = parts["finetune"]
     plain = not tuning.get("_target_") and tuning.get("lora_rank") is None and parts["prune"]["holding"] != "hooks"
     return plain and bool(tuning.get("steps") or tuning.get("epochs")) and parts["unit"]["kind"] != "residual"
+
+
+def version_of_restart(restart: Mapping[str, Any]) -> dict[str, int]:
+    """Return the version of the weights of a round's restart; empty for the first one, which their name tells."""
+    name = restart.get("weights", "keep")
+    return {f"restart/{name}": RESTARTS[name].version} if RESTARTS[name].version > 1 else {}
 
 
 def versions_of_deployment(form: str) -> dict[str, int]:

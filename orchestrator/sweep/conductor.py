@@ -41,12 +41,15 @@ from orchestrator.store.leases import Leases
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.store import Store
 from orchestrator.sweep.earlier_sweeps import continuing, earlier_forecast, estimated, past_searches
-from orchestrator.sweep.outcome import Outcome, behind
+from orchestrator.sweep.outcome import Outcome, behind, command
 from orchestrator.sweep.preflight import environment, preflight, probing
 from orchestrator.sweep.search.building import PlannedSearch, planned_search
 from orchestrator.views.report.figures import drawing
 from orchestrator.views.terminal.progress import Progress
 from orchestrator.views.terminal.standard_streams import Console, say
+
+FEW = 2
+"""Number of trials up to which the audit that a run prints leaves out what only a comparison can pass."""
 
 
 class Portions:
@@ -177,7 +180,8 @@ def _run(
         print_comparison(comparison, console, failures=False)  # `Outcome.incomplete` lists failures
         if not outcome.interrupted:
             if outcome.records:
-                print_audit(audit(plan, outcome.records, comparison), console)
+                whole = "" if len(plan.trials) > FEW else command("compare", [info.name], config["store"])
+                print_audit(audit(plan, outcome.records, comparison), console, whole)
             print_forecast(info, plan, outcome.records, console)
             files = kept(folder, comparison) or report(info, plan, outcome.records, comparison, store.read)
             try:

@@ -235,13 +235,19 @@ def behind(
     names: Sequence[str], store: Mapping[str, Any], *, uri: str | None, experiment: str | None, **_: object
 ) -> str:
     """Return a sentence about incomplete views, and the command that completes them."""
-    words = ["python", "-m", "orchestrator.sync", *names]
+    own = ["--uri", uri] if uri else []
+    own += ["--experiment", experiment] if experiment and experiment != DEFAULT_EXPERIMENT else []
+    lacking = "this sweep" if len(names) == 1 else f"{len(names)} sweeps"
+    line = command("sync", names, store, own)
+    return f"MLflow does not hold all of {lacking}; the store does. This completes it:\n\n    {line}"
+
+
+def command(name: str, sweeps: Sequence[str], store: Mapping[str, Any], more: Sequence[str] = ()) -> str:
+    """Return the command line of an orchestrator's command for some sweeps of a store."""
+    words = ["python", "-m", f"orchestrator.{name}", *sweeps]
     words += ["--store", store["uri"]] if store["uri"] != "store" else []
     words += [word for key, value in store["options"].items() for word in ("--option", f"{key}={value}")]
-    words += ["--uri", uri] if uri else []
-    words += ["--experiment", experiment] if experiment and experiment != DEFAULT_EXPERIMENT else []
-    lacking = "this sweep" if len(names) == 1 else f"{len(names)} sweeps"
-    return f"MLflow does not hold all of {lacking}; the store does. This completes it:\n\n    {shlex.join(words)}"
+    return shlex.join([*words, *more])
 
 
 def own_frames(traceback: str) -> list[str]:

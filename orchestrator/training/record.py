@@ -150,6 +150,7 @@ def record(stage: StageInputs, done: Trained, found: Measurements, clock: Clock)
             **({} if fit.cost is None else {"training_macs": fit.cost}),
             "measured": {split: dict(each.details) for split, each in found.final.items()},
             **({"generations": found.generations} if found.generations else {}),
+            **({} if spec.parent or network.data.shared is None else {"shared_examples": network.data.shared}),
         },
         measurements={"seconds": earlier + time.perf_counter() - clock.ticks, **done.seconds},
         warnings=tuple(_warnings(stage, done, after)),
@@ -176,10 +177,13 @@ def _files(stage: StageInputs, fit: FitResult, weights: Mapping[str, Any]) -> di
 
 def _warnings(stage: StageInputs, done: Trained, after: Mapping[str, float]) -> Iterator[str]:
     yield from stage.checkpoints.warnings
-    model = stage.spec.typed.model if stage.spec.kind == "dense" else {}
+    first = stage.spec.parent is None and KINDS[stage.spec.kind].validates
+    model = stage.spec.typed.model if first else {}
     untrained = not (stage.config.get("epochs") or stage.config.get("steps"))
     if untrained and model.get("kind") is not None and model.get("weights") is None:
         yield "the network is random: nothing was trained, and `model.weights` is null"
+    if first and (shared := stage.network.data.shared):
+        yield f"{shared:,} of {len(stage.data.test):,} test examples are training or validation examples, too"
     if done.fit.sparse is not None:
         yield from done.fit.sparse.warnings
     for name in done.details.get("dead_tensors", ()):

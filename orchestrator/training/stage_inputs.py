@@ -12,7 +12,7 @@ from torch import nn
 
 from orchestrator.core.seeding import derive
 from orchestrator.core.specs import StageSpec
-from orchestrator.core.stage_kinds import START
+from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.training.loop.training_job import TrainingJob
 from orchestrator.training.loop.training_loop import Cancelled
@@ -75,7 +75,7 @@ class StageInputs:
     @property
     def is_small(self) -> bool:
         """Whether the stage trains a small network anew, as a control."""
-        return self.spec.typed.restart.control == "small"
+        return self.spec.typed.restart.control_row.small
 
     @property
     def read(self) -> Read:
@@ -105,7 +105,7 @@ class StageInputs:
             keep=self.checkpoints.keep,
             since=spec.typed.restart.rates or 0,
             until=spec.typed.until,
-            selects=spec.kind != START,
+            selects=KINDS[spec.kind].validates,
             ranks=order.ranks,
         )
 

@@ -83,7 +83,7 @@ def _train_low_rank(stage: StageInputs, job: TrainingJob, run: Run) -> FitResult
 WAYS = (
     Way(lambda stage: not KINDS[stage.spec.kind].prunes, _train_plain),
     Way(lambda stage: stage.is_small, from_scratch.train_anew),
-    Way(lambda stage: from_scratch.may_be_smaller(stage.spec, stage.asked), from_scratch.train_smaller),
+    Way(lambda stage: from_scratch.may_be_smaller(stage.spec), from_scratch.train_smaller),
     Way(lambda stage: stage.asked.choices.dynamics.row.in_training, sparse_training.train_changing),
     Way(lambda stage: stage.config.get("lora_rank") is not None, _train_low_rank),
     Way(lambda stage: stage.spec.typed.prune.holding == "hooks" and stage.network.masks.sparsity() > 0, _train_hooked),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from orchestrator.config.method_choices import decides_itself, prunes_channels
+from orchestrator.core.restart_kinds import CONTROLS, RESTARTS
 from orchestrator.core.stage_fields import Place
 from pruning.choices.axes import TRANSFORMER_UNITS
 
@@ -16,27 +17,26 @@ WHOLE = ("channel", "group", *TRANSFORMER_UNITS)
 def restart_of(config: Mapping[str, Any], *, last: bool) -> dict[str, Any]:
     """Return the field `restart` of a round; {} for a round that fine-tunes its pruned network.
 
-    `weights` is keep, step or reinit; `step` is the place of weights; `rates` is the place from which the round
-    continues by `train`, absent for fine-tuning; `optimizer` is restored or fresh; `control` is shuffle, invert or
-    small.
+    `weights` and `control` are rows of `orchestrator.core.restart_kinds`; `step` is the place of weights; `rates` is
+    the place from which the round continues by `train`, absent for fine-tuning; `optimizer` is restored or fresh.
 
     Args:
         config: configuration of the trial.
         last: whether the round is the last one; only the last round is a control.
     """
     asked, train = config["restart"], config["train"]
-    control = asked["control"] if last else "none"
-    anew = control in ("reinit", "small")
-    weights, rates = ("reinit", None) if anew else (asked["weights"], asked["rates"])
-    if rates is None and (weights != "keep" or config["schedule"]["at"] != "trained"):
-        rates = asked["step"] if weights == "step" else 0
+    control = CONTROLS[asked["control"] if last else "none"]
+    weights = RESTARTS[control.weights or asked["weights"]]
+    rates = None if control.weights else asked["rates"]
+    if rates is None and (not weights.keeps or config["schedule"]["at"] != "trained"):
+        rates = asked["step"] if weights.at_step else 0
     found: dict[str, Any] = {}
     if rates is not None:
-        found = {"weights": weights, "rates": place(rates, train)}
+        found = {"weights": weights.name, "rates": place(rates, train)}
         found["optimizer"] = asked["optimizer"] if found["rates"] else "restored"  # step 0 has no optimizer state
-    if weights == "step":
+    if weights.at_step:
         found["step"] = place(asked["step"], train)
-    return found | ({"control": control} if control in ("shuffle", "invert", "small") else {})
+    return found | ({"control": control.name} if control.name != "none" and control.in_key else {})
 
 
 def place(asked: Any, train: Mapping[str, Any]) -> Place:
@@ -56,11 +56,12 @@ def _epochs(text: str) -> float:
 def violations(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each broken rule of a configuration's restart."""
     restart, schedule, train = config["restart"], config["schedule"], config["train"]
-    weights, rounds = restart["weights"], int(schedule["rounds"])
-    if (weights == "step") != (restart["step"] is not None):
+    weights, control, rounds = RESTARTS[restart["weights"]], CONTROLS[restart["control"]], int(schedule["rounds"])
+    if weights.at_step != (restart["step"] is not None):
+        among = " or ".join(name for name, row in RESTARTS.items() if row.at_step)
         yield (
-            f"`restart.step` (={restart['step']}) must be given if and only if `restart.weights` (={weights}) is step; "
-            "pass restart=rewind restart.step=0, or restart.step=null."
+            f"`restart.step` (={restart['step']}) must be given if and only if `restart.weights` (={weights.name}) is "
+            f"{among}; pass restart=rewind restart.step=0, or restart.step=null."
         )
         return
     if schedule["at"] == "start" and rounds > 1:
@@ -74,19 +75,20 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
             f"`schedule.rounds` (={rounds}) must be 1 with schedule.at=during, where masks change within one training; "
             "pass schedule.rounds=1, or schedule.at=trained to change them while each round fine-tunes."
         )
-    if restart["control"] == "shuffle" and rounds > 1 and weights == "keep":
+    if control.shuffles and rounds > 1 and weights.keeps:
         yield (
-            "`restart.control` (=shuffle) would bring back weights that earlier rounds set to zero, with "
-            f"restart.weights=keep and `schedule.rounds` (={rounds}); pass restart=rewind, or schedule.rounds=1."
+            f"`restart.control` (={control.name}) would bring back weights that earlier rounds set to zero, with "
+            f"restart.weights={weights.name} and `schedule.rounds` (={rounds}); pass restart=rewind, or "
+            "schedule.rounds=1."
         )
     method, unit = config["method"], config["unit"]["kind"]
     chosen = decides_itself(method) or schedule["amount"] is not None
     whole = prunes_channels(method) or method.get("_target_") if chosen else unit in WHOLE
-    if restart["control"] == "small" and not whole:
+    if control.small and not whole:
         named = f"`method` (={method.get('name')})" if chosen else f"`unit` (={unit})"
         yield (
-            f"`restart.control` (=small) trains the dense network that remains without the pruned channels, but "
-            f"{named} prunes no whole channels; pass method=magnitude unit=group, or another control."
+            f"`restart.control` (={control.name}) trains the dense network that remains without the pruned channels, "
+            f"but {named} prunes no whole channels; pass method=magnitude unit=group, or another control."
         )
     if "rates" in restart_of(config, last=True):
         yield from _training_violations(config, train)

@@ -25,7 +25,7 @@ from orchestrator.core.errors import DataError
 from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.seeding import seeded
 from orchestrator.workloads.data_sets.text import Codec
-from orchestrator.workloads.inspection import digests_of, first
+from orchestrator.workloads.inspection import digests_of, first, shared_examples
 from orchestrator.workloads.splits import LoaderSplit, Split, TensorSplit
 from orchestrator.workloads.streamed_splits import StreamSplit
 from orchestrator.workloads.targets import create, given, returned_function
@@ -59,6 +59,9 @@ class Data:
     digests: Mapping[str, str] = field(default_factory=dict)
     """Split -> digest of its examples, for the user's own data; built-in data sets are pinned by their keys."""
 
+    shared: int | None = None
+    """Number of test examples that are training or validation examples, too, of the user's own data; None if it is
+    unknown."""
     codec: Codec | None = None
     """Conversion between a text and its tokens; None if the data are no text, or the target does not give it."""
 
@@ -117,7 +120,7 @@ def _read(config: Mapping[str, Any]) -> Data:
         returned = create("data", {key: value for key, value in config.items() if key not in OURS}, kinds=DATA)
     if isinstance(returned, Data):
         _refuse_cut(config)
-        return returned
+        return replace(returned, shared=_shared(returned.splits, config))
     named = _named(returned, config)
     workers = int(config.get("num_workers", 0))
     collate = returned_function("collate", "a list of examples", named, config)
@@ -132,10 +135,19 @@ def _read(config: Mapping[str, Any]) -> Data:
     for key, split in (splits | tests).items():
         if split.empty() if isinstance(split, StreamSplit) else len(split) == 0:
             raise DataError(f"{given('data', config)} must give every split examples, but its {key} split is empty.")
-    classes = _classes(named, splits)
+    classes, shared = _classes(named, splits), _shared(splits, config)
     splits, tests = ({key: _collated(split, collate, workers) for key, split in of.items()} for of in (splits, tests))
     train = _with_transform(splits["train"], named, config, workers)
-    return Data(train, splits["val"], splits["test"], _shape(train), classes, tests, codec=named.get("codec"))
+    return Data(
+        train, splits["val"], splits["test"], _shape(train), classes, tests, codec=named.get("codec"), shared=shared
+    )
+
+
+def _shared(splits: Mapping[str, Split], config: Mapping[str, Any]) -> int | None:
+    """Return how many test examples of the user's own data are training or validation examples; None if unknown."""
+    if not config.get("_target_"):
+        return None
+    return shared_examples(splits["train"], splits["val"], splits["test"], given("data", config))
 
 
 def _refuse_cut(config: Mapping[str, Any]) -> None:

@@ -1,14 +1,16 @@
-"""Inspect examples: the first of a split, examples with NaN or infinity, and digests of splits."""
+"""Inspect examples: the first of a split, NaN or infinity, digests of splits, and examples that splits share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import Subset
 
 from orchestrator.core.errors import DataError, OrchestratorError
 from orchestrator.core.seeding import seeded
@@ -20,7 +22,7 @@ from orchestrator.workloads.weight_files import state_digest
 FEW = 8
 """Number of examples that are read from a split that is not held in memory."""
 MOST = 2**26
-"""Largest number of bytes of inputs, and of labels, that the digest of a split in memory covers."""
+"""Largest number of bytes of inputs, and of labels, that the digest of a split in memory covers, or a comparison."""
 
 
 def first(split: Split) -> Any:
@@ -114,6 +116,55 @@ def digests_of(splits: Mapping[str, Split]) -> dict[str, str]:
         except Exception as error:
             raise unreadable(name, error) from error
     return found
+
+
+def shared_examples(train: Split, val: Split, test: Split, data: str) -> int | None:
+    """Return how many test examples are training or validation examples, too; None if they cannot be compared.
+
+    Splits in memory are compared byte by byte if each has at most `MOST` bytes; parts of one Dataset by their indices.
+
+    Args:
+        train: the training split.
+        val: the validation split.
+        test: the test split.
+        data: what gives the splits, for the error.
+
+    Raises:
+        DataError: the test split is the training split, before or after the validation split was cut from it.
+    """
+    learned, chosen, tested = map(_identities, (train, val, test))
+    if learned is None or chosen is None or tested is None or len({*map(type, (train, val, test))}) > 1:
+        return None
+    if tested in (learned, learned + chosen):
+        raise DataError(
+            f"{data} must give a test split of its own, but its {tested.total():,} test examples are those of the "
+            "training split; return examples that no network learns from."
+        )
+    known = learned.keys() | chosen.keys()
+    if isinstance(test, LoaderSplit) and {base for base, _ in tested}.isdisjoint(base for base, _ in known):
+        return None  # two Datasets, whose examples would all have to be read
+    return sum(number for each, number in tested.items() if each in known)
+
+
+def _identities(split: Split) -> Counter[tuple[int, int]] | None:
+    """Return how often a split has each example; None if that is unknown unless all examples are read.
+
+    An example in memory is known by a hash of its inputs and one of its labels, one of a Dataset by its index there.
+    """
+    if isinstance(split, TensorSplit):
+        parts = (split.images, split.labels)
+        if any(part.nbytes > MOST or part.layout is not torch.strided for part in parts):
+            return None
+        rows = torch.arange(len(split.labels), device=split.device) if split.rows is None else split.rows
+        hashes = ([hash(row.numpy().tobytes()) for row in part.index_select(0, rows).cpu()] for part in parts)
+        return Counter(zip(*hashes, strict=True))
+    if not isinstance(split, LoaderSplit):
+        return None
+    dataset: Any = split.dataset
+    indices: Sequence[int] = range(len(split))
+    while isinstance(dataset, Subset):
+        dataset, indices = dataset.dataset, [dataset.indices[index] for index in indices]
+    return Counter((id(dataset), index) for index in indices)
 
 
 def unreadable(split: str, error: BaseException) -> DataError:

@@ -13,7 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 from orchestrator.catalogue.models import MODELS
 from orchestrator.core.errors import ModelError
 from orchestrator.core.seeding import seeded
-from orchestrator.core.stage_fields import Prune
+from orchestrator.core.stage_fields import PruneFields
 from orchestrator.workloads.targets import create, given
 
 OURS = ("weights", "revision", "reinitialise")
@@ -64,7 +64,7 @@ class Prunable:
     name: str
 
 
-def prunable(model: nn.Module, prune: Prune) -> list[Prunable]:
+def prunable(model: nn.Module, prune: PruneFields) -> list[Prunable]:
     """Return the parameters of `model` that `prune` selects, in the order of `named_parameters`; tied parameters once.
 
     Args:
@@ -99,7 +99,7 @@ def prunable(model: nn.Module, prune: Prune) -> list[Prunable]:
     return list(found.values())
 
 
-def unmatched(model: nn.Module, prune: Prune) -> Iterator[tuple[str, str]]:
+def unmatched(model: nn.Module, prune: PruneFields) -> Iterator[tuple[str, str]]:
     """Yield (key, pattern) for each name pattern of `prune` that matches no parameter of `model`."""
     modules = dict(model.named_modules())
     every = [f"{prefix}.{name}" if prefix else name for prefix, m in modules.items() for name, _ in _parameters(m)]
@@ -118,7 +118,7 @@ def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         yield plain if f"{plain}_mask" in buffers else name, value
 
 
-def _require_known(prune: Prune, every: Sequence[str]) -> None:
+def _require_known(prune: PruneFields, every: Sequence[str]) -> None:
     for key in ("include", "exclude"):
         for pattern in getattr(prune, key):
             if not any(letter in pattern for letter in "*?[") and pattern not in every:

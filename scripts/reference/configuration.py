@@ -287,13 +287,13 @@ def meanings(kind: type) -> dict[str, str]:
     if axis := getattr(kind, "AXIS", None):
         return found | _arguments(axis)
     for each in reversed(kind.__mro__):
-        if not is_dataclass(each) or any(found.values()):
+        if not is_dataclass(each) or all(found.values()):
             continue
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
         assert isinstance(tree, ast.ClassDef)
         for first, second in pairwise(tree.body):
             if isinstance(first, ast.AnnAssign) and isinstance(second, ast.Expr) and isinstance(first.target, ast.Name):
-                found[first.target.id] = " ".join(ast.literal_eval(second.value).split())
+                found[first.target.id] = found.get(first.target.id) or " ".join(ast.literal_eval(second.value).split())
     return found
 
 

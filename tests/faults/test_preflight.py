@@ -35,22 +35,17 @@ def words(**_):
     tokens = torch.randint(0, 20, (120, 6), generator=draw)
     labels = (tokens.sum(1) % 2).long()
     return (tokens[:80], labels[:80]), (tokens[80:], labels[80:])
-def doubles(**_):
-    split = torch.rand(40, 6, dtype=torch.float64), torch.arange(40) % 2
-    return split, split
-def octets(**_):
-    split = torch.randint(0, 256, (40, 6), dtype=torch.uint8), torch.arange(40) % 2
-    return split, split
-def below(**_):
-    split = torch.rand(40, 6), torch.arange(40) % 2 - 1
-    return split, split
+def halves(inputs, labels): return (inputs[:40], labels[:40]), (inputs[40:], labels[40:])
+def doubles(**_): return halves(torch.rand(80, 6, dtype=torch.float64), torch.arange(80) % 2)
+def octets(**_): return halves(torch.randint(0, 256, (80, 6), dtype=torch.uint8), torch.arange(80) % 2)
+def below(**_): return halves(torch.rand(80, 6), torch.arange(80) % 2 - 1)
 def shifted(**_):
     train, test = words()
     other = torch.cat([test[1][:20], torch.tensor([-100, 2])])
     return {"train": train, "test": test, "tests": {"shifted": (torch.cat([test[0][:20], test[0][:2]]), other)}}
 def blocks(block, **_):
     tokens = torch.arange(block).expand(30, block)
-    return {"train": (tokens, tokens), "test": (tokens, tokens), "classes": block}
+    return {"train": (tokens, tokens), "test": (tokens[:9], tokens[:9]), "classes": block}
 def narrow(**_):
     train, (tokens, labels) = words()
     return train, (tokens[:, :5], labels)
@@ -95,7 +90,7 @@ def unseeded(form, seed=None, **_):
     if form == "tensors": return (fixed[0][:40], labels[:40]), fixed, (inputs, labels)
     if form == "dataset": return {"train": Listed(torch.tensor(inputs), labels), "test": fixed, "classes": 2}
     shift = lambda x: x + torch.tensor(draw.normal(size=4)).float()
-    return {"train": fixed, "test": fixed, "transform": shift, "classes": 2}
+    return {"train": fixed, "test": (fixed[0] + 1, labels), "transform": shift, "classes": 2}
 class Positions(nn.Module):
     def __init__(self, **_):
         super().__init__()

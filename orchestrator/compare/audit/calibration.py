@@ -70,6 +70,8 @@ def _calibrated_baseline(sweep: Audited) -> Answer:
 
 RULES = (
     Rule("calibration of language models apart from the texts they are tested on", _calibrated_apart),
-    Rule(f"{LEAST_SEEDS} or more draws of the calibration of language models", _draws),
-    Rule("calibrated language models beside pruned smallest weights at each sparsity", _calibrated_baseline),
+    Rule(f"{LEAST_SEEDS} or more draws of the calibration of language models", _draws, of_many=True),
+    Rule(
+        "calibrated language models beside pruned smallest weights at each sparsity", _calibrated_baseline, of_many=True
+    ),
 )

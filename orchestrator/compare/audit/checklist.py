@@ -29,4 +29,4 @@ def audit(plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison
     """Check a sweep against every rule: each passes, fails or does not apply, with a reason."""
     sweep = Audited(plan, records, comparison)
     rules = (rule for rule in RULES if comparison.search is not None or not rule.searches_only)
-    return tuple(Finding(rule.title, *rule.check(sweep)) for rule in rules)
+    return tuple(Finding(rule.title, *rule.check(sweep), of_many=rule.of_many) for rule in rules)

@@ -110,7 +110,7 @@ def _gained(sweep: Audited) -> Answer:
     for point in (*sweep.comparison.dense, *(point for point in sweep.comparison.points if not point.sparsity)):
         panel = point.model, point.data
         longest[panel] = max(longest.get(panel, 0.0), point.total_cost)
-    restarted = {key for key, spec in sweep.plan.stages.items() if not spec.typed.restart.keeps_weights}
+    restarted = {key for key, spec in sweep.plan.stages.items() if not spec.typed.restart.weights_row.keeps}
     pairs = ((point, point.difference) for point in sweep.comparison.operating_points if point.sparsity)
     gained = [
         p for p, d in pairs if d and has_spread(d) and least_gain(d, p.metric) > 0 and not restarted & {*p.stages}
@@ -161,16 +161,16 @@ def _without_warnings(sweep: Audited) -> Answer:
 
 
 MEASURED = (
-    Rule(f"{LEAST_POINTS} or more operating points on every line", _operating_points),
+    Rule(f"{LEAST_POINTS} or more operating points on every line", _operating_points, of_many=True),
     Rule("compression and theoretical speed-up, both", _both_measures),
-    Rule(f"{LEAST_SEEDS} or more seeds at every point", _seeds),
-    Rule(f"{LEAST_PANELS} or more pairs of data set and network", _panels),
+    Rule(f"{LEAST_SEEDS} or more seeds at every point", _seeds, of_many=True),
+    Rule(f"{LEAST_PANELS} or more pairs of data set and network", _panels, of_many=True),
     Rule("the dense network's figures", _dense),
     Rule("the dense network has learned its task", _learned),
     Rule("the same seeds for dense and pruned, and for every line", _paired),
     Rule("compared after equal training", _equally_trained),
-    Rule("gains over dense are gains over dense trained as long", _gained),
-    Rule("matching is a test against a stated margin", _matching),
+    Rule("gains over dense are gains over dense trained as long", _gained, of_many=True),
+    Rule("matching is a test against a stated margin", _matching, of_many=True),
 )
 """Rules about the number and the measurement of points."""
 ENDED = (

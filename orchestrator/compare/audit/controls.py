@@ -6,17 +6,18 @@ from orchestrator.compare.audit.rule import Answer, Audited, Rule, held
 from orchestrator.compare.panels import positions
 from orchestrator.config.method_choices import decides_itself
 from orchestrator.config.training import row_of
+from orchestrator.core.restart_kinds import CONTROLS
 from orchestrator.core.specs import Plan
-from orchestrator.core.stage_fields import Restart, StageFields
+from orchestrator.core.stage_fields import RestartFields, StageFields
 from orchestrator.core.stage_kinds import KINDS
 from pruning.catalogue.dynamics import DYNAMICS
 from pruning.catalogue.methods import METHODS
 from pruning.catalogue.rows import Baseline
 from pruning.catalogue.scores import SCORES
 
-CONTROLS = frozenset(name for name, row in DYNAMICS.items() if row.is_control)
+STATIC = frozenset(name for name, row in DYNAMICS.items() if row.is_control)
 """Dynamics that control those whose masks change within a training."""
-CONTROL = f"dynamics={' or '.join(sorted(CONTROLS))}"
+CONTROL = f"dynamics={' or '.join(sorted(STATIC))}"
 
 
 def _random_control(sweep: Audited) -> Answer:
@@ -47,7 +48,8 @@ def trials_by(plan: Plan, baseline: Baseline) -> set[str]:
         own = decides_itself(trial.config["method"])
         node = trial.config["method"] if own else trial.config.get("score", {"kind": "magnitude"})
         row = (METHODS if own else SCORES).get(str(node.get("kind")))
-        changed = trial.config.get("restart", {}).get("control", "none") in ("invert", "shuffle")
+        control = CONTROLS[trial.config.get("restart", {}).get("control", "none")]
+        changed = control.inverts or control.shuffles
         moving = baseline == "random" and _changes_masks(plan.stages[trial.stages[-1]].typed)
         if row is not None and row.baseline == baseline and not changed and not moving:
             found.add(trial.name)
@@ -61,16 +63,18 @@ def _mask_control(sweep: Audited) -> Answer:
     Static masks that are drawn at random need no control.
     """
     rounds = [spec.typed for spec in sweep.plan.stages.values() if KINDS[spec.kind].prunes]
-    controls = {each.restart.control for each in rounds} - {"none"}
-    controls |= {"reinit" for each in rounds if each.restart.weights == "reinit" and each.restart.control != "small"}
-    restarted = [each for each in rounds if each.restart != Restart()]
+    restarts = [each.restart for each in rounds]
+    controls = {each.control for each in restarts if each.control != "none"}
+    controls |= {each.weights for each in restarts if each.weights_row.control and not each.control_row.weights}
+    restarted = [each for each in rounds if each.restart != RestartFields()]
     fixed = [each for each in restarted if not _changes_masks(each) and not _is_drawn(each)]
-    faults = ["none of restart.control=shuffle, reinit, invert, small"] if fixed and not controls else []
+    among = ", ".join(name for name in CONTROLS if name != "none")
+    faults = [f"none of restart.control={among}"] if fixed and not controls else []
     changing = _sparse_trainings(sweep.plan) if any(map(_changes_masks, restarted)) else {}
     faults += [
         f"{model} on {data} has no line with {CONTROL}, the control of dynamics={', '.join(sorted(kinds))}"
         for (model, data), kinds in changing.items()
-        if kinds.isdisjoint(CONTROLS)
+        if kinds.isdisjoint(STATIC)
     ]
     found = [*sorted(controls), *([CONTROL] if changing else [])]
     none = "masks are drawn at random and stay" if restarted else "every network is trained, pruned and fine-tuned"
@@ -79,13 +83,13 @@ def _mask_control(sweep: Audited) -> Answer:
 
 def _changes_masks(fields: StageFields) -> bool:
     """Whether a round's masks change within its training."""
-    return _is_in_training(fields) and fields.dynamics.named not in CONTROLS
+    return _is_in_training(fields) and fields.dynamics.named not in STATIC
 
 
 def _is_drawn(fields: StageFields) -> bool:
     """Whether a round draws its masks at random and keeps them."""
     row = SCORES.get(fields.score.kind or "")
-    return fields.dynamics.named in CONTROLS and row is not None and row.draws
+    return fields.dynamics.named in STATIC and row is not None and row.draws
 
 
 def _is_in_training(fields: StageFields) -> bool:
@@ -99,13 +103,17 @@ def _sparse_trainings(plan: Plan) -> dict[tuple[str, str], set[str]]:
     found: dict[tuple[str, str], set[str]] = {}
     for trial, position in zip(plan.trials, positions(plan), strict=True):
         for fields in (plan.stages[key].typed for key in trial.stages):
-            if fields.restart != Restart() and _is_in_training(fields):
+            if fields.restart != RestartFields() and _is_in_training(fields):
                 found.setdefault(position.panel, set()).add(fields.dynamics.named)
-    return {panel: kinds for panel, kinds in found.items() if not kinds <= CONTROLS}
+    return {panel: kinds for panel, kinds in found.items() if not kinds <= STATIC}
 
 
 RULES = (
-    Rule("a random control", _random_control),
-    Rule("a magnitude baseline", _magnitude_baseline),
-    Rule("a control of masks that are found before training, or trained from an earlier step", _mask_control),
+    Rule("a random control", _random_control, of_many=True),
+    Rule("a magnitude baseline", _magnitude_baseline, of_many=True),
+    Rule(
+        "a control of masks that are found before training, or trained from an earlier step",
+        _mask_control,
+        of_many=True,
+    ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from orchestrator.compare.audit.rule import NOTHING_FINISHED, Answer, Audited, Rule, held
+from orchestrator.planning.number_formats import counted
 
 
 def _test_once(sweep: Audited) -> Answer:
@@ -35,7 +36,16 @@ def _scored_apart(sweep: Audited) -> Answer:
     return held(reading, faults, reason + given, "no score read examples")
 
 
+def _tested_apart(sweep: Audited) -> Answer:
+    """Read the number of test examples that each dense training found among those that it learns from."""
+    shared = {key: record.details.get("shared_examples") for key, record in sweep.trained.items()}
+    known = {key: count for key, count in shared.items() if count is not None}
+    faults = (f"{sweep.name(key)} shares {counted(count, 'example')}" for key, count in known.items() if count)
+    return held(known, faults, "no test example is one", "built-in data sets, or data that cannot be compared")
+
+
 RULES = (
+    Rule("test examples are no training or validation examples", _tested_apart),
     Rule("chosen on validation, test read once", _test_once),
     Rule("scores read no test data", _scored_apart),
 )

@@ -24,9 +24,9 @@ def _same_initialisation(sweep: Audited) -> Answer:
     for trial in plan.trials:
         start, dense = plan.stages[trial.stages[0]], plan.stages[trial.dense]
         settings = {name: value for name, value in start.fields.items() if name != "until"}
-        for key in trial.stages[1:] if start.kind == "start" else ():
+        for key in trial.stages[1:] if start is not dense else ():
             spec, found = plan.stages[key], known.get(start.key)
-            if key not in known or spec.typed.restart.weights == "reinit":
+            if key not in known or spec.typed.restart.weights_row.control:
                 continue
             if found is None or known[key].started_from != found.weights_digest:
                 early[key] = "did not score the weights that its start recorded"

@@ -10,7 +10,7 @@ from typing import Literal
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
-from orchestrator.core.stage_kinds import KINDS, PART
+from orchestrator.core.stage_kinds import KINDS
 from orchestrator.planning.number_formats import percent
 
 Verdict = Literal["pass", "fail", "n/a"]
@@ -28,6 +28,8 @@ class Finding:
     rule: str
     verdict: Verdict
     reason: str
+    of_many: bool = False
+    """Whether only a sweep of several trials can pass."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class Audited:
     @cached_property
     def trained(self) -> Mapping[str, StageRecord]:
         """Finished stages that train a network to the end of the stage's training."""
-        return {key: each for key, each in self.finished.items() if KINDS[each.kind].trains and each.kind != PART}
+        rows = {key: KINDS[each.kind] for key, each in self.finished.items()}
+        return {key: each for key, each in self.finished.items() if rows[key].trains and not rows[key].part}
 
     def name(self, key: str) -> str:
         """Name of a round: its first trial and its number."""
@@ -63,6 +66,8 @@ class Rule:
     check: Callable[[Audited], Answer]
     searches_only: bool = False
     """Whether only a sweep with a search is checked."""
+    of_many: bool = False
+    """Whether only a sweep of several trials can pass."""
 
 
 def held(subjects: Sized, faults: Iterable[str], reason: str, none: str = "nothing was pruned") -> Answer:

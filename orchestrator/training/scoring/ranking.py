@@ -104,7 +104,7 @@ class Round:
     @property
     def shuffles(self) -> bool:
         """Return whether the round is a control with shuffled masks."""
-        return self.fields.restart.control == "shuffle"
+        return self.fields.restart.control_row.shuffles
 
     @property
     def prunes_first(self) -> bool:

@@ -23,7 +23,7 @@ from orchestrator.training.loop.sparse_training import cost_of
 from orchestrator.training.loop.steps import ELEMENTWISE
 from orchestrator.training.loop.training_job import FitResult, TrainingJob
 from orchestrator.training.pruning_rounds import LawBroken, masked
-from orchestrator.training.scoring.ranking import Round, example_of
+from orchestrator.training.scoring.ranking import example_of
 from orchestrator.training.state.train_state import module_state, restore_module
 from pruning import MaskSet, Shrunk
 from pruning.choices.axes import TRANSFORMER_UNITS
@@ -143,23 +143,14 @@ def train_anew(stage: StageInputs, job: TrainingJob, run: Run) -> FitResult:
     return _train_inside(make(job.model, job.masks, example_of(job.model, job.data), seed), job, run)
 
 
-def may_be_smaller(spec: StageSpec, asked: Round) -> bool:
+def may_be_smaller(spec: StageSpec) -> bool:
     """Whether a round may fine-tune a smaller transformer in the place of the masked network.
 
-    The masked network would learn the same, but for a narrower residual stream, whose norms have other scales, and for
-    optimizers that read more than an entry. A training function of the user's own gets the network that it knows.
+    The key then names the version of that code. The masked network would learn the same, but for optimizers that read
+    more than an entry.
     """
-    config, unit = spec.training_config, asked.choices.unit.kind
-    return (
-        spec.training == "finetune"
-        and bool(config.get("steps") or config.get("epochs"))
-        and unit in TRANSFORMER_UNITS
-        and unit != "residual"
-        and config.get("_target_") is None
-        and config.get("lora_rank") is None
-        and config["optimizer"]["_target_"] in ELEMENTWISE
-        and spec.typed.prune.holding != "hooks"
-    )
+    named = spec.training == "finetune" and "smaller" in spec.fields.get("versions", {})
+    return named and spec.training_config["optimizer"]["_target_"] in ELEMENTWISE
 
 
 def train_smaller(_stage: StageInputs, job: TrainingJob, run: Run) -> FitResult | None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from orchestrator.core.errors import StageMissing
 from orchestrator.core.file_names import STATE, STATE_VALUES
 from orchestrator.core.specs import RATES, REWIND, StageSpec
-from orchestrator.core.stage_kinds import PART
+from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import StageStore, WorkOrder
 from orchestrator.training.pruning_rounds import hold_rewound, masked
 from orchestrator.training.stage_networks import MISFITS, Network, fitting, redrawn, stored
@@ -28,9 +28,9 @@ _UNMEASURED: Mapping[str, Any] = {
     "best_extra": {},
     "stale": 0,
 }
+"""State values of a training before its first evaluation."""
 _OWN: Mapping[str, Any] = {"cost": {}, "dynamics": None, "best_masks": None}
 """State values of a round's own training before its first step."""
-"""State values of a training before its first evaluation."""
 
 
 def state_of(store: StageStore, key: str) -> TrainState:
@@ -52,27 +52,36 @@ def furthest(store: StageStore, keys: Sequence[str], started_from: str) -> tuple
     found = {key: record for key, record in store.finished(keys).items() if record.started_from == started_from}
     for key in sorted(found, key=lambda key: found[key].steps, reverse=True):
         with suppress(StageMissing):
-            return state_of(store, key), found[key].seconds if found[key].kind == PART else 0.0
+            return state_of(store, key), found[key].seconds if KINDS[found[key].kind].part else 0.0
     return None, 0.0
 
 
 def restart(network: Network, masks: MaskSet, spec: StageSpec, order: WorkOrder) -> None:
-    """Set the weights from which a round trains: its own, those of a step of the dense training, or newly drawn ones.
+    """Set the weights from which a round trains: its own, or those of the row of `restart.weights`."""
+    row = spec.typed.restart.weights_row
+    if not row.keeps:
+        row.load()(network, masks, spec, order)
+        masked(network.model, masks)
+
+
+def rewind(network: Network, masks: MaskSet, spec: StageSpec, order: WorkOrder) -> None:
+    """Set the weights of a step of the dense training.
 
     Raises:
         LawBroken: the rewound weights differ from those of the step.
     """
-    key = spec.inputs.get(REWIND)
-    if key is not None:
-        saved, _ = stored(key, spec, order)
-        state = _input_state(REWIND, spec, order.store)
-        with fitting(key, STATE):
-            restore_module(network.model, module_state(saved.model) if state is None else state.part("model"))
-        masked(network.model, masks)
-        hold_rewound(plain_state(network.model), plain_state(saved.model), masks)
-    elif spec.typed.restart.weights == "reinit":
-        restore_module(network.model, module_state(redrawn(network, spec, order)))
-        masked(network.model, masks)
+    key = spec.inputs[REWIND]
+    saved, _ = stored(key, spec, order)
+    state = _input_state(REWIND, spec, order.store)
+    with fitting(key, STATE):
+        restore_module(network.model, module_state(saved.model) if state is None else state.part("model"))
+    masked(network.model, masks)
+    hold_rewound(plain_state(network.model), plain_state(saved.model), masks)
+
+
+def redraw(network: Network, _masks: MaskSet, spec: StageSpec, order: WorkOrder) -> None:
+    """Set new random weights."""
+    restore_module(network.model, module_state(redrawn(network, spec, order)))
 
 
 def onward(model: nn.Module, masks: Sequence[Tensor | None], spec: StageSpec, store: StageStore) -> TrainState | None:

@@ -211,7 +211,8 @@ def text_table(comparison: Comparison) -> Iterator[str]:
             yield from _block((COLUMNS[0], *on_further(name)), points)
         for split in splits_of_asked(points):
             yield f"{title}: further metrics on {split}"
-            yield from _block((COLUMNS[0], *on_asked(points, split)), points)
+            asked = [point for point in points if any(each.split == split for each in point.asked)]
+            yield from _block((COLUMNS[0], *on_asked(asked, split)), asked)
         yield from window_lines(comparison, title)
         if measured := [point for point in points if point.deployed]:
             yield f"{title}: deployed, speed-up over dense [95% interval]"
@@ -241,9 +242,9 @@ def print_comparison(comparison: Comparison, console: Console, *, failures: bool
         _print(console, line)
 
 
-def print_audit(findings: Sequence[Finding], console: Console) -> None:
-    """Print the audit's counts, and each failed rule with its reason."""
-    for line in audit_notes(findings):
+def print_audit(findings: Sequence[Finding], console: Console, whole: str = "") -> None:
+    """Print the audit's counts, and each failed rule with its reason, as `audit_notes`."""
+    for line in audit_notes(findings, whole):
         _print(console, line)
 
 
@@ -357,16 +358,24 @@ def search_notes(comparison: Comparison) -> Iterator[str]:
         yield f"Stopped, and so not tested: {line} at {', '.join(places)}: {reason}."
 
 
-def audit_notes(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield the audit's counts, and a line for each failed rule."""
+def audit_notes(findings: Sequence[Finding], whole: str = "") -> Iterator[str]:
+    """Yield the audit's counts, and a line for each failed rule.
+
+    Args:
+        findings: results of the audit
+        whole: command that prints the whole audit; if given, rules that only a sweep of several trials can pass are
+            counted alone
+    """
     failed = [finding for finding in findings if finding.verdict == "fail"]
     passed = sum(finding.verdict == "pass" for finding in findings)
     idle = len(findings) - passed - len(failed)
     yield f"Audit: {passed} of {len(findings)} rules pass, {len(failed)} fail" + (
         f", {idle} do not apply." if idle else "."
     )
-    for finding in failed:
+    for finding in (each for each in failed if not (whole and each.of_many)):
         yield f"  {finding.rule}: {finding.reason}"
+    if whole and (left := sum(each.of_many for each in failed)):
+        yield f"  {counted(left, 'rule')} about comparisons can pass with more trials only; `{whole}` lists all."
 
 
 def failure_notes(comparison: Comparison) -> Iterator[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from types import TracebackType
@@ -16,9 +15,10 @@ from orchestrator.core.metrics import Metric
 from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.redact import shown
 from orchestrator.core.specs import Plan
-from orchestrator.core.stage_kinds import KINDS, PART
+from orchestrator.core.stage_kinds import KINDS
 from orchestrator.planning.number_formats import counted, duration, known_duration, percent
 from orchestrator.planning.pace import Pace
+from orchestrator.planning.preview import by_kind
 from orchestrator.views.terminal.frame import MOST_RUNNING, ByAxis, Running, frame, with_speeds
 from orchestrator.views.terminal.stage_lines import figures, named, reached, speed, validated
 from orchestrator.views.terminal.tally import Tally, TimeLeft
@@ -129,14 +129,10 @@ class Progress:
             search: sentence about the search; empty without a search
         """
         stages, tally = self._plan.stages, self._tally
-        asked = sum(map(len, self._plan.work))
-        kinds = Counter(spec.kind for spec in stages.values())
-        starts = f"{kinds['start']} of their starts, " if kinds["start"] else ""
-        parts = f", {kinds[PART]} of their parts" if kinds[PART] else ""
+        saved = sum(map(len, self._plan.work)) - sum(not KINDS[spec.kind].part for spec in stages.values())
         self.say(
             f"Sweep {sweep}: {counted(len(self._plan.trials), 'trial')}, {counted(len(stages), 'stage')} "
-            f"({counted(kinds['dense'], 'dense training')}, {starts}{counted(kinds['round'], 'round')}{parts}), "
-            f"{asked - len(stages) + kinds[PART]} saved by sharing."
+            f"({by_kind(self._plan)}), {saved} saved by sharing."
         )
         if tally.records:
             done = f"{counted(len(tally.records), 'stage')}, {counted(tally.trials()['done'], 'trial')}"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import BLOCKS, BUSY, CurvePoint, StageRecord
 from orchestrator.core.specs import Plan, StageSpec
-from orchestrator.core.stage_kinds import KINDS, PART, place_in_words
+from orchestrator.core.stage_kinds import KINDS, place_in_words
 from orchestrator.planning.number_formats import byte_size, percent, ratio, whole_number
 
 
@@ -22,14 +22,14 @@ def named(plan: Plan, key: str) -> str:
     shared = f" (shared by {len(indices)} trials)" if len(indices) > 1 else ""
     if not kind.trains:
         parent = plan.stages.get(spec.parent or "") or plan.finished.get(spec.parent or "")
-        dense = "dense " if parent is not None and parent.kind == "dense" else ""
+        dense = "dense " if parent is not None and parent.parent is None else ""
         return f"{trial.name if trial else key[:12]}, {dense}{kind.named(spec.typed)}{shared}"
     if not kind.prunes:
         until = spec.typed.until
         part = "" if until is None else f" up to {place_in_words(until)}"
         return f"{'dense' + part if until != 0 else 'initialisation'}, seed {spec.typed.seed}{shared}"
     rounds = len(trial.stages) - 1 if trial else "?"
-    part = f" up to {place_in_words(spec.typed.until)}" if spec.kind == PART else ""
+    part = f" up to {place_in_words(spec.typed.until)}" if kind.part else ""
     return f"{trial.name if trial else key[:12]}, round {spec.round}/{rounds}{part}{shared}"
 
 

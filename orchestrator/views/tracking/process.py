@@ -19,7 +19,7 @@ from orchestrator.core.events import Decision, StageEvent, SweepInfo, Tracker
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 
-RESTARTS = 3
+MOST_RESTARTS = 3
 SILENCE, KILLED_LIMIT = 60.0, 5.0
 """Seconds of silence after which `finish` gives up the view; seconds that an interrupted sweep waits for it."""
 
@@ -27,7 +27,7 @@ SILENCE, KILLED_LIMIT = 60.0, 5.0
 class TrackerProcess(Tracker):
     """Tracker that writes the view in a process of its own, which is started at once.
 
-    A process that dies is started again, up to `RESTARTS` times, and gets all requests again; it finds what was
+    A process that dies is started again, up to `MOST_RESTARTS` times, and gets all requests again; it finds what was
     written before. Only `finish` waits. As a context manager, the tracker ends the process if the sweep ends without
     `finish`; if an error ends the sweep, for example a closed output, the view is closed as killed.
 
@@ -100,7 +100,7 @@ class TrackerProcess(Tracker):
 
     def _attend(self) -> None:
         """Read the process's answers; start it again if it dies."""
-        for left in reversed(range(RESTARTS + 1)):
+        for left in reversed(range(MOST_RESTARTS + 1)):
             assert self._process.stdout is not None
             with suppress(EOFError, pickle.UnpicklingError), self._process.stdout as pipe:
                 while True:

@@ -38,6 +38,7 @@ def test_a_sound_sweep_passes_all_but_the_number_of_networks() -> None:
         "a control of masks that are found before training, or trained from an earlier step": "n/a",
         "the initialisation that was scored is the one that is trained": "n/a",
         "scores read no test data": "n/a",
+        "test examples are no training or validation examples": "n/a",
         "calibration of language models apart from the texts they are tested on": "n/a",
         "3 or more draws of the calibration of language models": "n/a",
         "calibrated language models beside pruned smallest weights at each sparsity": "n/a",
@@ -330,6 +331,19 @@ def test_scores_read_what_is_no_test(scoring: dict[str, object], verdict: str, r
 
     assert found.verdict == verdict
     assert found.reason.endswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("shared", "verdict", "reason"), [(0, "pass", "no test example"), (3, "fail", "round 0 shares 3 examples")]
+)
+def test_examples_of_the_test_split_that_networks_learn_from_are_named(shared: int, verdict: str, reason: str) -> None:
+    plan = make_plan(rounds=1)
+    own = {trial.dense: {"shared_examples": shared} for trial in plan.trials}
+    records = {key: replace(each, details=own.get(key, each.details)) for key, each in make_records(plan).items()}
+    found = one(plan, records, "no training or validation")
+
+    assert found.verdict == verdict
+    assert reason in found.reason
 
 
 def test_what_rounding_to_whole_channels_costs_is_no_fault() -> None:

@@ -412,6 +412,13 @@ def test_trials_that_failed_for_one_reason_are_told_together() -> None:
 def test_the_terminal_hears_of_each_rule_that_fails() -> None:
     findings = (Finding("a", "pass", "because"), Finding("b", "fail", "2 of 3"), Finding("c", "not applicable", "x"))
     assert list(audit_notes(findings)) == ["Audit: 1 of 3 rules pass, 1 fail, 1 do not apply.", "  b: 2 of 3"]
+    of_many = Finding("d", "fail", "1 seed", of_many=True)
+    assert list(audit_notes((*findings, of_many), "python -m orchestrator.compare one")) == [
+        "Audit: 1 of 4 rules pass, 2 fail, 1 do not apply.",
+        "  b: 2 of 3",
+        "  1 rule about comparisons can pass with more trials only; `python -m orchestrator.compare one` lists all.",
+    ]
+    assert list(audit_notes((*findings, of_many)))[-1] == "  d: 1 seed"
 
 
 def test_the_text_table_fits_a_terminal_and_says_what_it_knows() -> None:

@@ -19,7 +19,7 @@ from orchestrator.config import key_rules
 from orchestrator.config.config_groups import DATA_SET, schema_of, violations_of, with_own_options
 from orchestrator.config.hydra_options import register, shadowed
 from orchestrator.config.training import Train
-from orchestrator.core.stage_fields import Prune
+from orchestrator.core.stage_fields import PruneFields
 from orchestrator.training.loop import training_loop
 from orchestrator.workloads import model_building
 from scripts.reference import conf_files
@@ -68,7 +68,7 @@ def test_every_model_file_builds(name: str) -> None:
     assert config["kind"] == name
     assert model_building.prunable(
         model_building.build(config, input_shape=(8,) if name == "gpt" else (3, 32, 32), classes=10, seed=0),
-        Prune(("Linear", "Conv2d")),
+        PruneFields(("Linear", "Conv2d")),
     )
 
 

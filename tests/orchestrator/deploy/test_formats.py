@@ -15,14 +15,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import pruning
-from orchestrator.core.stage_fields import Prune
+from orchestrator.core.stage_fields import PruneFields
 from orchestrator.deploy.formats import format, sparse
 from orchestrator.deploy.formats.format import FORMATS, ExportError, called_with, difference
 from orchestrator.workloads import model_building
 from pruning.graph.tracing import plain_copy
 from pruning.kernels.library import KernelsUnavailable
 
-LINEAR = Prune(("Linear", "Conv2d"))
+LINEAR = PruneFields(("Linear", "Conv2d"))
 WITHOUT_THE_PROJECT = """
 import sys
 sys.path.insert(0, "")

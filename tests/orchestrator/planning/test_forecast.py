@@ -204,6 +204,8 @@ def test_what_another_sweep_trained_after_a_run_is_not_what_that_took() -> None:
     assert "; taken: 0:03 of work, 0:03 one at a time, 300 steps" in ended
     killed = afterwards(estimate, plan, records)
     assert "; taken since: 0:04 of work, 400 steps" in killed, "when it ended is not known, nor how long it took"
+    unknown = afterwards(replace(made(plan, Pace()), ended=EPOCH + 60), plan, records)
+    assert unknown.startswith("Taken: 0:03 of work, 0:03 with 2 at once, 300 steps")
 
 
 def test_what_is_known_of_a_part_is_told_as_the_least() -> None:

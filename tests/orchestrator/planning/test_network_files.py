@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 from small_language_models import BLOCKS, INNER, WIDTH, write_gguf, write_text
 from small_trials import composed, planned
 
-from orchestrator.planning.network_files import TIED, tied_head, weight_shapes
+from orchestrator.catalogue.models import TIED
+from orchestrator.planning.network_files import tied_head, weight_shapes
 from orchestrator.planning.preview import preview
 
 HEAD = "lm_head.weight"

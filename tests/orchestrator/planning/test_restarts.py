@@ -152,7 +152,7 @@ def test_a_dry_run_shows_starts_and_the_dense_training() -> None:
     )
     text = preview("rewound", plan, ())
 
-    assert "6 unique of 8 asked for, 2 shared; dense trainings: 1, starts of them: 1, rounds: 4" in text
+    assert "6 unique of 8 asked for, 2 shared; 1 dense training, 1 start, 4 rounds" in text
     assert text.count(f"{plan.trials[0].dense[:8]}*") == 2
 
 

@@ -112,7 +112,11 @@ _UPDATE = {
     "last_overlap": 0.5,
     "explored": 0.5,
 }
-_MEASURE = {"kind": "measure", "fields": {"format": "onnx", "measure": {"batch_sizes": [1]}}, "inputs": {}}
+_MEASURE = {
+    "kind": "measure",
+    "fields": {"format": "onnx", "measure": {"batch_sizes": [1]}},
+    "inputs": {"network": "f" * 64},
+}
 
 
 @pytest.mark.parametrize(
@@ -169,10 +173,11 @@ _MEASURE = {"kind": "measure", "fields": {"format": "onnx", "measure": {"batch_s
             {"spec": _ROUND, "requested_sparsity": None},
             "`requested_sparsity` (=None) must be the target of `spec` (=0.5)",
         ),
-        ({"kind": "measure"}, "`spec` of a measurement must have `format` and `measure.batch_sizes`"),
+        ({"kind": "measure"}, "`spec` of a measurement must name its network in `inputs`"),
+        ({"kind": "measure", "spec": _DEPLOY}, "`spec` of a measurement must have `format` and `measure.batch_sizes`"),
         ({"kind": "measure", "spec": _MEASURE}, "`measurements` must have 'bytes', above 0"),
         ({"kind": "deploy"}, "`spec` of a deployment must name its network in `inputs`"),
-        ({"kind": "deploy", "spec": _DEPLOY}, "`measurements` of a deployment must have 'bytes'"),
+        ({"kind": "deploy", "spec": _DEPLOY}, "`measurements` must have 'bytes', above 0"),
     ],
 )
 def test_a_record_that_cannot_be_is_damaged(store: Store, change: dict[str, Any], said: str) -> None:

@@ -152,7 +152,7 @@ def test_the_plan_counts_parts_apart() -> None:
     plan = planned(*(small(*SWEPT, f"method={method}") for method in METHODS_OF_SWEEP))
     text = preview("sweep", plan, ())
 
-    assert "stages    4 unique of 6 asked for, 2 shared; dense trainings: 1, rounds: 3; 6 parts of them for" in text
+    assert "stages    4 unique of 6 asked for, 2 shared; 1 dense training, 3 rounds, 6 parts" in text
     assert Plan.from_json(plan.to_json()) == plan
 
 

@@ -23,7 +23,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.records import StageRecord
 from orchestrator.core.seeding import derive
 from orchestrator.core.specs import Job
-from orchestrator.core.stage_fields import Prune, ScoreFields
+from orchestrator.core.stage_fields import PruneFields, ScoreFields
 from orchestrator.sweep.conductor import run
 from orchestrator.training import pruning_rounds
 from orchestrator.training.pruning_rounds import prune_round
@@ -34,7 +34,7 @@ from orchestrator.workloads.splits import LoaderSplit
 from pruning import MaskSet
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "methods.md").read_text()
-PRUNE = Prune(("Linear",))
+PRUNE = PruneFields(("Linear",))
 
 
 def drawn(score: ScoreFields, rescorings: int = 1, seed: int = 0) -> list[Any]:

@@ -21,7 +21,7 @@ from torch import nn
 import pruning
 from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import NETWORK, StageSpec
-from orchestrator.core.stage_fields import Prune
+from orchestrator.core.stage_fields import PruneFields
 from orchestrator.core.work_order import Passed, WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
@@ -327,7 +327,7 @@ def test_a_method_that_prunes_less_than_it_is_told_fails(store: Store) -> None:
 
 def test_the_laws_are_held() -> None:
     model = nn.Linear(4, 2)
-    chosen = prunable(model, Prune(tuple(PRUNE["types"])))
+    chosen = prunable(model, PruneFields(tuple(PRUNE["types"])))
     parent = MaskSet({"weight": torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])})
     masks = MaskSet({"weight": torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])})
     weights = {"weight": masks["weight"].float()}

@@ -50,6 +50,9 @@ class Stream(IterableDataset[int]):
         yield 0
 
 
+ITEMS = Items()
+
+
 def pair(n: int = N) -> tuple[Tensor, Tensor]:
     return torch.arange(n, dtype=torch.float32).view(n, 1), torch.arange(n) % 4
 
@@ -57,15 +60,24 @@ def pair(n: int = N) -> tuple[Tensor, Tensor]:
 def returned(shape: str) -> Any:
     """Data target that returns the value called `shape`."""
     x, y = pair()
-    arrays = (x.numpy(), y.numpy().astype(np.uint8))
+    other = (x + N, y)
+    arrays, others = ((inputs.numpy(), y.numpy().astype(np.uint8)) for inputs in (x, x + N))
     split = TensorSplit(x, y)
     shapes: dict[str, Any] = {
-        "dict": {"train": (x, y), "test": (x, y)},
-        "tuple": ((x, y), (x, y)),
-        "arrays": (arrays, arrays),
-        "tensor datasets": [TensorDataset(x, y), TensorDataset(x, y)],
-        "three": ((x, y), (x[:3], y[:3]), (x, y)),
-        "data": Data(split, split, split, (1,), 4),
+        "dict": {"train": (x, y), "test": other},
+        "tuple": ((x, y), other),
+        "arrays": (arrays, others),
+        "tensor datasets": [TensorDataset(x, y), TensorDataset(*other)],
+        "three": ((x, y), (x[:3], y[:3]), other),
+        "data": Data(split, split, TensorSplit(*other), (1,), 4),
+        "equal": ((x, y), (x, y)),
+        "equal in another order": ((x, y), (x.flip(0), y.flip(0))),
+        "equal as data": Data(split, TensorSplit(*other), split, (1,), 4),
+        "one Dataset": (ITEMS, ITEMS),
+        "parts of a Dataset": {"train": Subset(ITEMS, range(9)), "test": Subset(ITEMS, range(6, N)), "classes": 3},
+        "apart": {"train": Subset(ITEMS, range(9)), "test": Subset(ITEMS, range(9, N)), "classes": 3},
+        "shared": ((x, y), (torch.cat([x[:3], x + N]), torch.cat([y[:3], y]))),
+        "other labels": ((x, y), (torch.cat([x[:3], x + N]), torch.cat([y[:3] + 1, y]))),
         "datasets": {"train": Items(), "test": Items()},
         "augmented": {"train": Augmented(), "test": Items()},
         "augmented with val": (Augmented(), Items(), Items()),
@@ -164,6 +176,22 @@ def test_validation_is_cut_from_train(kind: str) -> None:
     assert (found.input_shape, found.classes) == ((1,), 4)
 
 
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [
+        ("dict", 0),
+        ("shared", 3),
+        ("other labels", 0),
+        ("data", 0),
+        ("parts of a Dataset", 3),
+        ("apart", 0),
+        ("datasets", None),
+    ],
+)
+def test_examples_that_test_and_training_share_are_counted(kind: str, count: int | None) -> None:
+    assert load(kind).shared == count
+
+
 @pytest.mark.parametrize(("changes", "size"), [({}, 2), ({"val_fraction": 0.25}, 5), ({"val_size": 1}, 1)])
 def test_size_of_the_cut(changes: dict[str, Any], size: int) -> None:
     assert len(load("dict", **changes).val) == size
@@ -218,6 +246,11 @@ def test_only_the_set_that_was_asked_for_last_lies_on_a_device() -> None:
         ("empty", {}, ["test split", "empty"]),
         ("no example", {}, ["data._target_", "at least 2 examples in its train split", "gives 0;"]),
         ("one example", {"val_fraction": 0.5}, ["data._target_", "at least 2 examples", "gives 1;"]),
+        ("equal", {}, ["data._target_", "a test split of its own", "its 20 test examples are those of the training"]),
+        ("equal", {"val_fraction": 0.5}, ["its 20 test examples"]),
+        ("equal in another order", {}, ["its 20 test examples"]),
+        ("equal as data", {}, ["its 20 test examples"]),
+        ("one Dataset", {}, ["its 20 test examples"]),
         ("augmented", {}, ["data._target_", "draws random numbers", "`transform`"]),
         ("absent", {}, ["data._target_", "KeyError"]),
         ("dict", {"val_size": 20}, ["data.val_size", "=20", "19"]),

@@ -49,7 +49,7 @@ def padded(examples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
 
 def tensors(**_: Any) -> dict[str, Any]:
     inputs, labels = torch.arange(20.0).view(20, 1), torch.arange(20) % 2
-    return {"train": (inputs, labels), "test": (inputs, labels), "transform": noise}
+    return {"train": (inputs, labels), "test": (inputs + 20, labels), "transform": noise}
 
 
 def lengths(**_: Any) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def test_batches_of_tensors_are_made_by_the_collate_too() -> None:
     assert found.classes == 2
     for split in (found.val, found.test, found.tests["more"]):
         assert (inputs_of(split) <= 0).all()
-    assert inputs_of(found.test).flatten().tolist() == [-float(value) for value in range(20)]
+    assert inputs_of(found.test).flatten().tolist() == [-float(value) for value in range(20, 40)]
     assert (inputs_of(found.train) < 0).all()  # the transform comes before the collate
 
 

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.core.stage_fields import Prune
+from orchestrator.core.stage_fields import PruneFields
 from orchestrator.workloads import model_building
 from orchestrator.workloads.networks.gpt import gpt
 
-PRUNE = Prune(("Linear",))
+PRUNE = PruneFields(("Linear",))
 
 
 def small(**changes: Any) -> nn.Module:

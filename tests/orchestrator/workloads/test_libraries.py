@@ -16,13 +16,13 @@ from torch import nn
 
 from orchestrator.config.sources import file_digest
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.core.stage_fields import Prune
+from orchestrator.core.stage_fields import PruneFields
 from orchestrator.planning import file_places, pinned_content
 from orchestrator.workloads import model_building
 from orchestrator.workloads.networks.initial_weights import initialise
 from pruning.measure.macs import macs
 
-PRUNE = Prune(
+PRUNE = PruneFields(
     (
         "Linear",
         "Conv2d",

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from orchestrator.core.stage_fields import Prune
+from orchestrator.core.stage_fields import PruneFields
 from orchestrator.workloads import model_building
 
-DEFAULT = Prune(("Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"))
+DEFAULT = PruneFields(("Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"))
 
 
 def names(model: nn.Module, **changes: Any) -> list[str]:

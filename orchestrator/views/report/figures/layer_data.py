@@ -265,12 +265,8 @@ def _masks(records: Mapping[str, StageRecord], read: ReadFile, keys: Iterable[st
         except (OrchestratorError, OSError, ValueError) as error:
             _LOGGER.warning("The overlap of masks is shown without stage %s: %s", key[:12], error)
     if beyond:
-        _LOGGER.warning(
-            "The overlap of masks is shown without %d of the networks: the figure compares at most %d entries of "
-            "masks.",
-            beyond,
-            MOST,
-        )
+        shown = f"shown without {beyond} of the networks" if len(readable) > 1 else "left out"
+        _LOGGER.warning("The overlap of masks is %s: the figure compares at most %d entries of masks.", shown, MOST)
     return readable
 
 

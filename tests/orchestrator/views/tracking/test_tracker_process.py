@@ -14,7 +14,7 @@ from factories import finished, make_plan, make_records, sweep_info
 from tracking_cases import masks
 
 from orchestrator.views.tracking import process
-from orchestrator.views.tracking.process import RESTARTS, TrackerProcess
+from orchestrator.views.tracking.process import MOST_RESTARTS, TrackerProcess
 from orchestrator.views.tracking.view_writer import ViewWriter
 
 PLAN = make_plan(methods=("l1_unstructured",), seeds=(0,))
@@ -87,12 +87,12 @@ def test_a_process_that_dies_each_time_is_given_up(tmp_path: Path) -> None:
     said: list[str] = []
     tracker = TrackerProcess(diary(tmp_path), said.append)
     tracker.start(sweep_info(), PLAN, {})
-    for which in range(RESTARTS + 1):
+    for which in range(MOST_RESTARTS + 1):
         os.kill(pid_in(tmp_path, which + 1), signal.SIGKILL)
     tracker.finish("finished", {})
 
     assert not tracker.complete
-    assert len(said) == RESTARTS + 1
+    assert len(said) == MOST_RESTARTS + 1
     assert said[-1] == "The process that writes to MLflow has died; the store holds everything."
 
 
