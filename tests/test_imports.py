@@ -216,3 +216,14 @@ def test_the_rooms_of_the_engine_import_downwards() -> None:
             assert "pruning" not in ours, f"{module} imports the package's door"
             for name in ours:
                 assert pruning_floor(name) <= pruning_floor(module), f"{module} imports {name}, which stands above it"
+
+
+DRIVER = ("sweep.conductor", "results.store_results", "commands.compare_command", "views.report.page")
+"""What plans, shows and reads a sweep: it starts in a moment, and works on machines without torch."""
+
+
+@pytest.mark.parametrize("module", DRIVER)
+def test_the_driver_reaches_no_torch(module: str) -> None:
+    heavy = {ours: imports(ours, top_level=True) for ours in reached(f"orchestrator.{module}")}
+
+    assert not [ours for ours, names in heavy.items() if "torch" in {name.split(".")[0] for name in names}]

@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.catalogue.formats import FORMATS
 from orchestrator.config.key_rules import key
 from pruning.catalogue.rows import Rule, at_least, is_int, whole
-from pruning.kernels.library import KernelsUnavailable, installed_compiler
+from pruning.kernels.compiling import KernelsUnavailable, installed_compiler
 
 MEASURED = tuple(name for name, row in FORMATS.items() if row.measured)
 """Formats in which a network can be deployed and measured."""

@@ -22,7 +22,8 @@ from torch import Tensor, fx, nn
 
 from pruning.catalogue.kernels import DENSE, KERNELS
 from pruning.compact.sparse_lstm import SparseLstm
-from pruning.kernels.library import KernelsUnavailable, library
+from pruning.kernels.compiling import KernelsUnavailable
+from pruning.kernels.library import library
 from pruning.kernels.sparse_layer import Choice, SparseLayer, kernel_named
 from pruning.kernels.sparse_weight import LARGEST, LayerShape, SparseWeight
 

@@ -20,7 +20,8 @@ from pruning.compact.sparse_graph import InputGuard, KernelChoices, LayerReport,
 from pruning.compact.sparse_lstm import lstm_calls
 from pruning.graph.tracing import Example, Inputs, arguments_of, copied, plain_copy, quiet, traced
 from pruning.holding.copies import values_with_history
-from pruning.kernels.library import KernelsUnavailable, library
+from pruning.kernels.compiling import KernelsUnavailable
+from pruning.kernels.library import library
 from pruning.kernels.sparse_layer import SparseLayer
 
 TOLERANCE = 1e-4

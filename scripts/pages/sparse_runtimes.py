@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pruning
-from pruning.kernels.library import KernelsUnavailable, library
+from pruning.kernels.compiling import KernelsUnavailable
+from pruning.kernels.library import library
 from scripts.pages.pay_cells import COMPILED, ONNX, OPENVINO, PYTORCH, SPARSE
 
 BF16 = "OpenVINO bf16"

@@ -16,7 +16,8 @@ from orchestrator.deploy.formats.format import Codec, ExportError, Run, call_val
 from pruning.compact.rewriting import call_functions
 from pruning.compact.sparse_files import LAYERS, TENSORS, layers_of, save_layers, tensors_of
 from pruning.graph.tracing import Example, traced
-from pruning.kernels.library import KernelsUnavailable, library
+from pruning.kernels.compiling import KernelsUnavailable
+from pruning.kernels.library import library
 
 MODULE = "sparse_network.py"
 SNIPPET = generated_module.SNIPPET.replace("network", "sparse_network")

@@ -20,7 +20,7 @@ from orchestrator.deploy.formats import format, sparse
 from orchestrator.deploy.formats.format import FORMATS, ExportError, called_with, difference
 from orchestrator.workloads import model_building
 from pruning.graph.tracing import plain_copy
-from pruning.kernels.library import KernelsUnavailable
+from pruning.kernels.compiling import KernelsUnavailable
 
 LINEAR = PruneFields(("Linear", "Conv2d"))
 WITHOUT_THE_PROJECT = """

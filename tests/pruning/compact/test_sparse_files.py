@@ -20,7 +20,7 @@ from pruning.catalogue.kernels import DENSE
 from pruning.compact import sparse_files
 from pruning.compact.sparse_files import LAYERS, TENSORS, load_layers, save_layers
 from pruning.kernels import library, lookup
-from pruning.kernels.library import KernelsUnavailable
+from pruning.kernels.compiling import KernelsUnavailable
 from pruning.kernels.sparse_layer import Choice, SparseLayer
 from pruning.kernels.sparse_weight import LayerShape, SparseWeight
 

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 import pruning
-from pruning.kernels import library
-from pruning.kernels.library import KernelsUnavailable, library_file
+from pruning.kernels import compiling, library
+from pruning.kernels.compiling import KernelsUnavailable, library_file
 
 FIRST, LATER = 15.0, 0.1
 """Seconds that the first use may take, and that loading may take in a later process."""
@@ -138,12 +138,12 @@ def test_whatever_decides_the_code_decides_the_file(
 ) -> None:
     assert loads()
     if change == "flags":
-        monkeypatch.setenv(library.MORE_FLAGS, "-O1")
+        monkeypatch.setenv(compiling.MORE_FLAGS, "-O1")
     elif change == "sources":
         (tmp_path / "other.c").write_text("int other;")
-        monkeypatch.setattr(library, "SOURCES", tmp_path)
+        monkeypatch.setattr(compiling, "SOURCES", tmp_path)
     elif change == "processor":
-        monkeypatch.setattr(library, "_processor", lambda: b"another")
+        monkeypatch.setattr(compiling, "_processor", lambda: b"another")
     else:
         script = Path(os.environ["CC"])
         script.write_text(script.read_text().replace("echo 1.0", "echo 2.0"))
@@ -182,7 +182,7 @@ def test_a_file_that_somebody_may_have_changed_is_compiled_again(damage: str, ca
     DAMAGES[damage](file)
     assert not passing()
     assert count(calls) == 2
-    descriptor = library.checked(file)
+    descriptor = compiling.checked(file)
     assert descriptor is not None
     os.close(descriptor)
     assert not passing()
@@ -220,7 +220,7 @@ def test_the_file_that_was_checked_is_the_one_that_is_loaded(
     calls: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not passing()
-    check = library.checked
+    check = compiling.checked
 
     def then_exchange(file: Path) -> int | None:
         descriptor = check(file)
@@ -245,7 +245,7 @@ def test_a_base_folder_of_another_user_is_not_used(cache: Path, monkeypatch: pyt
         return os.stat_result(values)
 
     monkeypatch.setattr(Path, "stat", of_another)
-    assert library._cache() is None
+    assert compiling._cache() is None
     assert not cache.parent.exists()
 
 
@@ -404,7 +404,7 @@ def test_a_compiler_that_hangs_is_stopped_with_its_children(
     compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler(f"sleep 100 & echo $! > {tmp_path / 'child'}; wait")
-    monkeypatch.setattr(library, "LONGEST", 0.5)
+    monkeypatch.setattr(compiling, "LONGEST", 0.5)
     start = time.monotonic()
     with pytest.raises(KernelsUnavailable, match=r"was stopped, as it did not end within 0\.5 seconds\.$"):
         library_file()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pruning.kernels import library
+from pruning.kernels import compiling
 
 ROOT = Path(__file__).parents[3]
 SANITIZED = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g -O1"
@@ -49,7 +49,7 @@ def _pytest(cache: Path, flags: str, *arguments: str, **environment: str) -> sub
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "XDG_CACHE_HOME": str(cache), library.MORE_FLAGS: flags, **environment},
+        env={**os.environ, "XDG_CACHE_HOME": str(cache), compiling.MORE_FLAGS: flags, **environment},
     )
 
 
@@ -89,7 +89,7 @@ def test_kernels_pass_their_tests_on_other_instruction_sets(isa: str, tmp_path: 
 def test_a_sanitizer_catches_a_kernel_that_reads_too_far(tmp_path: Path) -> None:
     runtime = _runtime()
     sources = tmp_path / "sources"
-    shutil.copytree(library.SOURCES, sources)
+    shutil.copytree(compiling.SOURCES, sources)
     text = (sources / "rows.c").read_text()
     assert text.count(WRONG[0]) == 1
     code = (
@@ -106,7 +106,7 @@ def test_a_sanitizer_catches_a_kernel_that_reads_too_far(tmp_path: Path) -> None
         **os.environ,
         "XDG_CACHE_HOME": str(tmp_path),
         "CC": "gcc",
-        library.MORE_FLAGS: SANITIZED,
+        compiling.MORE_FLAGS: SANITIZED,
         "LD_PRELOAD": runtime,
         "ASAN_OPTIONS": "detect_leaks=0",
         "PYTHONMALLOC": "malloc",
@@ -124,8 +124,8 @@ def test_the_sources_compile_without_a_warning(isa: str, tmp_path: Path) -> None
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler is installed")
-    flags = [*library._flags(), *ISAS[isa].split(), "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
-    sources = map(str, sorted(library.SOURCES.glob("*.c")))
-    command = [compiler, *flags, *library.THREADED, *sources, "-o", str(tmp_path / "kernels.so")]
+    flags = [*compiling._flags(), *ISAS[isa].split(), "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+    sources = map(str, sorted(compiling.SOURCES.glob("*.c")))
+    command = [compiler, *flags, *compiling.THREADED, *sources, "-o", str(tmp_path / "kernels.so")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
