@@ -14,7 +14,7 @@ class StageKind:
     """Properties that all stages of a kind share."""
 
     run: str
-    """`module:function` of run(spec, inputs, context) -> Result; a name, so that planning does not import torch."""
+    """`module:function` of a `Run`; a name, so that planning does not import torch."""
     title: str
     """Name of such a stage for people; `{round}` stands for its round, `{until}` for the place at which it ends,
     `{format}` for its deployment format."""

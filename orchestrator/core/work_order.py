@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
 
@@ -160,17 +162,12 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class WorkOrder:
-    """Chain of stages for one worker. Plain data, except for the fields that the executor sets in the worker."""
+class Worker:
+    """Worker of a segment: its store and resources. Plain data, except for what the worker itself sets."""
 
-    specs: tuple[StageSpec, ...]
-    """Stages, each of which starts from the previous one; the inputs of the first one are in the store."""
     store: StageStore
     device: str = "cpu"
     threads: int = 1
-    lineage: tuple[StageSpec, ...] = ()
-    """Stages before the first one in its chain, the dense one first."""
-    attempt: int = 1
     cancelled: Callable[[], bool] = never
     """Called at every batch: return True, or raise, to end the work."""
     grace: float = 0.0
@@ -187,6 +184,59 @@ class WorkOrder:
     """Place of this process among those of the trial; None if it is the only one."""
     ranks: Any = None
     """Ranks of the trial, `orchestrator.training.team.ranks.Ranks`, in a worker of several; None for one process."""
+
+
+@dataclass(frozen=True)
+class StageOrder:
+    """One stage for a worker."""
+
+    spec: StageSpec
+    worker: Worker
+    lineage: tuple[StageSpec, ...] = ()
+    """Stages before this one in its chain, the dense one first."""
+    attempt: int = 1
+    deadline: float = math.inf
+    """Monotonic time at which the stage ends at a batch."""
+
+    @property
+    def dense(self) -> StageSpec:
+        """First stage of the chain, which names the model and the data."""
+        return self.lineage[0] if self.lineage else self.spec
+
+    @property
+    def store(self) -> StageStore:
+        """Store of the worker."""
+        return self.worker.store
+
+    def cancelled(self) -> bool:
+        """Return whether the stage must end, because the worker is cancelled or the stage is late."""
+        return self.worker.cancelled() or time.monotonic() > self.deadline
+
+
+@dataclass(frozen=True)
+class WorkOrder:
+    """Chain of stages for one worker."""
+
+    specs: tuple[StageSpec, ...]
+    """Stages, each of which starts from the previous one; the inputs of the first one are in the store."""
+    worker: Worker
+    lineage: tuple[StageSpec, ...] = ()
+    """Stages before the first one in its chain, the dense one first."""
+    attempt: int = 1
+    """Number of the attempt at the first stage."""
+
+    @property
+    def stages(self) -> tuple[StageOrder, ...]:
+        """An order for each stage; attempts are counted for each stage."""
+        chain, above = (*self.lineage, *self.specs), len(self.lineage)
+        return tuple(
+            StageOrder(spec, self.worker, chain[:place], 1 if place > above else self.attempt)
+            for place, spec in enumerate(chain[above:], above)
+        )
+
+    def done_by(self, **changed: Any) -> WorkOrder:
+        """Return the order with changed fields of its worker."""
+        return replace(self, worker=replace(self.worker, **changed))
 
 
 @dataclass(frozen=True)
@@ -253,5 +303,5 @@ class Result:
     network: object
 
 
-Run = Callable[[StageSpec, Mapping[str, object], WorkOrder], Result]
-"""Runs one stage; gets the networks of inputs in memory by role, and loads the other inputs from the store."""
+Run = Callable[[StageOrder, object], Result]
+"""Runs one stage; gets the network that the previous stage left in memory, or None, and loads inputs from the store."""

@@ -25,12 +25,11 @@ import torch
 from torch import nn
 
 from orchestrator.catalogue.formats import SHRINK
-from orchestrator.core.errors import StageMissing
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact_tree
-from orchestrator.core.specs import DENSE, NETWORK, StageSpec
-from orchestrator.core.work_order import FileWriter, Result, WorkOrder
+from orchestrator.core.specs import DENSE, NETWORK
+from orchestrator.core.work_order import FileWriter, Result, StageOrder
 from orchestrator.deploy.dense_runtimes import DenseRuntimes
 from orchestrator.deploy.formats.format import (
     FORMATS,
@@ -44,7 +43,7 @@ from orchestrator.deploy.formats.format import (
 )
 from orchestrator.deploy.latency_measuring import Measuring, calibration_inputs, metrics_of
 from orchestrator.deploy.shrunk_network import check_outputs, shrunk
-from orchestrator.training.stage_networks import Network, fitting, restored
+from orchestrator.training.stage_networks import Network, finished, fitting, restored
 from orchestrator.training.state.checkpointing import environment
 from orchestrator.workloads.weight_files import plain_state, state_digest, write_state
 from pruning.graph.tracing import Example
@@ -54,7 +53,7 @@ EXAMPLES, BATCHES = 64, 4
 """Batch size and number of batches of the test split on which the outputs of a deployment are checked."""
 
 
-def deploy(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> Result:
+def deploy(order: StageOrder, _network: object) -> Result:
     """Shrink a finished network and write it in a format; the stage's files are its weights and the format's files.
 
     Where the smaller network says that it cannot compute what the masked one does, its own metrics are measured.
@@ -63,8 +62,9 @@ def deploy(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> 
         ExportError: the network cannot be traced or written in the format, a package is missing, or the outputs differ
             from those of the masked network.
     """
-    begun, name, left = _begin(order), spec.typed.format, order.lineage[-1]
-    network, chosen = _restored(spec, spec.inputs[NETWORK], order), FORMATS.get(name)
+    spec, begun, left = order.spec, _begin(order), order.lineage[-1]
+    name, network = spec.typed.format, _restored(spec.inputs[NETWORK], order)
+    chosen = FORMATS.get(name)
     model = network.model.cpu().eval()  # a GPU may round float32 to TF32 in convolutions
     smaller = chosen.smaller(model) if chosen is not None and chosen.smaller is not None else _smaller(network)
     weights, report = plain_state(smaller), getattr(smaller, "shrunk", None)
@@ -78,13 +78,13 @@ def deploy(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> 
             chosen.write(smaller, example, Path(place))
             written = {file: (Path(place) / file).read_bytes() for file in chosen.files}
             files |= {file: partial(_write, content) for file, content in written.items()}
-            size, run = sum(map(len, written.values())), chosen.load(Path(place), order.threads)
+            size, run = sum(map(len, written.values())), chosen.load(Path(place), order.worker.threads)
         differs = bool(getattr(getattr(smaller, "resized", None), "differs", ()))
         limit, remedy = math.inf if differs else TOLERANCES[name], f"leave {name} out of `deploy.formats`"
         worst = check_outputs(run, model, _tested(network), limit, name=name, remedy=remedy)
         after = metrics_of(model, run, network.data, left) if chosen and (differs or chosen.changes_outputs) else {}
     record = replace(
-        _record(spec, _finished(spec, NETWORK, order), order, begun),
+        _record(finished(spec.inputs[NETWORK], order), order, begun),
         after=after,
         weights_digest=state_digest(weights),
         details={} if report is None else {"form": report.form, "kept": report.kept},
@@ -93,30 +93,30 @@ def deploy(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> 
     return Result(_timed(record, {"bytes": size, "parameters": parameters, "difference": worst}), files, None)
 
 
-def measure(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> Result:
+def measure(order: StageOrder, _network: object) -> Result:
     """Measure the latency of a deployed network against the deployed dense network, at each batch size.
 
     Raises:
-        Cancelled: between two blocks, once `order.cancelled()` is true.
+        Cancelled: between two blocks, once the stage is cancelled.
     """
-    begun, name, what = _begin(order), spec.typed.format, spec.typed.measure
-    pruned, dense = _finished(spec, NETWORK, order), _finished(spec, DENSE, order)
+    begun, inputs, name, what = _begin(order), order.spec.inputs, order.spec.typed.format, order.spec.typed.measure
+    pruned, dense = finished(inputs[NETWORK], order), finished(inputs[DENSE], order)
     figures = {each: pruned.measurements[each] for each in ("bytes", "parameters")}
     figures["dense_bytes"] = dense.measurements["bytes"]
-    network = _restored(spec, pruned.inputs[NETWORK], order)
+    network = _restored(pruned.inputs[NETWORK], order)
     measuring = Measuring(what, order, _device(network))
     with TemporaryDirectory() as place:
-        compared = _comparison(spec, dense, pruned, network, Path(place), order, measuring)
+        compared = _comparison(dense, pruned, network, Path(place), order, measuring)
         for size in what.batch_sizes:
             figures |= compared(_example(network, size), size)
     package = (FORMATS[name].needs if name in FORMATS else ())[-1:] or ("torch",)
     record = replace(
-        _record(spec, pruned, order, begun),
+        _record(pruned, order, begun),
         after=pruned.after,
         weights_digest=pruned.weights_digest,
         details={"dense": dict(dense.after)} if dense.after else {},
         warnings=measuring.warnings,
-        environment=environment(order.device)
+        environment=environment(order.worker.device)
         | _processor(network, name)
         | measuring.environment
         | {"threads": str(what.threads), "runtime": f"{package[0]} {version(package[0])}"},
@@ -125,25 +125,24 @@ def measure(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) ->
 
 
 def _comparison(
-    spec: StageSpec,
     dense: StageRecord,
     pruned: StageRecord,
     network: Network,
     place: Path,
-    order: WorkOrder,
+    order: StageOrder,
     measuring: Measuring,
 ) -> Callable[[Example, int], dict[str, float]]:
     """Return a function that measures the pruned network against the dense one: (example, batch size) -> figures."""
-    name, threads = str(spec.typed.format), spec.typed.measure.threads
+    name, threads = str(order.spec.typed.format), order.spec.typed.measure.threads
     if name == SHRINK:
-        whole, smaller = _smaller(_restored(spec, dense.inputs[NETWORK], order)), _smaller(network)
+        whole, smaller = _smaller(_restored(dense.inputs[NETWORK], order)), _smaller(network)
         return lambda example, size: measuring.figures(calling(whole, example), calling(smaller, example), size)
-    make, folder = partial(_loading, name, threads), _folder(pruned, spec, place, order)
+    make, folder = partial(_loading, name, threads), _folder(pruned, place, order)
     if FORMATS[name].against_fastest:
-        whole = _smaller(_restored(spec, dense.inputs[NETWORK], order))
+        whole = _smaller(_restored(dense.inputs[NETWORK], order))
         runtimes = DenseRuntimes(whole, _example(network, 2), place, threads)
         return lambda example, size: measuring.figures_against_fastest(runtimes, make(folder, example), example, size)
-    other = _folder(dense, spec, place, order)
+    other = _folder(dense, place, order)
 
     def compared(example: Example, size: int) -> dict[str, float]:
         found, step = measuring.figures(make(other, example), make(folder, example), size), FORMATS[name].stepper
@@ -161,18 +160,18 @@ def _processor(network: Network, name: str) -> dict[str, str]:
     return {"processor": torch.cuda.get_device_name(device)} if name == SHRINK and device.type == "cuda" else {}
 
 
-def _begin(order: WorkOrder) -> float:
+def _begin(order: StageOrder) -> float:
     """Set torch's number of threads, and return the time in Unix seconds."""
-    torch.set_num_threads(order.threads)
+    torch.set_num_threads(order.worker.threads)
     return time.time()
 
 
-def _record(spec: StageSpec, above: StageRecord, order: WorkOrder, begun: float) -> StageRecord:
+def _record(above: StageRecord, order: StageOrder, begun: float) -> StageRecord:
     """Return the record of a stage that trains nothing: it describes the network of `above`, without metrics."""
     return replace(
         above,
-        key=spec.key,
-        kind=spec.kind,
+        key=order.spec.key,
+        kind=order.spec.kind,
         before={},
         after={},
         curve=(),
@@ -182,12 +181,12 @@ def _record(spec: StageSpec, above: StageRecord, order: WorkOrder, begun: float)
         started_from=above.weights_digest,
         details={},
         warnings=(),
-        device=order.device,
+        device=order.worker.device,
         host=socket.gethostname(),
         attempt=order.attempt,
-        environment=environment(order.device),
+        environment=environment(order.worker.device),
         files={},
-        spec=redact_tree(spec.to_json()),
+        spec=redact_tree(order.spec.to_json()),
     )
 
 
@@ -195,19 +194,10 @@ def _timed(record: StageRecord, figures: Mapping[str, float]) -> StageRecord:
     return replace(record, measurements={"seconds": max(0.0, time.time() - record.started), **figures})
 
 
-def _finished(spec: StageSpec, role: str, order: WorkOrder) -> StageRecord:
-    """Return the record of an input; raise StageMissing if the store no longer has it."""
-    key = spec.inputs[role]
-    record = order.store.finished([key]).get(key)
-    if record is None:
-        raise StageMissing(f"stage {key[:12]} is no longer in the store; run the sweep again.", key)
-    return record
-
-
-def _restored(spec: StageSpec, key: str, order: WorkOrder) -> Network:
+def _restored(key: str, order: StageOrder) -> Network:
     """Return the network of the stage `key`; on the CPU for any format other than PyTorch."""
-    network = restored(replace(spec, inputs={NETWORK: key}), order)
-    if spec.typed.format != SHRINK:
+    network = restored(key, order)
+    if order.spec.typed.format != SHRINK:
         network.model.cpu()
     return network
 
@@ -242,23 +232,23 @@ def _write(content: bytes, file: BinaryIO) -> None:
     file.write(content)
 
 
-def _folder(record: StageRecord, spec: StageSpec, place: Path, order: WorkOrder) -> Path:
+def _folder(record: StageRecord, place: Path, order: StageOrder) -> Path:
     """Return a folder with the files of a deployment: copied from the store, or written anew if loading them runs code.
 
     Somebody else may have written the store, so its code is never run: new files are written from tensors only.
     """
-    folder, chosen = place / record.key, FORMATS[str(spec.typed.format)]
+    folder, chosen = place / record.key, FORMATS[str(order.spec.typed.format)]
+    measure = order.spec.typed.measure
     folder.mkdir()
     if chosen.runs_code:
-        network = _restored(spec, record.inputs[NETWORK], order)
-        torch.set_num_threads(spec.typed.measure.threads)
-        sizes = spec.typed.measure.batch_sizes
-        chosen.write(_smaller(network), _example(network, 2), folder, batch_sizes=sizes)
+        network = _restored(record.inputs[NETWORK], order)
+        torch.set_num_threads(measure.threads)
+        chosen.write(_smaller(network), _example(network, 2), folder, batch_sizes=measure.batch_sizes)
         return folder
     for name in chosen.files:
         shutil.copyfile(order.store.stages.fetch(record.key, name), folder / name)
     with fitting(record.key, chosen.files[0], (Exception,)):  # each runtime raises its own types
-        chosen.load(folder, spec.typed.measure.threads)
+        chosen.load(folder, measure.threads)
     return folder
 
 

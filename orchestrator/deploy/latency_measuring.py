@@ -16,7 +16,7 @@ from orchestrator.core.records import BUSY
 from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.stage_fields import MeasuringFields, ScoreFields
-from orchestrator.core.work_order import WorkOrder
+from orchestrator.core.work_order import StageOrder
 from orchestrator.deploy.dense_runtimes import DenseRuntimes
 from orchestrator.deploy.formats.format import Run, called_with, running_as
 from orchestrator.training.loop.evaluation import evaluate
@@ -30,7 +30,7 @@ from pruning.measure.latency import Call, Make, compare_latency, peak_memory
 class Measuring:
     """Measures latency with a stage's `measure` settings, and counts other running processes at each block."""
 
-    def __init__(self, what: MeasuringFields, order: WorkOrder, device: torch.device) -> None:
+    def __init__(self, what: MeasuringFields, order: StageOrder, device: torch.device) -> None:
         self._what = what
         self._order, self._device, self._others = order, device, list[float]()
         self.dense_runtimes: dict[int, str] = {}

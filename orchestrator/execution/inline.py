@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Self
@@ -12,7 +11,7 @@ from typing import Self
 from orchestrator.config.cluster import Cluster, grace
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.specs import Plan, StageSpec
-from orchestrator.core.work_order import Passed, Preflight, Report, StageStore, Work, WorkOrder, unheard
+from orchestrator.core.work_order import Passed, Preflight, Report, StageStore, Work, Worker, WorkOrder, unheard
 from orchestrator.execution.dispatch import Claims, Dispatcher
 from orchestrator.execution.perform import DEFAULT_WORK, PREFLIGHT, perform
 
@@ -75,9 +74,9 @@ class InlineExecutor:
             else:
                 yield from dispatcher.news()
                 yield from dispatcher.began(attempt, time.time())
-                order = self._order(attempt.specs, attempt.lineage, attempt.number)
                 log = str(self._logs / f"{attempt.specs[0].key[:12]}.{attempt.number}.log")  # holds tracebacks only
-                for outcome in perform(replace(order, log=log), self._work):
+                order = WorkOrder(attempt.specs, self._worker(log), attempt.lineage, attempt.number)
+                for outcome in perform(order, self._work):
                     yield from dispatcher.take(attempt, outcome)
                 if self._cancelled.is_set():
                     yield from dispatcher.stop()
@@ -88,21 +87,19 @@ class InlineExecutor:
     ) -> Iterator[tuple[int, Passed | Failure]]:
         """Rehearse the last of each group of `stages`, below its lineage; yield the group's index and the outcome."""
         for index, (*lineage, spec) in enumerate(stages):
-            for outcome in perform(self._order((spec,), tuple(lineage), 1), work):
+            for outcome in perform(WorkOrder((spec,), self._worker(), tuple(lineage)), work):
                 yield index, outcome
 
-    def _order(self, specs: tuple[StageSpec, ...], lineage: tuple[StageSpec, ...], attempt: int) -> WorkOrder:
-        return WorkOrder(
-            specs=specs,
-            lineage=lineage,
+    def _worker(self, log: str = "") -> Worker:
+        return Worker(
             store=self._store,
             device="cuda:0" if self._cluster.gpus_per_trial else "cpu",
             threads=self._cluster.thread_count,
-            attempt=attempt,
             cancelled=self._cancelled.is_set,
             grace=grace(self._cluster.grace),
             stage_timeout=self._cluster.stage_timeout,
             report=self._watch,
+            log=log,
         )
 
     def cancel(self) -> None:

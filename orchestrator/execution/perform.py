@@ -41,19 +41,20 @@ def resolve(work: T | str) -> T:
 def perform(order: WorkOrder, work: Callable[[WorkOrder], Iterator[Item]] | str) -> Iterator[Item | Failure]:
     """Yield each stage's record as it becomes durable and, if a stage raises, the failure as the last item.
 
-    Once `order.cancelled()` is true, any exception counts as the end of the work, and no failure is yielded.
+    Once the worker is cancelled, any exception counts as the end of the work, and no failure is yielded.
     """
+    worker = order.worker
     try:
-        with pinned_threads(order.threads):
-            if order.check is not None:
-                _pass(order.check)
+        with pinned_threads(worker.threads):
+            if worker.check is not None:
+                _pass(worker.check)
             hold_planned(order.specs)
             yield from resolve(work)(order)
     except (Exception, SystemExit) as error:
-        if not order.cancelled():
-            failure = failure_of(error, order.log, [spec.fields for spec in (*order.lineage, *order.specs)])
-            if order.log and failure.traceback:
-                log, _ = writable(Path(order.log))
+        if not worker.cancelled():
+            failure = failure_of(error, worker.log, [spec.fields for spec in (*order.lineage, *order.specs)])
+            if worker.log and failure.traceback:
+                log, _ = writable(Path(worker.log))
                 with log.open("a") as file:  # keeps what an earlier run wrote
                     file.write(failure.traceback)
                 failure = replace(failure, log=str(log))

@@ -24,7 +24,7 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import HIDDEN
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.stage_kinds import KINDS
-from orchestrator.core.work_order import WorkOrder
+from orchestrator.core.work_order import StageOrder, Worker
 from orchestrator.deploy.formats.format import ExportError, call_values, called_with, cut
 from orchestrator.execution.own_modules import hold_planned
 from orchestrator.export.trial_choice import Choice
@@ -123,7 +123,7 @@ def kept(
         _refuse_unknown_type(dense, location)
     spec = replace(spec, location=location)
     _refuse_larger_model(dense, location, store.stages.tensors(choice.stage, WEIGHTS))
-    network, _ = stored(choice.stage, spec, WorkOrder((spec,), store, lineage=lineage))
+    network, _ = stored(choice.stage, StageOrder(spec, Worker(store), lineage))
     masks = network.masks
     if KINDS[record.kind].prunes:
         masks = stored_masks(record, network.model, store)

@@ -1,4 +1,4 @@
-"""Inputs of a stage: its spec, its network with data and masks, its task and checkpoints, and the networks it reads."""
+"""Inputs of a stage: its order, its network with data and masks, its task and checkpoints, other networks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from orchestrator.core.seeding import derive
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.stage_kinds import KINDS
-from orchestrator.core.work_order import WorkOrder
+from orchestrator.core.work_order import StageOrder
 from orchestrator.training.loop.training_job import TrainingJob
 from orchestrator.training.loop.training_loop import Cancelled
 from orchestrator.training.scoring.examples import source_of
@@ -31,21 +31,26 @@ from orchestrator.workloads.tasks.task import Task
 class StageInputs:
     """Inputs of a stage's steps, which train and prune the network in place, and set its masks."""
 
-    spec: StageSpec
+    order: StageOrder
     network: Network
-    order: WorkOrder
     task: Task
     """The task, with the loss of this stage's training."""
     checkpoints: Checkpointing
 
     @classmethod
-    def of(cls, spec: StageSpec, network: Network, order: WorkOrder, checkpoints: Checkpointing | None = None) -> Self:
+    def of(cls, order: StageOrder, network: Network, checkpoints: Checkpointing | None = None) -> Self:
         """Build the task; without `checkpoints`, none is saved."""
-        torch.set_num_threads(order.threads)
+        spec = order.spec
+        torch.set_num_threads(order.worker.threads)
         task = task_building.build({**spec.typed.task, **spec.location.get("task", {})})
-        loss, device = spec.training_config["loss"], torch.device(order.device)
+        loss, device = spec.training_config["loss"], torch.device(order.worker.device)
         task = task_building.with_loss(task, loss, f"{spec.training}.loss", device)
-        return cls(spec, network, order, task, checkpoints or Checkpointing(order.store.checkpoints, spec.key))
+        return cls(order, network, task, checkpoints or Checkpointing(order.store.checkpoints, spec.key))
+
+    @property
+    def spec(self) -> StageSpec:
+        """The stage's spec."""
+        return self.order.spec
 
     @property
     def model(self) -> nn.Module:
@@ -65,7 +70,7 @@ class StageInputs:
     @property
     def device(self) -> torch.device:
         """Where the network is."""
-        return torch.device(self.order.device)
+        return torch.device(self.order.worker.device)
 
     @cached_property
     def asked(self) -> Round:
@@ -100,13 +105,13 @@ class StageInputs:
             where=spec.training,
             masks=self.network.masks,
             cancelled=order.cancelled,
-            on_point=lambda point: order.report(spec.key, point, self.task.metrics[0]),
+            on_point=lambda point: order.worker.report(spec.key, point, self.task.metrics[0]),
             state=state,
             keep=self.checkpoints.keep,
             since=spec.typed.restart.rates or 0,
             until=spec.typed.until,
             selects=KINDS[spec.kind].validates,
-            ranks=order.ranks,
+            ranks=order.worker.ranks,
         )
 
     def training(self, job: TrainingJob) -> StageInputs:
@@ -123,4 +128,4 @@ class StageInputs:
     def other_network(self, role: str) -> nn.Module | None:
         """Return the network of the input with this role, in evaluation mode and frozen; None without the input."""
         key = self.spec.inputs.get(role)
-        return None if key is None else stored(key, self.spec, self.order)[0].model.eval().requires_grad_(False)
+        return None if key is None else stored(key, self.order)[0].model.eval().requires_grad_(False)

@@ -14,9 +14,8 @@ from orchestrator.core.errors import DataError, StageMissing, StoreError
 from orchestrator.core.file_names import MASKS, WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.seeding import derive
-from orchestrator.core.specs import StageSpec
 from orchestrator.core.stage_kinds import KINDS
-from orchestrator.core.work_order import StageStore, WorkOrder
+from orchestrator.core.work_order import StageOrder, StageStore
 from orchestrator.training.state.checkpointing import deciding
 from orchestrator.workloads import data_loading, model_building
 from orchestrator.workloads.networks.initial_weights import initialise
@@ -36,86 +35,91 @@ class Network:
     digest: str = ""
 
 
-def initialised(dense: StageSpec, spec: StageSpec, order: WorkOrder) -> Network:
+def initialised(stage: StageOrder) -> Network:
     """Return the network of the dense stage before training, with random weights or the weights of a checkpoint."""
-    network = _built(dense, spec, order)
-    node, place = dense.typed.model, spec.location.get("model", {}).get("weights")
+    network = _built(stage)
+    node, place = stage.dense.typed.model, stage.spec.location.get("model", {}).get("weights")
     if place is not None:
         initialise(network.model, place, node["weights"], node.get("reinitialise") or ())
     return network
 
 
-def redrawn(network: Network, spec: StageSpec, order: WorkOrder) -> nn.Module:
-    """Return a network like the one that round `spec` prunes, with random weights drawn for this round."""
-    return _random((*order.lineage, *order.specs)[0], spec, order, network.data, f"{spec.round}/reinit")
+def redrawn(network: Network, stage: StageOrder) -> nn.Module:
+    """Return a network like the one that a round prunes, with random weights drawn for this round."""
+    return _random(stage, network.data, f"{stage.spec.round}/reinit")
 
 
-def _built(dense: StageSpec, spec: StageSpec, order: WorkOrder) -> Network:
-    """Return the network of the stage `dense` with random weights."""
-    loaded = data_loading.load(data_node(dense, spec), dense.fields.get("sources"))
-    _require_same_data(loaded, dense, spec, order)
-    return Network(_random(dense, spec, order, loaded, "0/init"), MaskSet({}), loaded)
+def _built(stage: StageOrder) -> Network:
+    """Return the network of the dense stage with random weights."""
+    loaded = data_loading.load(data_node(stage), stage.dense.fields.get("sources"))
+    _require_same_data(loaded, stage)
+    return Network(_random(stage, loaded, "0/init"), MaskSet({}), loaded)
 
 
-def data_node(dense: StageSpec, spec: StageSpec) -> dict[str, Any]:
+def data_node(stage: StageOrder) -> dict[str, Any]:
     """Return the configuration from which a stage's data set is loaded: its fields and the paths of its files."""
-    return {**dense.typed.data, **spec.location.get("data", {})}
+    return {**stage.dense.typed.data, **stage.spec.location.get("data", {})}
 
 
-def _require_same_data(loaded: data_loading.Data, dense: StageSpec, spec: StageSpec, order: WorkOrder) -> None:
-    """Raise `DataError` if an earlier stage that `spec` continues from had other data than those loaded here.
+def _require_same_data(loaded: data_loading.Data, stage: StageOrder) -> None:
+    """Raise `DataError` if an earlier stage that this one continues from had other data than those loaded here.
 
     Only records made with the same processor and releases are compared, because others may give the same data other
     bits.
     """
-    keys = (*spec.inputs.values(), *spec.starts_from) if loaded.digest else ()
-    here = deciding(order.device)
-    for key, record in order.store.finished(keys).items():
+    keys = (*stage.spec.inputs.values(), *stage.spec.starts_from) if loaded.digest else ()
+    here = deciding(stage.worker.device)
+    for key, record in stage.store.finished(keys).items():
         known = {name: record.environment.get(name) for name in here}
         if record.data_digest not in ("", loaded.digest) and known == here:
             raise DataError(
-                f"{given('data', dense.typed.data)} must return the same data as for {record.kind} stage {key[:12]}, "
-                "which this stage continues; seed its random draws, and list the files that it reads in `data.depends`."
+                f"{given('data', stage.dense.typed.data)} must return the same data as for {record.kind} stage "
+                f"{key[:12]}, which this stage continues; seed its random draws, and list the files that it reads in "
+                "`data.depends`."
             )
 
 
-def _random(dense: StageSpec, spec: StageSpec, order: WorkOrder, loaded: data_loading.Data, purpose: str) -> nn.Module:
-    seed = derive(dense.typed.seed, purpose)
-    node = {**dense.typed.model, **spec.location.get("model", {})}
+def _random(stage: StageOrder, loaded: data_loading.Data, purpose: str) -> nn.Module:
+    seed = derive(stage.dense.typed.seed, purpose)
+    node = {**stage.dense.typed.model, **stage.spec.location.get("model", {})}
     model = model_building.build(node, input_shape=loaded.input_shape, classes=loaded.classes, seed=seed)
-    return model.to(torch.device(order.device))
+    return model.to(torch.device(stage.worker.device))
 
 
-def restored(spec: StageSpec, order: WorkOrder) -> Network:
-    """Return the network that a stage continues from, restored from the store."""
-    key = str(spec.parent)
-    network, record = stored(key, spec, order)
+def restored(key: str, stage: StageOrder) -> Network:
+    """Return the network of stage `key` with its masks, restored from the store for another stage."""
+    network, record = stored(key, stage)
     if KINDS[record.kind].prunes:
-        network.masks = stored_masks(record, network.model, order.store)
+        network.masks = stored_masks(record, network.model, stage.store)
     network.digest = record.weights_digest
     return network
 
 
-def stored(key: str, spec: StageSpec, order: WorkOrder) -> tuple[Network, StageRecord]:
+def stored(key: str, stage: StageOrder) -> tuple[Network, StageRecord]:
     """Return the network that stage `key` left in the store, and its record.
 
     Args:
         key: the stage to read.
-        spec: the stage that needs the network.
-        order: the work order of `spec`.
+        stage: the stage that needs the network.
 
     Raises:
         StageMissing: the stage is missing or damaged
         StoreError: its weights belong to another network
     """
-    record = order.store.finished([key]).get(key)
-    if record is None:
-        raise StageMissing(f"stage {key[:12]} is not in the store any more; run the sweep again.", key)
-    tensors = order.store.stages.tensors(key, WEIGHTS)
-    network = _built((*order.lineage, *order.specs)[0], spec, order)
+    record = finished(key, stage)
+    tensors = stage.store.stages.tensors(key, WEIGHTS)
+    network = _built(stage)
     with fitting(key, WEIGHTS):
         load_state(network.model, tensors)
     return network, record
+
+
+def finished(key: str, stage: StageOrder) -> StageRecord:
+    """Return the record of stage `key`; raise `StageMissing` if the store no longer has it."""
+    record = stage.store.finished([key]).get(key)
+    if record is None:
+        raise StageMissing(f"stage {key[:12]} is not in the store any more; run the sweep again.", key)
+    return record
 
 
 def stored_masks(record: StageRecord, model: nn.Module, store: StageStore) -> MaskSet:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from orchestrator.core.file_names import STATE
 from orchestrator.core.records import BLOCKS, CurvePoint
-from orchestrator.core.specs import DENSE, NETWORK, RATES, TEACHER, StageSpec
-from orchestrator.core.work_order import Result, WorkOrder
+from orchestrator.core.specs import DENSE, RATES, TEACHER
+from orchestrator.core.work_order import Result, StageOrder
 from orchestrator.training import pruning_rounds, ways
 from orchestrator.training.loop import training_loop
 from orchestrator.training.loop.own_loop import run_own_loop
@@ -43,47 +43,45 @@ Start = tuple[MaskSet, Mapping[str, float], Scoring]
 """Start of a round's training: its masks, metrics before fine-tuning, and scoring costs."""
 
 
-def train_dense(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> Result:
+def train_dense(order: StageOrder, _network: object) -> Result:
     """Build a network and train it: a dense stage to the end; a start stage to its step, with its state as a result.
 
     Raises:
-        training_loop.Cancelled: at a batch boundary, after `order.cancelled()` returned True.
+        training_loop.Cancelled: at a batch boundary, after the stage was cancelled.
         OrchestratorError: the user can fix the cause: a diverging loss, a target that cannot be built.
     """
-    return _run_stage(spec, lambda: initialised(spec, spec, order), order, _train)
+    return _run_stage(order, partial(initialised, order), _train)
 
 
-def prune_and_finetune(spec: StageSpec, inputs: Mapping[str, object], order: WorkOrder) -> Result:
-    """Prune the network in `inputs`, or else in the store, and fine-tune the pruned network.
+def prune_and_finetune(order: StageOrder, network: object) -> Result:
+    """Prune the network in memory, or else the one in the store, and fine-tune the pruned network.
 
     Raises:
-        training_loop.Cancelled: at a batch boundary, after `order.cancelled()` returned True.
+        training_loop.Cancelled: at a batch boundary, after the stage was cancelled.
         OrchestratorError: the user can fix the cause: a diverging loss, a broken law, a target that cannot be built.
     """
-    live = [network for network in (inputs.get(NETWORK),) if isinstance(network, Network)]
-    return _run_stage(spec, lambda: live.pop() if live else restored(spec, order), order, _prune_and_train)
+    live = [each for each in (network,) if isinstance(each, Network)]
+    return _run_stage(order, lambda: live.pop() if live else restored(str(order.spec.parent), order), _prune_and_train)
 
 
-def _run_stage(
-    spec: StageSpec, network: Callable[[], Network], order: WorkOrder, act: Callable[[StageInputs], Trained]
-) -> Result:
+def _run_stage(order: StageOrder, network: Callable[[], Network], act: Callable[[StageInputs], Trained]) -> Result:
     """Run a stage from its checkpoint if it has one; if the checkpoint does not fit, start over with a new network."""
-    start = network()
+    spec, start = order.spec, network()
     checkpoints = Checkpointing(
         order.store.checkpoints,
         spec.key,
         started_from=start.digest,
         data=start.data.digest,
         minutes=spec.location.get(spec.training, {}).get("checkpoint_minutes", 0),
-        grace=order.grace,
+        grace=order.worker.grace,
         environment=environment(),
     )
     try:
-        return _finish(StageInputs.of(spec, start, order, checkpoints), act)
+        return _finish(StageInputs.of(order, start, checkpoints), act)
     except Unfit as error:
         checkpoints.set_aside(str(error))
     with fitting(spec.inputs.get(RATES, spec.key), STATE, (Unfit,)):  # only the dense training's state can be unfit now
-        return _finish(StageInputs.of(spec, network(), order, checkpoints), act)
+        return _finish(StageInputs.of(order, network(), checkpoints), act)
 
 
 def _finish(stage: StageInputs, act: Callable[[StageInputs], Trained]) -> Result:
@@ -112,7 +110,7 @@ def _prune_and_train(stage: StageInputs) -> Trained:
         masks, before, scoring = prune_now(stage, begun)
     else:
         masks, before, scoring = begin_unpruned(stage), {}, Scoring()
-        restart(stage.network, masks, stage.spec, stage.order)
+        restart(stage.network, masks, stage.order)
     stage.network.masks = masks
     held = {"masks": as_tensor(masks.to_bytes()), "before": dict(before), "scoring": scoring.held}
     stage.checkpoints.holds(held)
@@ -160,7 +158,7 @@ def _begun(stage: StageInputs) -> TrainState | None:
 
 def _lead(stage: StageInputs) -> None:
     """Tell the other ranks of the trial, if there are any, that this stage trains now under the network's masks."""
-    if (ranks := stage.order.ranks) is not None:
+    if (ranks := stage.order.worker.ranks) is not None:
         ranks.say({"stage": stage.spec.key})
         ranks.bytes_of_leader(stage.network.masks.to_bytes() if len(stage.network.masks) else b"")
 
@@ -186,7 +184,7 @@ def prune_now(stage: StageInputs, begun: TrainState | None) -> Start:
     masks, scoring = pruning_rounds.prune_round(stage.model, stage.asked.before_training, earlier, stage.read, blocks)
     if stage.is_small:  # the small network takes no weights from the pruned one
         return masks, {}, scoring
-    restart(stage.network, masks, stage.spec, stage.order)
+    restart(stage.network, masks, stage.order)
     return masks, before_training(stage, measure(stage, stage.data.val)), scoring
 
 
@@ -206,7 +204,7 @@ def begin_unpruned(stage: StageInputs) -> MaskSet:
 def _after_block(stage: StageInputs, blocks: Blocks) -> None:
     """Report the block, save a checkpoint if one is due, and end the pruning if the stage must end."""
     point = CurvePoint(blocks.number, 0.0, time.time(), {BLOCKS: blocks.total})
-    stage.order.report(stage.spec.key, point, stage.task.metrics[0])
+    stage.order.worker.report(stage.spec.key, point, stage.task.metrics[0])
     stage.keep_or_end(partial(blocks.state, stage.model))
 
 

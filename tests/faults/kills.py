@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import NETWORK, StageSpec
-from orchestrator.core.work_order import WorkOrder
+from orchestrator.core.work_order import Worker, WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
 from orchestrator.store.unfinished_stages import Checkpoints
@@ -148,7 +148,7 @@ class Kill:
 
 def undisturbed(root: Path, specs: tuple[StageSpec, ...]) -> StageRecord:
     """Run the stages without kills and checkpoints, and return the record of the last one."""
-    order = WorkOrder(tuple(replace(spec, location={}) for spec in specs), Store(str(root)))
+    order = WorkOrder(tuple(replace(spec, location={}) for spec in specs), Worker(Store(str(root))))
     record = list(run_segment(order))[-1]
     gc.collect()  # loaders, whose worker processes those that are forked from this one do not have
     return record
@@ -166,7 +166,7 @@ def disturbed(
     """
     context, store, last = multiprocessing.get_context("fork"), Store(str(root)), specs[-1].key
     if len(specs) > 1:
-        list(run_segment(WorkOrder(specs[:-1], store)))
+        list(run_segment(WorkOrder(specs[:-1], Worker(store))))
     moments, found = sorted(rng.randrange(max(1, steps * 9 // 10)) for _ in range(kills)), []
     while not store.finished([last]):
         kept, progress = max(store.checkpoints.reached(last), 0), context.Value(Progress, -1, lock=False)
@@ -221,7 +221,7 @@ def _work(root: Path, specs: tuple[StageSpec, ...], progress: Any) -> None:
         train(run, last)
 
     training_loop._Run.train = noted  # type: ignore[method-assign]
-    list(run_segment(WorkOrder(specs[-1:], Store(str(root)), lineage=specs[:-1])))
+    list(run_segment(WorkOrder(specs[-1:], Worker(Store(str(root))), lineage=specs[:-1])))
     os._exit(0)
 
 

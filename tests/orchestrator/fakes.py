@@ -67,7 +67,7 @@ class DirectoryStore:
 
 def run_script(order: WorkOrder) -> Iterator[StageRecord]:
     """Do what each stage's `script` says, commit and yield its record."""
-    store = order.store
+    store = order.worker.store
     assert isinstance(store, DirectoryStore)
     for spec in order.specs:
         if spec.parent is not None:
@@ -76,7 +76,7 @@ def run_script(order: WorkOrder) -> Iterator[StageRecord]:
         script = spec.fields["script"]
         print(f"stage {spec.fields['name']} attempt {order.attempt}", flush=True)
         _obey(spec.key, script, order, starts)
-        if order.cancelled():
+        if order.worker.cancelled():
             return
         stands = store.commit(record_of(spec, order), {})
         if script.get("die_committed") and starts == 1:
@@ -89,10 +89,10 @@ def run_script(order: WorkOrder) -> Iterator[StageRecord]:
 
 def _obey(key: str, script: Mapping[str, Any], order: WorkOrder, starts: int) -> None:
     end = time.monotonic() + script.get("sleep", 0.0)
-    while time.monotonic() < end and not order.cancelled():
+    while time.monotonic() < end and not order.worker.cancelled():
         time.sleep(0.005)
         if "tell" in script:
-            order.report(key, CurvePoint(script["tell"], 0.5, 0.0, {"val/accuracy": 0.25}), ACCURACY)
+            order.worker.report(key, CurvePoint(script["tell"], 0.5, 0.0, {"val/accuracy": 0.25}), ACCURACY)
     while "until" in script and not Path(script["until"]).exists():
         time.sleep(0.05)
     if script.get("hang"):
@@ -136,10 +136,10 @@ def record_of(spec: StageSpec, order: WorkOrder) -> StageRecord:
         steps=10,
         best_step=7,
         started=0.0,
-        device=order.device,
+        device=order.worker.device,
         attempt=order.attempt,
         environment={
-            "threads": str(order.threads),
+            "threads": str(order.worker.threads),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", ""),
             "imported": _imported(spec.fields.get("script", {}).get("import")),
         },

@@ -13,7 +13,7 @@ from orchestrator.config import hydra_options
 from orchestrator.config.compose import plain
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Job, Plan
-from orchestrator.core.work_order import WorkOrder
+from orchestrator.core.work_order import Worker, WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.planning.plan import make_plan
 from orchestrator.store.store import Store
@@ -47,6 +47,8 @@ def train(plan: Plan, store: Store) -> dict[str, StageRecord]:
     """Run all stages of a plan; return their records by key."""
     records = {}
     for keys in plan.segments():
-        order = WorkOrder(tuple(plan.stages[key] for key in keys), store, lineage=plan.lineage(keys[0]), grace=9)
+        order = WorkOrder(
+            tuple(plan.stages[key] for key in keys), Worker(store, grace=9), lineage=plan.lineage(keys[0])
+        )
         records |= {record.key: record for record in run_segment(order)}
     return records

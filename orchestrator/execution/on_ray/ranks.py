@@ -120,12 +120,12 @@ def in_ranks(work: Callable[[WorkOrder], Iterator[Item]] | str, order: WorkOrder
 
     from orchestrator.training.team.ranks import joined
 
-    assert order.seat is not None
-    seat, store = _opened(order.seat)
+    assert order.worker.seat is not None
+    seat, store = _opened(order.worker.seat)
     try:
-        with joined(seat, store, torch.device(order.device)) as ranks:
+        with joined(seat, store, torch.device(order.worker.device)) as ranks:
             try:
-                yield from resolve(work)(replace(order, ranks=ranks))
+                yield from resolve(work)(order.done_by(ranks=ranks))
             finally:
                 ranks.say(None)
     finally:
@@ -141,12 +141,12 @@ def following(order: WorkOrder) -> Iterator[Any]:
 
     from orchestrator.training.team.ranks import RankLost, joined
 
-    assert order.seat is not None
+    assert order.worker.seat is not None
     follow: Callable[[WorkOrder], None] = resolve(FOLLOW)
-    seat, store = _met(order.seat)
+    seat, store = _met(order.worker.seat)
     try:
-        with joined(seat, store, torch.device(order.device)) as ranks:
-            follow(replace(order, ranks=ranks))
+        with joined(seat, store, torch.device(order.worker.device)) as ranks:
+            follow(order.done_by(ranks=ranks))
     except Cancelled:
         _log.warning("rank %d ended with the others, as the training was cancelled", seat.rank)
     except RankLost as error:

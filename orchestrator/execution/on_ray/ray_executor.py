@@ -21,7 +21,18 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.stage_fields import ParallelFields
 from orchestrator.core.stage_kinds import KINDS
-from orchestrator.core.work_order import Attempt, Passed, Preflight, Report, Seat, StageStore, Work, WorkOrder, unheard
+from orchestrator.core.work_order import (
+    Attempt,
+    Passed,
+    Preflight,
+    Report,
+    Seat,
+    StageStore,
+    Work,
+    Worker,
+    WorkOrder,
+    unheard,
+)
 from orchestrator.execution.dispatch import Claims, Dispatcher
 from orchestrator.execution.inline import InlineExecutor
 from orchestrator.execution.interrupts import SENT_TO_ALL
@@ -243,18 +254,16 @@ class RayExecutor:
             tasks.submit(attempt, self._order(attempt), self._work)
 
     def _order(self, attempt: Attempt, what: str = "") -> WorkOrder:
-        return WorkOrder(
-            specs=attempt.specs,
-            lineage=attempt.lineage,
+        worker = Worker(
             store=self._store,
             threads=self._cluster.threads_of(_parallel(attempt).processes),
             seat=None if what else self._seat(attempt),
-            attempt=attempt.number,
             grace=self._grace,
             stage_timeout=self._cluster.stage_timeout,
             log=str(self._logs / f"{what}{attempt.specs[0].key[:12]}.{attempt.number}.log"),
             check=self._check,
         )
+        return WorkOrder(attempt.specs, worker, attempt.lineage, attempt.number)
 
     def _seat(self, attempt: Attempt) -> Seat | None:
         """Return the seat of rank 0, if several processes train the stages of an attempt."""

@@ -91,8 +91,8 @@ class Tasks(Generic[Item]):
         options: dict[str, Any] = {"name": f"segment {order.specs[0].key[:12]}"}
         if marks := _marks(order, fresh=fresh):
             options["runtime_env"] = {"env_vars": self._variables | marks}
-        if order.seat is not None:
-            generator = self._submit_ranks(order, order.seat, work, options)
+        if (seat := order.worker.seat) is not None:
+            generator = self._submit_ranks(order, seat, work, options)
         else:
             generator = self._function.options(**options).remote(order, work)
         self._running[generator] = attempt
@@ -104,10 +104,10 @@ class Tasks(Generic[Item]):
         share = share_of(self._wanted, seat.size)
         team, own = ranks.placed(share, seat.size, one_node=self._one_node), {**_amounts(share), **options}
         generator: ObjectRefGenerator = self._function.options(**own, **team.option(0)).remote(order, work)
-        team.log = order.log
+        team.log = log = order.worker.log
         team.followers = [
             self._follower.options(**own | {"name": f"rank {rank} of {own['name']}"}, **team.option(rank)).remote(
-                replace(order, seat=replace(seat, rank=rank), log=ranks.log_of(order.log, rank))
+                order.done_by(seat=replace(seat, rank=rank), log=ranks.log_of(log, rank))
             )
             for rank in range(1, seat.size)
         ]
@@ -247,8 +247,9 @@ def _marks(order: WorkOrder, *, fresh: bool) -> dict[str, str]:
     Processes of a training function are new, because libraries remember the rank of a process.
     """
     found = {"PRUNING_SOURCES": digest(canonical_json(modules_of(order.specs)))} if fresh else {}
-    if order.seat is not None and any(spec.training_config.get("_target_") for spec in order.specs):
-        found["PRUNING_RANKS"] = order.seat.meeting
+    seat = order.worker.seat
+    if seat is not None and any(spec.training_config.get("_target_") for spec in order.specs):
+        found["PRUNING_RANKS"] = seat.meeting
     return found
 
 
@@ -275,10 +276,10 @@ def _run(
     except OrchestratorError:
         pass  # `perform` yields the failure
     device = cuda_device(ray.get_gpu_ids(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    with interrupt_flag() as cancelled, captured_output(order.log) as log, _reporting() as report:
+    with interrupt_flag() as cancelled, captured_output(order.worker.log) as log, _reporting() as report:
         yield AttemptStart(socket.gethostname(), ray.get_runtime_context().get_node_id(), log, time.time())
-        done = work if order.seat is None else partial(ranks.in_ranks, work)
-        yield from perform(replace(order, device=device, cancelled=cancelled, log=log, report=report), done)
+        done = work if order.worker.seat is None else partial(ranks.in_ranks, work)
+        yield from perform(order.done_by(device=device, cancelled=cancelled, log=log, report=report), done)
         if device != "cpu" and "torch" in sys.modules:
             sys.modules["torch"].cuda.empty_cache()  # the next worker on this GPU may need this memory
 
@@ -289,8 +290,8 @@ def _follow(order: WorkOrder) -> Failure | None:
 
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SENT_TO_ALL)
     device = cuda_device(ray.get_gpu_ids(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    with interrupt_flag(), captured_output(order.log) as log:  # rank 0 says when to end
-        here = replace(order, device=device, log=log)
+    with interrupt_flag(), captured_output(order.worker.log) as log:  # rank 0 says when to end
+        here = order.done_by(device=device, log=log)
         return next((each for each in perform(here, ranks.following) if isinstance(each, Failure)), None)
 
 

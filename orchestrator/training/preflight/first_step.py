@@ -18,6 +18,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.seeding import seeded
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.stage_kinds import KINDS
+from orchestrator.core.work_order import StageOrder
 from orchestrator.planning.number_formats import first_few
 from orchestrator.training.stage_inputs import StageInputs
 from orchestrator.workloads.splits import Batch
@@ -57,17 +58,17 @@ def describe(batch: Batch) -> str:
     return kind(batch)
 
 
-def misfit(dense: StageSpec, spec: StageSpec, tried: Tried | None, error: BaseException) -> Misfit:
+def misfit(stage: StageOrder, tried: Tried | None, error: BaseException) -> Misfit:
     """Return the error to raise when a stage fails without a message of its own: in the user's code or between parts.
 
     Args:
-        dense: the stage that names model and data.
-        spec: the stage that failed.
+        stage: the stage that failed.
         tried: data in use at the failure; None if the stage could not be built.
         error: the cause.
     """
     said = f"{type(error).__name__}: {(' '.join(str(error).split()) or '(no message)').rstrip('.')}"
-    model, data, train = named(dense, "model"), named(dense, "data"), spec.training
+    dense, train = stage.dense, stage.spec.training
+    model, data = named(dense, "model"), named(dense, "data")
     step = "could not be built"
     if tried is not None:
         found = _different_split(data, tried, said) or _unusable_dtype(model, data, tried, said)

@@ -19,9 +19,9 @@ from torch import nn
 from orchestrator.config.training import Train
 from orchestrator.core.errors import DataError, OrchestratorError
 from orchestrator.core.seeding import seeded
-from orchestrator.core.specs import DENSE, TEACHER, StageSpec
+from orchestrator.core.specs import DENSE, TEACHER
 from orchestrator.core.stage_kinds import KINDS
-from orchestrator.core.work_order import Passed, WorkOrder
+from orchestrator.core.work_order import Passed, StageOrder, WorkOrder
 from orchestrator.training import pruning_rounds, ways
 from orchestrator.training.loop import training_loop
 from orchestrator.training.loop.evaluation import monitored
@@ -71,27 +71,26 @@ def run_preflight(order: WorkOrder) -> Iterator[Passed]:
     Raises:
         OrchestratorError: the stage cannot run; the text says what does not fit and what to change.
     """
-    spec = order.specs[0]
-    dense = order.lineage[0] if order.lineage else spec
+    stage = order.stages[0]
     rehearsal: _Rehearsal | None = None
     unmatched: tuple[tuple[str, str], ...] = ()
     try:
-        _require_device(order.device)
-        rehearsal = _Rehearsal(dense, order)
-        _require_repeatable(data_node(dense, spec), rehearsal.whole)
+        _require_device(order.worker.device)
+        rehearsal = _Rehearsal(stage)
+        _require_repeatable(data_node(stage), rehearsal.whole)
         rehearsal.require_finite()
         unmatched = rehearsal.fits()
         rehearsal.run()
     except (training_loop.Diverged, pruning_rounds.Overflow):
         pass  # a network that is hardly trained may diverge where the real training does not
     except BatchError as error:
-        if rehearsal is not None and (found := labels_misfit(dense, rehearsal.first_batches())) is not None:
+        if rehearsal is not None and (found := labels_misfit(stage.dense, rehearsal.first_batches())) is not None:
             raise found from error
         raise
     except OrchestratorError:
         raise
     except (Exception, SystemExit) as error:
-        raise misfit(dense, spec, None if rehearsal is None else rehearsal.tried, error) from error
+        raise misfit(stage, None if rehearsal is None else rehearsal.tried, error) from error
     if rehearsal is None:
         yield Passed(unmatched)
     else:
@@ -134,12 +133,10 @@ def _require_repeatable(node: Mapping[str, Any], loaded: data_loading.Data) -> N
 class _Rehearsal:
     """Stage that reads a few examples and takes one step; networks of earlier stages are as initialised."""
 
-    def __init__(self, dense: StageSpec, order: WorkOrder) -> None:
-        steps, spec = count(), order.specs[0]
-        if spec.typed.inner > 1:  # one re-scoring shows as much as a hundred
-            spec = replace(spec, fields={**spec.fields, "inner": 1})
-        order = replace(order, cancelled=lambda: next(steps) > 0)
-        network = initialised(dense, spec, order)
+    def __init__(self, order: StageOrder) -> None:
+        if order.spec.typed.inner > 1:  # one re-scoring shows as much as a hundred
+            order = replace(order, spec=replace(order.spec, fields={**order.spec.fields, "inner": 1}))
+        network = initialised(order)
         self.whole = whole = network.data
         """The whole data set, of which the rehearsal reads a few examples."""
         splits = whole.splits
@@ -147,9 +144,9 @@ class _Rehearsal:
         self._few = {name: _FewExamples(split, name, self._note_split) for name, split in splits.items()}
         train, val, test, *further = self._few.values()
         few = replace(whole, train=train, val=val, test=test, tests=dict(zip(whole.tests, further, strict=True)))
-        self.stage = StageInputs.of(spec, replace(network, data=few), order)
+        self.stage = StageInputs.of(order, replace(network, data=few))
         self.figures: tuple[str, ...] = (*(metric.name for metric in self.stage.task.metrics), "loss")
-        self._dense, self._read = dense, "train"
+        self._dense, self._read = order.dense, "train"
 
     def fits(self) -> tuple[tuple[str, str], ...]:
         """Check that all rounds together can take their count; return the patterns of `prune` without a match.
@@ -260,8 +257,9 @@ class _Rehearsal:
     def _one_step(self, job: TrainingJob) -> FitResult:
         stage = self.stage.training(job)
         self._require_first_step(stage)
+        steps = count()
         try:
-            return run_job(stage, job)
+            return run_job(stage, replace(job, cancelled=lambda: next(steps) > 0))
         except training_loop.Cancelled:
             if not all(bool(tensor.isfinite().all()) for tensor in job.model.parameters()):
                 raise training_loop.Diverged("one step") from None

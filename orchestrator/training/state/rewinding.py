@@ -14,7 +14,7 @@ from orchestrator.core.errors import StageMissing
 from orchestrator.core.file_names import STATE, STATE_VALUES
 from orchestrator.core.specs import RATES, REWIND, StageSpec
 from orchestrator.core.stage_kinds import KINDS
-from orchestrator.core.work_order import StageStore, WorkOrder
+from orchestrator.core.work_order import StageOrder, StageStore
 from orchestrator.training.pruning_rounds import hold_rewound, masked
 from orchestrator.training.stage_networks import MISFITS, Network, fitting, redrawn, stored
 from orchestrator.training.state.train_state import NotPlain, TrainState, module_state, restore_module
@@ -56,32 +56,32 @@ def furthest(store: StageStore, keys: Sequence[str], started_from: str) -> tuple
     return None, 0.0
 
 
-def restart(network: Network, masks: MaskSet, spec: StageSpec, order: WorkOrder) -> None:
+def restart(network: Network, masks: MaskSet, stage: StageOrder) -> None:
     """Set the weights from which a round trains: its own, or those of the row of `restart.weights`."""
-    row = spec.typed.restart.weights_row
+    row = stage.spec.typed.restart.weights_row
     if not row.keeps:
-        row.load()(network, masks, spec, order)
+        row.load()(network, masks, stage)
         masked(network.model, masks)
 
 
-def rewind(network: Network, masks: MaskSet, spec: StageSpec, order: WorkOrder) -> None:
+def rewind(network: Network, masks: MaskSet, stage: StageOrder) -> None:
     """Set the weights of a step of the dense training.
 
     Raises:
         LawBroken: the rewound weights differ from those of the step.
     """
-    key = spec.inputs[REWIND]
-    saved, _ = stored(key, spec, order)
-    state = _input_state(REWIND, spec, order.store)
+    key = stage.spec.inputs[REWIND]
+    saved, _ = stored(key, stage)
+    state = _input_state(REWIND, stage.spec, stage.store)
     with fitting(key, STATE):
         restore_module(network.model, module_state(saved.model) if state is None else state.part("model"))
     masked(network.model, masks)
     hold_rewound(plain_state(network.model), plain_state(saved.model), masks)
 
 
-def redraw(network: Network, _masks: MaskSet, spec: StageSpec, order: WorkOrder) -> None:
+def redraw(network: Network, _masks: MaskSet, stage: StageOrder) -> None:
     """Set new random weights."""
-    restore_module(network.model, module_state(redrawn(network, spec, order)))
+    restore_module(network.model, module_state(redrawn(network, stage)))
 
 
 def onward(model: nn.Module, masks: Sequence[Tensor | None], spec: StageSpec, store: StageStore) -> TrainState | None:

@@ -18,14 +18,13 @@ def follow(order: WorkOrder) -> None:
         RankLost: another rank failed.
         training_loop.Cancelled: rank 0 was asked to end within a training.
     """
-    ranks, specs = order.ranks, {spec.key: spec for spec in order.specs}
-    root, network = (*order.lineage, *order.specs)[0], None
+    ranks, stages, network = order.worker.ranks, {stage.spec.key: stage for stage in order.stages}, None
     while (said := ranks.hear()) is not None:
-        spec = specs[said["stage"]]
-        network = network or initialised(root, spec, order)
+        stage = stages[said["stage"]]
+        network = network or initialised(stage)
         masks = ranks.bytes_of_leader(None)
         network.masks = MaskSet.from_bytes(masks, network.model) if masks else MaskSet({})
-        _take_part(StageInputs.of(spec, network, order))
+        _take_part(StageInputs.of(stage, network))
 
 
 def _take_part(stage: StageInputs) -> None:

@@ -14,7 +14,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import DENSE, NETWORK, Plan, StageSpec
-from orchestrator.core.work_order import Attempt, WorkOrder
+from orchestrator.core.work_order import Attempt, Worker, WorkOrder
 from orchestrator.execution.dispatch import Dispatcher
 
 LOST = Failure("the worker died", transient=True)
@@ -34,7 +34,7 @@ def nothing(keys: Iterable[str]) -> Mapping[str, StageRecord]:
 
 
 def record(spec: StageSpec) -> StageRecord:
-    return record_of(spec, WorkOrder((spec,), None))  # type: ignore[arg-type]
+    return record_of(spec, WorkOrder((spec,), Worker(None)))  # type: ignore[arg-type]
 
 
 def summary(events: list[StageEvent], plan: Plan) -> list[str]:

@@ -12,7 +12,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, StageSpec
-from orchestrator.core.work_order import Attempt, WorkOrder
+from orchestrator.core.work_order import Attempt, Worker, WorkOrder
 from orchestrator.execution.dispatch import LOOK_AGAIN, Dispatcher
 
 
@@ -49,7 +49,7 @@ class Shared:
 
 
 def record(spec: StageSpec) -> StageRecord:
-    return record_of(spec, WorkOrder((spec,), None))  # type: ignore[arg-type]
+    return record_of(spec, WorkOrder((spec,), Worker(None)))  # type: ignore[arg-type]
 
 
 def begin(dispatcher: Dispatcher) -> Attempt:

@@ -19,7 +19,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import Plan, StageSpec
-from orchestrator.core.work_order import Passed, WorkOrder
+from orchestrator.core.work_order import Passed, Worker, WorkOrder
 from orchestrator.execution.dispatch import INTERRUPTED
 from orchestrator.execution.inline import InlineExecutor
 from orchestrator.execution.on_ray.embedded_ray import ClusterError
@@ -128,13 +128,13 @@ def test_records_come_through_bit_equal(make: Make, store: DirectoryStore) -> No
     plan = plan_of(chain("a", {}, {}, {}))
     records = {event.key: event.record for event in make().run(plan) if event.record is not None}
     for key, spec in plan.stages.items():
-        expected = record_of(spec, WorkOrder((spec,), store))
+        expected = record_of(spec, WorkOrder((spec,), Worker(store)))
         assert records[key].result() == expected.result() == store.finished([key])[key].result()
 
 
 def test_a_parent_outside_of_the_plan_is_in_the_store(make: Make, store: DirectoryStore) -> None:
     stages = chain("a", {}, {}, {})
-    store.commit(record_of(stages[0], WorkOrder((), store)), {})
+    store.commit(record_of(stages[0], WorkOrder((), Worker(store))), {})
     plan = plan_of(stages).without({stages[0].key})
     assert of_kind(list(make().run(plan)), plan, "finished") == ["a-1", "a-2"]
 

@@ -11,7 +11,7 @@ from store_cases import FILES, chain, record_for
 
 from orchestrator.core.errors import DataError, OrchestratorError, StoreError
 from orchestrator.core.records import StageRecord
-from orchestrator.core.work_order import Result, WorkOrder
+from orchestrator.core.work_order import Result, Worker, WorkOrder
 from orchestrator.execution import segment
 from orchestrator.execution.perform import perform
 from orchestrator.store.store import Store
@@ -42,8 +42,8 @@ def attempt(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempt]:
                 raise error
             return Result(record_for(spec), FILES, None)
 
-        monkeypatch.setattr(segment, "resolve", lambda _: run)
-        (outcome,) = perform(WorkOrder((spec,), store, lineage=(dense,), log=log), segment.run_segment)
+        monkeypatch.setattr(segment, "resolve", lambda work: run if isinstance(work, str) else work)
+        (outcome,) = perform(WorkOrder((spec,), Worker(store, log=log), lineage=(dense,)), segment.run_segment)
         return len(runs), getattr(outcome, "log" if log else "message", "")
 
     return act

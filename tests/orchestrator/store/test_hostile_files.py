@@ -27,7 +27,7 @@ from orchestrator.core.file_names import MASKS, STATE, STATE_VALUES, WEIGHTS
 from orchestrator.core.plain_data import digest
 from orchestrator.core.redact import HIDDEN
 from orchestrator.core.specs import Plan
-from orchestrator.core.work_order import WorkOrder
+from orchestrator.core.work_order import Worker, WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store import saved_sweep
 from orchestrator.store.backends import seal, unseal
@@ -98,7 +98,7 @@ def run(store: Store, key: str, *gone: str) -> None:
     plan = saved_sweep.plan_of(store, "mine")
     for each in gone:
         shutil.rmtree(Path(store.uri, "stages", each))
-    order = WorkOrder((plan.stages[key],), Store(store.uri), lineage=plan.lineage(key))
+    order = WorkOrder((plan.stages[key],), Worker(Store(store.uri)), lineage=plan.lineage(key))
     assert [record.key for record in run_segment(order)] == [key]
 
 
@@ -245,9 +245,9 @@ def test_a_checkpoint_that_cannot_be_is_set_aside(store: Store, operator: str) -
         shutil.rmtree(Path(store.uri, "stages", each))
     batches = iter(range(9))
     spec = replace(spec, location={spec.training: {"checkpoint_minutes": 9}})
-    order = WorkOrder((spec,), store, lineage=plan.lineage(key), grace=math.inf)
+    order = WorkOrder((spec,), Worker(store, grace=math.inf), lineage=plan.lineage(key))
     with pytest.raises(Cancelled):
-        list(run_segment(replace(order, cancelled=lambda: next(batches, None) is None)))
+        list(run_segment(order.done_by(cancelled=lambda: next(batches, None) is None)))
     pointer = unseal(store.backend.read(f"checkpoints/{key}/checkpoint.json"))
     path = Path(store.uri, "checkpoints", key, pointer["file"])
     content = TENSORS[operator](path.read_bytes(), random.Random(7))

@@ -60,7 +60,7 @@ def pretend(order: WorkOrder) -> Iterator[StageRecord]:
             file.write(b"weights")
 
         COMMITTED.append(spec.key)
-        yield order.store.commit(replace(record, after=after, files={}), {WEIGHTS: write})
+        yield order.worker.store.commit(replace(record, after=after, files={}), {WEIGHTS: write})
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from test_training_stages import chain
 from orchestrator.core.errors import StoreError
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import StageSpec, start_of
-from orchestrator.core.work_order import WorkOrder
+from orchestrator.core.work_order import Worker, WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
 from orchestrator.training.loop import training_loop
@@ -114,7 +114,7 @@ def run(
 ) -> list[StageRecord]:
     """Run stages with an interruption before a batch."""
     asked, records = iter(range(10**9)), list[StageRecord]()
-    order = WorkOrder(specs, store, lineage=tuple(above), cancelled=lambda: next(asked) >= batches, grace=5)
+    order = WorkOrder(specs, Worker(store, cancelled=lambda: next(asked) >= batches, grace=5), lineage=tuple(above))
     with suppress(Cancelled):
         records.extend(run_segment(order))
     return records
@@ -215,12 +215,12 @@ def test_another_processor_is_told(store: Store) -> None:
 def test_a_stage_that_takes_too_long_goes_on_in_the_next_attempt(store: Store, tmp_path: Path) -> None:
     (spec,), other = specs()[:1], Store(str(tmp_path / "other"))
     (expected,) = run(other, (spec,))
-    order, attempts = WorkOrder((spec,), store, grace=5, stage_timeout=1e-9), 0
+    order, attempts = WorkOrder((spec,), Worker(store, grace=5, stage_timeout=1e-9)), 0
     while not store.finished([spec.key]):
         before = store.checkpoints.reached(spec.key)
         attempts += 1
         with suppress(TimeoutError):
-            list(run_segment(replace(order, stage_timeout=1e-9 if attempts < 3 else None)))
+            list(run_segment(order.done_by(stage_timeout=1e-9 if attempts < 3 else None)))
         assert before <= store.checkpoints.reached(spec.key) or attempts == 3
 
     assert attempts == 3

@@ -15,7 +15,7 @@ from torch import Tensor
 from orchestrator.core.errors import DataError
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import StageSpec, start_of
-from orchestrator.core.work_order import WorkOrder
+from orchestrator.core.work_order import Worker, WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
 from orchestrator.training.preflight.rehearsal import run_preflight
@@ -74,7 +74,7 @@ def test_a_round_whose_worker_loads_other_data_is_refused_and_the_preflight_refu
     dense, pruned = specs(0.5)
     run(store, (dense,))
     elsewhere(1.0)
-    order = WorkOrder((pruned,), store, lineage=(dense,))
+    order = WorkOrder((pruned,), Worker(store), lineage=(dense,))
 
     said = f"`data._target_` (={__name__}.drawn) must return the same data as for dense stage {dense.key[:12]}, which"
     for work in (run_segment, run_preflight):
@@ -103,7 +103,7 @@ def test_older_records_and_those_of_another_machine_are_gone_on_from(store: Stor
     run(altered(store, **changes), (dense,))
     elsewhere(1e-6)
 
-    assert [record.key for record in run_segment(WorkOrder((pruned,), store, lineage=(dense,)))] == [pruned.key]
+    assert [record.key for record in run_segment(WorkOrder((pruned,), Worker(store), lineage=(dense,)))] == [pruned.key]
 
 
 def test_a_record_of_before_is_read_and_says_nothing_of_data(store: Store) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.specs import NETWORK, TEACHER, Plan, StageSpec
-from orchestrator.core.work_order import WorkOrder
+from orchestrator.core.work_order import Worker, WorkOrder
 from orchestrator.store.store import Store
 from orchestrator.training import stage_inputs
 from orchestrator.training.preflight.rehearsal import run_preflight
@@ -105,7 +105,7 @@ def test_rounds_learn_from_the_dense_network_in_one_segment_or_many(store: Store
 def run_alone(store: Store, spec: StageSpec, lineage: tuple[StageSpec, ...]) -> list[Any]:
     from orchestrator.execution.segment import run_segment
 
-    return list(run_segment(WorkOrder(specs=(spec,), store=store, lineage=lineage)))
+    return list(run_segment(WorkOrder((spec,), Worker(store), lineage=lineage)))
 
 
 def test_the_rounds_of_a_trial_with_a_teacher_stay_one_segment() -> None:
@@ -120,7 +120,7 @@ def test_the_rounds_of_a_trial_with_a_teacher_stay_one_segment() -> None:
 def test_a_preflight_tries_a_stage_before_its_teacher_is_trained(store: Store) -> None:
     specs = taught(0.5)
 
-    assert list(run_preflight(WorkOrder(specs=specs[1:], store=store, lineage=specs[:1])))
+    assert list(run_preflight(WorkOrder(specs[1:], Worker(store), lineage=specs[:1])))
 
 
 class Own:

@@ -19,7 +19,7 @@ from orchestrator.compare.audit.checklist import audit
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.specs import StageSpec
-from orchestrator.core.work_order import WorkOrder
+from orchestrator.core.work_order import Worker, WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
 from orchestrator.training.loop import training_loop
@@ -93,13 +93,15 @@ def test_an_interrupted_training_goes_on_to_the_same_record(store: Store, tmp_pa
     expected = train(plan, other)[plan.trials[0].stages[-1]]
     *before, spec = plan.stages.values()
     for each in before:
-        list(run_segment(WorkOrder((each,), store, lineage=plan.lineage(each.key))))
+        list(run_segment(WorkOrder((each,), Worker(store), lineage=plan.lineage(each.key))))
     asked = iter(range(99))
     lineage = plan.lineage(spec.key)
     with suppress(training_loop.Cancelled):
-        list(run_segment(WorkOrder((spec,), store, lineage=lineage, grace=9, cancelled=lambda: next(asked) > 6)))
+        list(
+            run_segment(WorkOrder((spec,), Worker(store, grace=9, cancelled=lambda: next(asked) > 6), lineage=lineage))
+        )
     assert store.checkpoints.reached(spec.key) == 7
-    (found,) = run_segment(WorkOrder((spec,), store, lineage=lineage, grace=9))
+    (found,) = run_segment(WorkOrder((spec,), Worker(store, grace=9), lineage=lineage))
 
     assert found.result() == expected.result()
     assert store.read(found.key, "weights.safetensors") == other.read(found.key, "weights.safetensors")
@@ -112,7 +114,7 @@ def test_a_network_that_cannot_be_made_small_is_told_before_any_is_trained(store
     spec = plan.stages[plan.trials[0].stages[-1]]
 
     with pytest.raises(ControlError, match=r"entries of 4\.weight that are left are masked \(.*unit=group"):
-        list(run_preflight(WorkOrder((spec,), store, lineage=plan.lineage(spec.key))))
+        list(run_preflight(WorkOrder((spec,), Worker(store), lineage=plan.lineage(spec.key))))
 
 
 def test_a_network_draws_in_its_own_way_in_the_sizes_that_it_has() -> None:

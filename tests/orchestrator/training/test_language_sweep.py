@@ -18,7 +18,7 @@ from torch import Tensor
 
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, StageSpec
-from orchestrator.core.work_order import WorkOrder
+from orchestrator.core.work_order import Worker, WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.local_backend import LocalBackend
 from orchestrator.store.store import Store
@@ -58,7 +58,7 @@ def stored(store: Store, key: str) -> dict[str, Tensor]:
 def test_each_method_prunes_the_linear_layers_of_the_blocks_to_half(folder: Path, store: Store) -> None:
     plan = asked(folder, *METHODS)
     for spec in plan.stages.values():
-        list(run_preflight(WorkOrder((spec,), store, lineage=plan.lineage(spec.key))))
+        list(run_preflight(WorkOrder((spec,), Worker(store), lineage=plan.lineage(spec.key))))
     records = train(plan, store)
     dense = stored(store, plan.trials[0].dense)
 
@@ -127,11 +127,11 @@ def test_a_pruning_that_is_killed_at_ten_moments_gives_the_same_bits(
         replace(plan.stages[key], location={**plan.stages[key].location, **often}) for key in plan.trials[0].stages
     )
     torch.set_num_threads(1)  # a forked process has none of the threads
-    quiet = list(run_segment(WorkOrder(specs, store)))[-1]
+    quiet = list(run_segment(WorkOrder(specs, Worker(store))))[-1]
     fresh, kills, reached = Store(str(tmp_path / "killed")), 0, set()
-    list(run_segment(WorkOrder(specs[:1], fresh)))
+    list(run_segment(WorkOrder(specs[:1], Worker(fresh))))
     for moment in MOMENTS:
-        if not killed_at(moment, WorkOrder(specs[1:], fresh, lineage=specs[:1])):
+        if not killed_at(moment, WorkOrder(specs[1:], Worker(fresh), lineage=specs[:1])):
             break
         kills += 1
         reached.add(fresh.checkpoints.reached(specs[1].key))
@@ -139,5 +139,5 @@ def test_a_pruning_that_is_killed_at_ten_moments_gives_the_same_bits(
     assert kills >= 10
     assert {-1, 1, 2} <= reached, "it was killed in the first block and after each checkpoint"
     if not fresh.finished([specs[1].key]):
-        list(run_segment(WorkOrder(specs[1:], fresh, lineage=specs[:1])))
+        list(run_segment(WorkOrder(specs[1:], Worker(fresh), lineage=specs[:1])))
     assert bits(fresh.finished([specs[1].key])[specs[1].key], fresh) == bits(quiet, store)

@@ -16,7 +16,7 @@ from small_trials import composed, planned, train
 import pruning
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, StageSpec
-from orchestrator.core.work_order import WorkOrder
+from orchestrator.core.work_order import Worker, WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.planning.plan import ConfigError
 from orchestrator.store.store import Store
@@ -66,10 +66,8 @@ def interrupted(specs: tuple[StageSpec, ...], store: Store, after: int) -> tuple
         calls = iter(range(10**9))
         order = WorkOrder(
             left,
-            store,
+            Worker(store, cancelled=lambda calls=calls: next(calls) >= after, grace=9),
             lineage=specs[: len(specs) - len(left)],
-            cancelled=lambda calls=calls: next(calls) >= after,  # type: ignore[misc]
-            grace=9,
         )
         with suppress(Cancelled):
             list(run_segment(order))
@@ -80,7 +78,7 @@ def interrupted(specs: tuple[StageSpec, ...], store: Store, after: int) -> tuple
 @pytest.mark.parametrize("name", ORDERS)
 def test_an_interrupted_pruning_gives_the_same_bits(name: str, store: Store, tmp_path: Path) -> None:
     specs = chain(asked(name))
-    quiet = list(run_segment(WorkOrder(specs, store)))[-1]
+    quiet = list(run_segment(WorkOrder(specs, Worker(store))))[-1]
 
     for number, after in enumerate((1, 2)):
         fresh = Store(str(tmp_path / f"other{number}"))
@@ -92,7 +90,7 @@ def test_an_interrupted_pruning_gives_the_same_bits(name: str, store: Store, tmp
 
 def test_each_pruned_block_is_reported(store: Store) -> None:
     specs, points = chain(asked("sparsegpt")), []
-    list(run_segment(WorkOrder(specs, store, report=lambda _key, point, _metric: points.append(point))))
+    list(run_segment(WorkOrder(specs, Worker(store, report=lambda _key, point, _metric: points.append(point)))))
 
     found = [(point.step, dict(point.metrics)) for point in points if "blocks" in point.metrics]
     assert found == [(number, {"blocks": 3}) for number in (1, 2, 3)]
@@ -153,7 +151,7 @@ def test_a_rehearsal_prunes_the_first_block(store: Store, monkeypatch: pytest.Mo
     monkeypatch.setattr(rehearsal, "measure", measure_noting(pruned))
     dense, last = (plan.stages[key] for key in plan.trials[0].stages)
 
-    assert next(run_preflight(WorkOrder((last,), store, lineage=(dense,))))
+    assert next(run_preflight(WorkOrder((last,), Worker(store), lineage=(dense,))))
     assert pruned[0] == [True, False, False]
 
 

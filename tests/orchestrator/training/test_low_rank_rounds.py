@@ -18,7 +18,7 @@ from torch import Tensor
 from orchestrator.config.schema import ConfigError
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.specs import NETWORK, StageSpec
-from orchestrator.core.work_order import WorkOrder
+from orchestrator.core.work_order import Worker, WorkOrder
 from orchestrator.store.store import Store
 from orchestrator.training.preflight.rehearsal import run_preflight
 from pruning import MaskSet
@@ -76,7 +76,7 @@ def test_targets_that_match_no_layer_are_told_before_anything_trains(store: Stor
     specs = low_rank(0.5, lora_targets=["*.q_proj.weight"])
 
     with pytest.raises(OrchestratorError, match=r"`finetune\.lora_targets` \(=\['\*\.q_proj\.weight'\]\) must match"):
-        list(run_preflight(WorkOrder(specs=specs[1:], store=store, lineage=specs[:1])))
+        list(run_preflight(WorkOrder(specs[1:], Worker(store), lineage=specs[:1])))
 
 
 def test_settings_of_low_rank_updates_are_in_the_keys_of_their_rounds_alone() -> None:

@@ -11,7 +11,7 @@ from small_trials import planned, small, train
 
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
-from orchestrator.core.work_order import WorkOrder
+from orchestrator.core.work_order import Worker, WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
 
@@ -43,7 +43,7 @@ def raced(case: str) -> Plan:
 
 def run(plan: Plan, key: str, store: Store) -> StageRecord:
     """Run one stage whose inputs are finished."""
-    order = WorkOrder((plan.stages[key],), store, lineage=plan.lineage(key), grace=9)
+    order = WorkOrder((plan.stages[key],), Worker(store, grace=9), lineage=plan.lineage(key))
     return list(run_segment(order))[-1]
 
 

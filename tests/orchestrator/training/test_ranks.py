@@ -15,7 +15,7 @@ from small_trials import planned, small
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore, TCPStore
 
-from orchestrator.core.work_order import Seat, WorkOrder
+from orchestrator.core.work_order import Seat, Worker, WorkOrder
 from orchestrator.execution.on_ray.ranks import interface_of, seated
 from orchestrator.execution.perform import failure_of
 from orchestrator.store.store import Store
@@ -163,7 +163,7 @@ DDP = ("parallel=ddp", "parallel.processes=2", "cluster.cpus_per_trial=2")
 def tried(folder: Path, *overrides: str, **parts: Any) -> None:
     """Try the dense stage of a small trial of two processes on a few examples."""
     plan = planned(small(*DDP, *overrides) | parts)
-    list(run_preflight(WorkOrder((plan.stages[plan.trials[0].dense],), Store(str(folder)))))
+    list(run_preflight(WorkOrder((plan.stages[plan.trials[0].dense],), Worker(Store(str(folder))))))
 
 
 def test_a_parameter_that_the_loss_does_not_reach_is_refused_before_the_training(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.errors import OrchestratorError, StageMissing
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Job, Plan
-from orchestrator.core.work_order import WorkOrder
+from orchestrator.core.work_order import Worker, WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
 from orchestrator.sweep.conductor import run
@@ -100,7 +100,9 @@ def test_a_start_that_is_lost_while_the_sweep_runs_is_made_again(
                     file = Path(disturbed.uri, "stages", key, name)
                     file.chmod(0o644)
                     file.write_bytes(bytes(file.stat().st_size))
-        order = WorkOrder(tuple(plan.stages[key] for key in keys), disturbed, lineage=plan.lineage(keys[0]), grace=9)
+        order = WorkOrder(
+            tuple(plan.stages[key] for key in keys), Worker(disturbed, grace=9), lineage=plan.lineage(keys[0])
+        )
         records += run_segment(order)
 
     assert starts
@@ -179,13 +181,13 @@ def test_an_interrupted_round_goes_on_to_the_same_record(store: Store, tmp_path:
     expected = run_chain(plan, other)[-1]
     *before, spec = plan.stages.values()
     for each in before:
-        list(run_segment(WorkOrder((each,), store, lineage=plan.lineage(each.key))))
+        list(run_segment(WorkOrder((each,), Worker(store), lineage=plan.lineage(each.key))))
     asked = iter(range(99))
-    order = WorkOrder((spec,), store, lineage=plan.lineage(spec.key), grace=9)
+    order = WorkOrder((spec,), Worker(store, grace=9), lineage=plan.lineage(spec.key))
     with suppress(Cancelled):
         list(
             run_segment(
-                WorkOrder(order.specs, store, lineage=order.lineage, grace=9, cancelled=lambda: next(asked) > 6)
+                WorkOrder(order.specs, Worker(store, grace=9, cancelled=lambda: next(asked) > 6), lineage=order.lineage)
             )
         )
     assert store.checkpoints.reached(spec.key) == 5 + 7

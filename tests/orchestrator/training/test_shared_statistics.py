@@ -11,7 +11,7 @@ import torch
 from small_trials import composed, planned, train
 
 from orchestrator.core.specs import Plan
-from orchestrator.core.work_order import WorkOrder
+from orchestrator.core.work_order import Worker, WorkOrder
 from orchestrator.store.store import Store
 from orchestrator.training.preflight.rehearsal import run_preflight
 from orchestrator.training.scoring.examples import CountedLoss, SharedStatistics, source_of
@@ -121,7 +121,7 @@ def test_a_rehearsal_shares_nothing(store: Store, folder: Path, passes: list[Any
     plan = sparsities()
     dense, last = (plan.stages[key] for key in plan.trials[0].stages)
 
-    assert next(run_preflight(WorkOrder((last,), store, lineage=(dense,))))
+    assert next(run_preflight(WorkOrder((last,), Worker(store), lineage=(dense,))))
     assert passes
     assert not list(folder.glob("*.statistics"))
     assert source_of(last, "", "", torch.device("cpu")) is None

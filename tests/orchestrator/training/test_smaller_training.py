@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from training_cases import job
 
 from orchestrator.core.seeding import derive, seeded
-from orchestrator.core.work_order import WorkOrder
+from orchestrator.core.work_order import Worker, WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
 from orchestrator.training.loop import training_loop
@@ -130,12 +130,12 @@ def test_an_interrupted_training_goes_on_to_the_same_bits(folder: Path) -> None:
     expected = train(plan, other)[plan.trials[0].stages[-1]]
     *before, spec = plan.stages.values()
     for each in before:
-        list(run_segment(WorkOrder((each,), one, lineage=plan.lineage(each.key))))
+        list(run_segment(WorkOrder((each,), Worker(one), lineage=plan.lineage(each.key))))
     asked, lineage = iter(range(99)), plan.lineage(spec.key)
     with suppress(training_loop.Cancelled):
-        list(run_segment(WorkOrder((spec,), one, lineage=lineage, grace=9, cancelled=lambda: next(asked) > 6)))
+        list(run_segment(WorkOrder((spec,), Worker(one, grace=9, cancelled=lambda: next(asked) > 6), lineage=lineage)))
     assert one.checkpoints.reached(spec.key)
-    (found,) = run_segment(WorkOrder((spec,), one, lineage=lineage, grace=9))
+    (found,) = run_segment(WorkOrder((spec,), Worker(one, grace=9), lineage=lineage))
 
     assert found.result() == expected.result()
     assert one.read(found.key, "weights.safetensors") == other.read(found.key, "weights.safetensors")
@@ -235,4 +235,4 @@ def test_it_is_tried_before_any_is_trained(folder: Path) -> None:
     plan = planned(settings("unit=mlp"))
     spec = plan.stages[plan.trials[0].stages[-1]]
 
-    list(run_preflight(WorkOrder((spec,), Store(str(folder / "store")), lineage=plan.lineage(spec.key))))
+    list(run_preflight(WorkOrder((spec,), Worker(Store(str(folder / "store"))), lineage=plan.lineage(spec.key))))

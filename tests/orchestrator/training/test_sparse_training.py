@@ -17,7 +17,7 @@ from orchestrator.config.config_groups import with_own_options
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, StageSpec
-from orchestrator.core.work_order import WorkOrder
+from orchestrator.core.work_order import Worker, WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.planning.plan import ConfigError
 from orchestrator.store.store import Store
@@ -77,10 +77,8 @@ def interrupted(specs: tuple[StageSpec, ...], store: Store, every: int) -> Stage
         calls = iter(range(10**9))
         order = WorkOrder(
             left,
-            store,
+            Worker(store, cancelled=lambda calls=calls: next(calls) >= every, grace=9),
             lineage=specs[: len(specs) - len(left)],
-            cancelled=lambda calls=calls: next(calls) >= every,  # type: ignore[misc]
-            grace=9,
         )
         with suppress(Cancelled):
             list(run_segment(order))
@@ -92,7 +90,7 @@ def interrupted(specs: tuple[StageSpec, ...], store: Store, every: int) -> Stage
 def test_an_interrupted_training_gives_the_same_bits(method: str, ema: str, store: Store, tmp_path: Path) -> None:
     """Interruptions fall before, at and after updates, and checkpoints before and after the selected step."""
     specs = chain(asked(method, f"train.ema={ema}"))
-    quiet = list(run_segment(WorkOrder(specs, store)))[-1]
+    quiet = list(run_segment(WorkOrder(specs, Worker(store))))[-1]
 
     for number, every in enumerate((1, 3)):
         fresh = Store(str(tmp_path / f"other{number}"))

@@ -22,7 +22,7 @@ import pruning
 from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import NETWORK, StageSpec
 from orchestrator.core.stage_fields import PruneFields
-from orchestrator.core.work_order import Passed, WorkOrder
+from orchestrator.core.work_order import Passed, Worker, WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
 from orchestrator.training import pruning_rounds, stage_inputs
@@ -81,7 +81,7 @@ def chain(
 
 
 def run(store: Store, specs: tuple[StageSpec, ...]) -> list[StageRecord]:
-    return list(run_segment(WorkOrder(specs=specs, store=store)))
+    return list(run_segment(WorkOrder(specs, Worker(store))))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,9 @@ def test_gradients_are_left_dense_only_where_that_gives_the_bits_of_masked_ones(
 
 def test_every_point_of_the_curve_is_told_as_it_comes(store: Store) -> None:
     told = list[tuple[str, CurvePoint, str]]()
-    order = WorkOrder(chain(0.3), store, report=lambda key, point, metric: told.append((key, point, metric.name)))
+    order = WorkOrder(
+        chain(0.3), Worker(store, report=lambda key, point, metric: told.append((key, point, metric.name)))
+    )
     records = list(run_segment(order))
 
     assert told == [(record.key, point, "accuracy") for record in records for point in record.curve]
@@ -154,8 +156,8 @@ def test_every_point_of_the_curve_is_told_as_it_comes(store: Store) -> None:
 def test_one_segment_or_many_give_the_same_bits(store: Store, tmp_path: Path) -> None:
     specs = chain(0.3, 0.6)
     other = Store(str(tmp_path / "other"))
-    whole = list(run_segment(WorkOrder(specs, store, attempt=3)))
-    orders = [WorkOrder((spec,), other, lineage=specs[:index]) for index, spec in enumerate(specs)]
+    whole = list(run_segment(WorkOrder(specs, Worker(store), attempt=3)))
+    orders = [WorkOrder((spec,), Worker(other), lineage=specs[:index]) for index, spec in enumerate(specs)]
     apart = [record for order in orders for record in run_segment(order)]
 
     assert [record.attempt for record in whole] == [3, 1, 1]
@@ -209,7 +211,7 @@ def test_what_a_stage_starts_from_is_repeated_at_once_where_it_is_lost(store: St
     store.drop_weights([record.key for record in records] if loss == "weights dropped" else [])
     store.discard(specs[2].key)
 
-    (healed,) = run_segment(WorkOrder(specs[2:], store, lineage=specs[:2]))
+    (healed,) = run_segment(WorkOrder(specs[2:], Worker(store), lineage=specs[:2]))
 
     assert healed.result() == records[2].result()
     found = store.finished([spec.key for spec in specs])
@@ -348,7 +350,7 @@ def test_the_preflight_refuses_a_count_that_all_rounds_together_cannot_take(stor
     def tried(amount: int) -> list[Passed]:
         *above, spec = chain(0.5, 0.5)
         spec = replace(spec, fields={**spec.fields, "target": None, "amount": amount})
-        return list(run_preflight(WorkOrder((spec,), store, lineage=tuple(above))))
+        return list(run_preflight(WorkOrder((spec,), Worker(store), lineage=tuple(above))))
 
     assert tried(40), "of 80 entries"
     with pytest.raises(Misfit, match=r"`schedule.amount` \(=41\) over 2 rounds takes 82 entries"):

@@ -41,7 +41,7 @@ ODD = {
 MEASURE = """
 import json, sys, threading, time
 from test_training_stages import chain
-from orchestrator.core.work_order import WorkOrder
+from orchestrator.core.work_order import Worker, WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
 from orchestrator.training import measuring, pruning_rounds
