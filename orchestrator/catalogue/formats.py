@@ -55,10 +55,10 @@ FORMATS: Mapping[str, Format] = named(
             "weights in safetensors, and a module of plain PyTorch that loads them",
             measured=False,
         ),
-        Format("torch", "orchestrator.deploy.formats.programs:CODEC", "a program of torch.export"),
+        Format("torch", "orchestrator.deploy.formats.programs:TORCH", "a program of torch.export"),
         Format(
             "onnx",
-            "orchestrator.deploy.formats.onnx:CODEC",
+            "orchestrator.deploy.formats.programs:ONNX",
             "a graph of ONNX, for ONNX Runtime",
             packages=_ONNX,
             extra="export",
@@ -66,7 +66,7 @@ FORMATS: Mapping[str, Format] = named(
         ),
         Format(
             "onnx_int8",
-            "orchestrator.deploy.formats.onnx_int8:CODEC",
+            "orchestrator.deploy.formats.programs:ONNX_INT8",
             "a graph of ONNX with weights and activations of 8 bits, for ONNX Runtime",
             packages=_ONNX,
             extra="export",
@@ -74,7 +74,7 @@ FORMATS: Mapping[str, Format] = named(
         ),
         Format(
             "openvino",
-            "orchestrator.deploy.formats.openvino:CODEC",
+            "orchestrator.deploy.formats.programs:OPENVINO",
             "a graph of OpenVINO",
             packages=("onnx", "onnxscript", "openvino"),
             extra="export",

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import pruning
 from orchestrator.core.specs import StageSpec
-from orchestrator.deploy.formats import onnx_int8
+from orchestrator.deploy.formats import programs
 from orchestrator.deploy.formats.format import FORMATS, ExportError, call_values, difference
 from orchestrator.deploy.latency_measuring import calibration_inputs, metrics_of
 from orchestrator.workloads.data_loading import Data
@@ -107,10 +107,10 @@ def test_a_file_in_which_a_zero_is_another_number_is_refused(
     one = graph(tmp_path / "one", {"w": WEIGHT, "bias": np.zeros(2, np.float32)})
     other = graph(tmp_path / "other", {**stored, **SCALE}, zero_point)
     if kept:
-        onnx_int8.hold_zeros(one, other)
+        programs.hold_zeros(one, other)
         return
     with pytest.raises(ExportError, match="onnx_int8 does not keep the zeros of w, 2 of 4 weights, as zeros; take the"):
-        onnx_int8.hold_zeros(one, other)
+        programs.hold_zeros(one, other)
 
 
 class Unread(TensorSplit):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import pruning
 from orchestrator.deploy.formats.format import FORMATS, difference
-from orchestrator.deploy.formats.two_of_four import LOADING, compressed
+from orchestrator.deploy.formats.generated_module import LOADING, compressed
 
 
 def expanded(values: Tensor, indices: Tensor, shape: tuple[int, ...]) -> Tensor:
