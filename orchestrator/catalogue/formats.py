@@ -37,6 +37,11 @@ class Format(Row):
     builder: str = ""
     needs_compiler: bool = False
 
+    @property
+    def changes_outputs(self) -> bool:
+        """Whether outputs in this format differ from PyTorch's on purpose, so that metrics must be measured again."""
+        return math.isinf(self.tolerance)
+
     def holds(self, packages: Collection[str]) -> bool:
         """Return whether the format can hold networks of a model that needs these packages."""
         return not self.builder or self.builder in packages

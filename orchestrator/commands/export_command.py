@@ -12,11 +12,10 @@ from orchestrator.commands.arguments import CommandParser, add_store, check_outp
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.metrics import Metric
-from orchestrator.deploy.formats.format import FORMATS, ExportError, Format
-from orchestrator.deploy.shrunk_network import shrunk
+from orchestrator.deploy.checked_writing import CODECS, Deployed, shrunk, smaller_for
+from orchestrator.deploy.formats.format import Codec, ExportError
 from orchestrator.export import trial_choice
 from orchestrator.export.export_folder import (
-    Written,
     chosen_formats,
     require_builder,
     size,
@@ -37,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         if not options.to:
-            raise ExportError(f"`--to` must be given, once or several times; type one of {', '.join(FORMATS)}.")
+            raise ExportError(f"`--to` must be given, once or several times; type one of {', '.join(CODECS)}.")
         check_output_folder("--output", Path(options.output))
         formats, folder = chosen_formats(options.to), writable(options.output)
         with given_as("--store"):
@@ -48,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         def found(stage: str) -> tuple[StoredNetwork, nn.Module]:
             choice, measured = (
                 trial_choice.ending_with(stage, sweep.plan),
-                any(each.changes_outputs for each in formats),
+                any(each.row.changes_outputs for each in formats),
             )
             require_builder(formats, choice.trial.config["model"])
             with given_as("--store"):
@@ -83,14 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _smaller(network: StoredNetwork, formats: Sequence[Format]) -> nn.Module:
+def _smaller(network: StoredNetwork, formats: Sequence[Codec]) -> nn.Module:
     """Return the shrunk network; without a trace, which takes minutes for a large network, if no format needs one."""
-    if len(formats) == 1 and formats[0].smaller is not None:
-        return formats[0].smaller(network.model)
-    return shrunk(network.model, network.inputs()[0])
+    only = formats[0] if len(formats) == 1 else None
+    return smaller_for(only, network.model, lambda: shrunk(network.model, network.inputs[0]))
 
 
-def _format_line(written: Written, metric: Metric) -> str:
+def _format_line(written: Deployed, metric: Metric) -> str:
     """Return a line with a format's size, the difference of its outputs, and its metric if the outputs change."""
     size, difference = byte_size(written.bytes), f"outputs within {scientific(written.difference)} of the masked"
     value = written.achieved.get(f"val/{metric.name}")
@@ -116,7 +114,7 @@ def _parser() -> CommandParser:
         "of its seeds the best-validated one",
     )
     parser.add_argument(
-        "--to", action="append", metavar="FORMAT", help=f"{', '.join(FORMATS)}; repeat the option for several formats"
+        "--to", action="append", metavar="FORMAT", help=f"{', '.join(CODECS)}; repeat the option for several formats"
     )
     parser.add_argument("--output", metavar="DIR", required=True, help="a new or empty folder")
     parser.add_argument("--run-own-code", action="store_true", help="import and run a `_target_` that the sweep names")

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from orchestrator.catalogue import formats as catalogue
-from orchestrator.deploy.formats.format import FORMATS, call, difference
+from orchestrator.deploy.checked_writing import CODECS
+from orchestrator.deploy.formats.format import call, difference, first_line
 from orchestrator.workloads.tasks.batch import outputs_of
 from pruning.graph.tracing import Example, quiet
 from pruning.measure.latency import Call, Make, calling
@@ -43,10 +44,10 @@ class DenseRuntimes:
             if catalogue.FORMATS[name].missing_packages():
                 continue
             try:
-                FORMATS[name].write(network, example, folder / name)
+                CODECS[name].write(network, example, folder / name)
                 self._written.append(name)
             except Exception as error:  # each runtime raises its own types
-                self._leave_out(FORMATS[name].needs[-1], error)
+                self._leave_out(CODECS[name].row.packages[-1], error)
 
     def pytorch(self, example: Example) -> Make:
         """Return a function that makes a call of the dense network in PyTorch."""
@@ -75,7 +76,7 @@ class DenseRuntimes:
             expected = outputs_of(call(self._network, example))
         runs: dict[str, Callable[[Example], Make]] = {f"torch.compile {version('torch')}": self._compiled}
         for name in self._written:
-            package = FORMATS[name].needs[-1]
+            package = CODECS[name].row.packages[-1]
             runs[f"{package} {version(package)}"] = partial(self._graph, name)
         for name, makes in runs.items():
             try:
@@ -89,7 +90,7 @@ class DenseRuntimes:
 
     def _graph(self, name: str, example: Example) -> Make:
         def make() -> Call:
-            return partial(FORMATS[name].load(self._folder / name, self._threads), copy.deepcopy(example))
+            return partial(CODECS[name].load(self._folder / name, self._threads), copy.deepcopy(example))
 
         return make
 
@@ -115,8 +116,7 @@ class DenseRuntimes:
         return make
 
     def _leave_out(self, name: str, error: Exception) -> None:
-        said = (str(error).strip().splitlines() or [""])[0][:200]
-        self.left_out[name] = f"{type(error).__name__}: {said}"
+        self.left_out[name] = first_line(error)
 
 
 def _seconds(run: Call, count: int = 1) -> float:

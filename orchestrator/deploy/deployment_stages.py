@@ -8,15 +8,13 @@ of the result that a record stands for.
 from __future__ import annotations
 
 import copy
-import math
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO
@@ -24,33 +22,24 @@ from typing import BinaryIO
 import torch
 from torch import nn
 
-from orchestrator.catalogue.formats import SHRINK
+from orchestrator.catalogue.formats import FORMATS, SHRINK
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact_tree
 from orchestrator.core.specs import DENSE, NETWORK
 from orchestrator.core.work_order import FileWriter, Result, StageOrder
+from orchestrator.deploy.checked_writing import CODECS, Masked, shrunk, smaller_for, write_checked
 from orchestrator.deploy.dense_runtimes import DenseRuntimes
-from orchestrator.deploy.formats.format import (
-    FORMATS,
-    TOLERANCES,
-    ExportError,
-    Run,
-    Stepper,
-    call,
-    called_with,
-    resized,
-)
-from orchestrator.deploy.latency_measuring import Measuring, calibration_inputs, metrics_of
-from orchestrator.deploy.shrunk_network import check_outputs, shrunk
+from orchestrator.deploy.formats.format import ExportError, Stepper, call, called_with, resized
+from orchestrator.deploy.latency_measuring import Measuring
 from orchestrator.training.stage_networks import Network, finished, fitting, restored
 from orchestrator.training.state.checkpointing import environment
 from orchestrator.workloads.weight_files import plain_state, state_digest, write_state
 from pruning.graph.tracing import Example
 from pruning.measure.latency import Call, Make, calling
 
-EXAMPLES, BATCHES = 64, 4
-"""Batch size and number of batches of the test split on which the outputs of a deployment are checked."""
+AFTER_WRITING = (1, 2)
+"""Batch sizes for which a deployment is written; its measurement writes it for its own."""
 
 
 def deploy(order: StageOrder, _network: object) -> Result:
@@ -62,35 +51,29 @@ def deploy(order: StageOrder, _network: object) -> Result:
         ExportError: the network cannot be traced or written in the format, a package is missing, or the outputs differ
             from those of the masked network.
     """
-    spec, begun, left = order.spec, _begin(order), order.lineage[-1]
-    name, network = spec.typed.format, _restored(spec.inputs[NETWORK], order)
-    chosen = FORMATS.get(name)
+    spec, begun, chosen = order.spec, _begin(order), CODECS.get(order.spec.typed.format)
+    network, row = _restored(spec.inputs[NETWORK], order), FORMATS[spec.typed.format]
     model = network.model.cpu().eval()  # a GPU may round float32 to TF32 in convolutions
-    smaller = chosen.smaller(model) if chosen is not None and chosen.smaller is not None else _smaller(network)
+    masked = Masked(model, network.data, order.lineage[-1], AFTER_WRITING)
+    smaller = smaller_for(chosen, model, partial(_smaller, network))
     weights, report = plain_state(smaller), getattr(smaller, "shrunk", None)
     files: dict[str, FileWriter] = {WEIGHTS: partial(write_state, weights)}
-    size = sum(tensor.nbytes for tensor in weights.values())
-    run: Run = partial(call, smaller)
-    with TemporaryDirectory() as place:
-        if chosen is not None:
-            count = chosen.calibration
-            example = calibration_inputs(model, network.data, left, count) if count else _example(network, 2)
-            chosen.write(smaller, example, Path(place))
-            written = {file: (Path(place) / file).read_bytes() for file in chosen.files}
-            files |= {file: partial(_write, content) for file, content in written.items()}
-            size, run = sum(map(len, written.values())), chosen.load(Path(place), order.worker.threads)
-        differs = bool(getattr(getattr(smaller, "resized", None), "differs", ()))
-        limit, remedy = math.inf if differs else TOLERANCES[name], f"leave {name} out of `deploy.formats`"
-        worst = check_outputs(run, model, _tested(network), limit, name=name, remedy=remedy)
-        after = metrics_of(model, run, network.data, left) if chosen and (differs or chosen.changes_outputs) else {}
+    size, remedy = sum(tensor.nbytes for tensor in weights.values()), f"leave {row.name} out of `deploy.formats`"
+    if chosen is None:
+        difference, achieved = masked.checked(partial(call, smaller), smaller, row, remedy)
+    else:
+        with TemporaryDirectory() as place:
+            made = write_checked(masked, smaller, chosen, Path(place), threads=order.worker.threads, remedy=remedy)
+            difference, achieved, size = made.difference, made.achieved, made.bytes
+            files |= {file: partial(_write, (Path(place) / file).read_bytes()) for file in chosen.files}
     record = replace(
         _record(finished(spec.inputs[NETWORK], order), order, begun),
-        after=after,
+        after=achieved,
         weights_digest=state_digest(weights),
         details={} if report is None else {"form": report.form, "kept": report.kept},
     )
     parameters = sum(parameter.numel() for parameter in smaller.parameters())
-    return Result(_timed(record, {"bytes": size, "parameters": parameters, "difference": worst}), files, None)
+    return Result(_timed(record, {"bytes": size, "parameters": parameters, "difference": difference}), files, None)
 
 
 def measure(order: StageOrder, _network: object) -> Result:
@@ -109,7 +92,7 @@ def measure(order: StageOrder, _network: object) -> Result:
         compared = _comparison(dense, pruned, network, Path(place), order, measuring)
         for size in what.batch_sizes:
             figures |= compared(_example(network, size), size)
-    package = (FORMATS[name].needs if name in FORMATS else ())[-1:] or ("torch",)
+    package = FORMATS[name].packages[-1:] or ("torch",)
     record = replace(
         _record(pruned, order, begun),
         after=pruned.after,
@@ -138,14 +121,14 @@ def _comparison(
         whole, smaller = _smaller(_restored(dense.inputs[NETWORK], order)), _smaller(network)
         return lambda example, size: measuring.figures(calling(whole, example), calling(smaller, example), size)
     make, folder = partial(_loading, name, threads), _folder(pruned, place, order)
-    if FORMATS[name].against_fastest:
+    if CODECS[name].against_fastest:
         whole = _smaller(_restored(dense.inputs[NETWORK], order))
         runtimes = DenseRuntimes(whole, _example(network, 2), place, threads)
         return lambda example, size: measuring.figures_against_fastest(runtimes, make(folder, example), example, size)
     other = _folder(dense, place, order)
 
     def compared(example: Example, size: int) -> dict[str, float]:
-        found, step = measuring.figures(make(other, example), make(folder, example), size), FORMATS[name].stepper
+        found, step = measuring.figures(make(other, example), make(folder, example), size), CODECS[name].stepper
         if step is None or step(folder, threads, example) is None:
             return found
         dense_step, own_step = (partial(_stepping, step, each, threads, example) for each in (other, folder))
@@ -222,12 +205,6 @@ def _device(network: Network) -> torch.device:
     return next((each.device for each in network.model.parameters()), torch.device("cpu"))
 
 
-def _tested(network: Network) -> Iterator[Example]:
-    """Yield the network's inputs for some batches of the test split."""
-    for batch in islice(network.data.test.batches(EXAMPLES, device=_device(network)), BATCHES):
-        yield called_with(network.model, batch)
-
-
 def _write(content: bytes, file: BinaryIO) -> None:
     file.write(content)
 
@@ -237,7 +214,7 @@ def _folder(record: StageRecord, place: Path, order: StageOrder) -> Path:
 
     Somebody else may have written the store, so its code is never run: new files are written from tensors only.
     """
-    folder, chosen = place / record.key, FORMATS[str(order.spec.typed.format)]
+    folder, chosen = place / record.key, CODECS[str(order.spec.typed.format)]
     measure = order.spec.typed.measure
     folder.mkdir()
     if chosen.runs_code:
@@ -263,6 +240,6 @@ def _loading(name: str, threads: int, folder: Path, example: Example) -> Make:
     """Return a function that loads the deployment again and binds it to its own copy of the inputs."""
 
     def make() -> Call:
-        return partial(FORMATS[name].load(folder, threads), copy.deepcopy(example))
+        return partial(CODECS[name].load(folder, threads), copy.deepcopy(example))
 
     return make

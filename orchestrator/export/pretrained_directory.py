@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import orchestrator
-from orchestrator.deploy.formats.format import FORMATS, ExportError, call_values, cut, difference, input_names
+from orchestrator.deploy.checked_writing import CODECS
+from orchestrator.deploy.formats.format import ExportError, call_values, cut, difference, input_names
 from orchestrator.deploy.formats.pretrained import GENERATING, NAME, stock_network
 from orchestrator.export import stock_loading
 from orchestrator.export.stock_loading import GENERATED, NEW_TOKENS, PROMPT, TEXT, TOKENS, answers
@@ -90,14 +91,14 @@ def hold_in_fresh_process(kept: StoredNetwork, folder: Path) -> None:
     Raises:
         ExportError: an answer differs from the masked network's, or the process fails
     """
-    network, inputs = stock_network(kept.model), kept.inputs()
+    network, inputs = stock_network(kept.model), kept.inputs
     asked = questions(network, [cut(inputs[0], EXAMPLES), inputs[-1]])
     tokens = _tokens(folder)
     if tokens is not None:
         asked[TEXT] = torch.tensor(list(SENTENCE.encode()))
     found = _answers(folder, asked)
     expected = _expected(network, folder, asked)
-    tolerance = FORMATS[NAME].tolerance
+    tolerance = CODECS[NAME].row.tolerance
     worst = max(difference(found[name], logits) for name, logits in expected.items() if name != GENERATED)
     if not worst <= tolerance:
         raise ExportError(

@@ -6,12 +6,11 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import pruning
 from orchestrator.catalogue.models import STORED_MODEL_TYPES
@@ -25,51 +24,24 @@ from orchestrator.core.redact import HIDDEN
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import StageOrder, Worker
-from orchestrator.deploy.formats.format import ExportError, call_values, called_with, cut
+from orchestrator.deploy.checked_writing import Masked
+from orchestrator.deploy.formats.format import ExportError
 from orchestrator.execution.own_modules import hold_planned
 from orchestrator.export.trial_choice import Choice
 from orchestrator.planning import file_places, pinned_content
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
 from orchestrator.training.stage_networks import stored, stored_masks
-from orchestrator.workloads.data_loading import Data, load
+from orchestrator.workloads.data_loading import load
 from orchestrator.workloads.model_building import build
-from pruning.graph.tracing import Example
-
-BATCH, BATCHES = 16, 4
-"""Batch size and number of batches of the test split on which the outputs of an export are checked."""
-TOKENS = 4096
-"""Maximum number of tokens in such a batch: logits of long sequences are large."""
 
 
-@dataclass(frozen=True)
-class StoredNetwork:
-    """A trial's masked network in evaluation mode, its masks, its data, and the record and spec of its stage.
+@dataclass(frozen=True, kw_only=True)
+class StoredNetwork(Masked):
+    """A trial's masked network in evaluation mode, with its masks and the record of its stage."""
 
-    Args:
-        batch_sizes: batch sizes at which the sweep measured the latency of deployed networks.
-    """
-
-    model: nn.Module
     masks: pruning.MaskSet
-    data: Data
     record: StageRecord
-    spec: StageSpec
-    batch_sizes: tuple[int, ...] = ()
-
-    def inputs(self) -> list[Example]:
-        """Return the network's inputs for some batches of the test split, and for a single example.
-
-        Raises:
-            ExportError: the split has only one example
-        """
-        shape = self.data.input_shape
-        size = BATCH if len(shape) != 1 else max(2, min(BATCH, TOKENS // shape[0]))
-        batches: Iterator[Any] = islice(self.data.test.batches(size, device=torch.device("cpu")), BATCHES)
-        found = [called_with(self.model, batch) for batch in batches]
-        if len(call_values(found[0])[0]) < 2:
-            raise ExportError("`data` must have at least 2 test examples, to check that batches may be of any size.")
-        return [*found, cut(found[0], 1)]
 
 
 def kept(
@@ -128,7 +100,7 @@ def kept(
     if KINDS[record.kind].prunes:
         masks = stored_masks(record, network.model, store)
     sizes = {size for measured, _ in latencies(sweep, choice) for size in measured.typed.measure.batch_sizes}
-    return StoredNetwork(network.model.eval(), masks, network.data, record, spec, tuple(sorted(sizes)))
+    return StoredNetwork(network.model.eval(), network.data, spec, tuple(sorted(sizes)), masks=masks, record=record)
 
 
 def latencies(sweep: SavedSweep, choice: Choice) -> Iterator[tuple[StageSpec, StageRecord]]:

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 import pruning
 from orchestrator.compare.statistics import ratio
-from orchestrator.deploy.formats.format import FORMATS
+from orchestrator.deploy.checked_writing import CODECS
 from orchestrator.workloads.networks.classifiers import resnet20
 from pruning.measure.latency import Call, Make, calling, compare_latency
 
@@ -157,10 +157,10 @@ def in_onnx(network: nn.Module, images: Tensor, batch: int, place: str) -> Make:
     """Return a function that makes a session of ONNX Runtime for a network, from the first images."""
     folder = Path(place, str(id(network)))
     if not folder.exists():
-        FORMATS["onnx"].write(network, (images[:2],), folder)
+        CODECS["onnx"].write(network, (images[:2],), folder)
 
     def make() -> Call:
-        return partial(FORMATS["onnx"].load(folder, 1), copy.deepcopy((images[:batch],)))
+        return partial(CODECS["onnx"].load(folder, 1), copy.deepcopy((images[:batch],)))
 
     return make
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import pruning
-from orchestrator.deploy.formats.format import FORMATS, difference
+from orchestrator.deploy.checked_writing import CODECS
+from orchestrator.deploy.formats.format import difference
 from orchestrator.workloads.networks.classifiers import cnn, lenet_300_100, resnet20
 from orchestrator.workloads.networks.gpt import gpt
 from pruning.graph.tracing import quiet
@@ -195,15 +196,15 @@ def _in_format(network: Network, example: Tensor, *, name: str) -> Make:
     folder = _written(network, name)
 
     def make() -> Call:
-        return partial(FORMATS[name].load(Path(folder.name), torch.get_num_threads()), (example.clone(),))
+        return partial(CODECS[name].load(Path(folder.name), torch.get_num_threads()), (example.clone(),))
 
     return make
 
 
-@lru_cache(maxsize=len(FORMATS))
+@lru_cache(maxsize=len(CODECS))
 def _written(network: Network, name: str) -> tempfile.TemporaryDirectory[str]:
     folder = tempfile.TemporaryDirectory()
-    FORMATS[name].write(_dense(network), (network.example(2),), Path(folder.name))
+    CODECS[name].write(_dense(network), (network.example(2),), Path(folder.name))
     return folder
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from orchestrator.catalogue import formats
 from orchestrator.catalogue import formats as catalogue
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.workloads.tasks.batch import LABELS, arguments, outputs_of
@@ -45,7 +42,7 @@ class Codec:
         files: names of the files that `writer` writes.
         arrays: library of the input arrays, torch or numpy.
         snippet: Python code that loads the network from the working directory without this project, after an import
-            of `arrays`, and sets `outputs`; `{call}` and `{feed}` stand for the inputs, see `Format.code`, and `{kind}`
+            of `arrays`, and sets `outputs`; `{call}` and `{feed}` stand for the inputs, see `Codec.code`, and `{kind}`
             for the class of the network.
         calibration: number of training examples that `writer` needs for calibration; 0: any batch of 2 or more will do.
         runs_code: whether a file of this format can hold code that `loader` runs; load only files that this process
@@ -57,6 +54,7 @@ class Codec:
         stepper: (folder, threads, example) -> a call that computes one token after the example's tokens, from the keys
             and values of those before; it returns None if the network generates nothing. None: no such networks.
         needs_engine: whether `snippet` needs the package `pruning` of this project.
+        row: row of the catalogue, which the table `CODECS` sets.
     """
 
     writer: Callable[..., None]
@@ -71,38 +69,12 @@ class Codec:
     smaller: Callable[[nn.Module], nn.Module] | None = None
     stepper: Stepper | None = None
     needs_engine: bool = False
-
-
-@dataclass(frozen=True)
-class Format(Codec):
-    """A deployment format: a codec with the properties of its row in the catalogue.
-
-    Args:
-        name: the name that `--to` takes.
-        title: description for people.
-        needs: packages that `writer` or `loader` import.
-        extra: the extra of this project that installs them.
-        builder: package that builds the networks that the format can hold; empty: any network.
-        tolerance: see the row, `orchestrator.catalogue.formats.Format`.
-    """
-
-    name: str = ""
-    title: str = ""
-    needs: tuple[str, ...] = ()
-    extra: str = ""
-    builder: str = ""
-    tolerance: float = 0.0
-
-    @classmethod
-    def of(cls, row: formats.Format) -> Self:
-        """Return the format of a row."""
-        said: dict[str, Any] = {"name": row.name, "title": row.meaning, "needs": row.packages, "extra": row.extra}
-        return cls(**vars(row.load()), **said, builder=row.builder, tolerance=row.tolerance)
+    row: catalogue.Format = catalogue.FORMATS[catalogue.SHRINK]
 
     @property
-    def changes_outputs(self) -> bool:
-        """Whether outputs in this format differ from PyTorch's on purpose, so that metrics must be measured again."""
-        return math.isinf(self.tolerance)
+    def name(self) -> str:
+        """Name of the format, which `--to` takes."""
+        return self.row.name
 
     def write(self, network: nn.Module, example: Example, folder: Path, *, batch_sizes: Sequence[int] = ()) -> None:
         """Write a network's `files` into a folder, for batches of any size; masked entries are stored as zeros.
@@ -149,20 +121,18 @@ class Format(Codec):
 
     def check_packages(self) -> None:
         """Raise ExportError if a package is missing, or is installed and cannot be imported."""
-        missing = [name for name in self.needs if find_spec(name) is None]
-        if missing:
+        if missing := self.row.missing_packages():
             raise ExportError(
-                f"the format {self.name} needs {' and '.join(missing)}; install the extra `{self.extra}`, as by "
-                f"pip install 'pruning-orchestrator[{self.extra}]'."
+                f"the format {self.name} needs {' and '.join(missing)}; install the extra `{self.row.extra}`, as by "
+                f"pip install 'pruning-orchestrator[{self.row.extra}]'."
             )
-        for name in self.needs:
+        for name in self.row.packages:
             try:
                 import_module(name)
             except Exception as error:  # a broken package can raise anything
-                said = (str(error).strip().splitlines() or [""])[0][:200]
                 raise ExportError(
                     f"the format {self.name} needs {name}, which is installed and cannot be imported "
-                    f"({type(error).__name__}: {said}); install it again: pip install --force-reinstall {name}"
+                    f"({first_line(error)}); install it again: pip install --force-reinstall {name}"
                 ) from error
 
 
@@ -276,6 +246,16 @@ def running_as(network: nn.Module, run: Run) -> nn.Module:
     return _around(network, forward)
 
 
-FORMATS: Mapping[str, Format] = {name: Format.of(row) for name, row in catalogue.FORMATS.items() if row.code}
-TOLERANCES: Mapping[str, float] = {name: row.tolerance for name, row in catalogue.FORMATS.items()}
-"""Name of a format -> largest allowed difference of its outputs from the masked network's, relative to the largest."""
+def running(network: Callable[..., Any]) -> Run:
+    """Return a function that runs a network of PyTorch."""
+
+    def run(example: Example) -> Tensor:
+        with torch.no_grad():
+            return outputs_of(call(network, example))
+
+    return run
+
+
+def first_line(error: Exception) -> str:
+    """Return the type of an error of another library and the first line of its text."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"

@@ -11,7 +11,7 @@ from types import ModuleType
 import torch
 from torch import Tensor, fx, nn
 
-from orchestrator.deploy.formats.format import Codec, ExportError, Run, call
+from orchestrator.deploy.formats.format import Codec, ExportError, Run, running
 from orchestrator.workloads.weight_files import write_state
 from pruning.graph.tracing import Example, Traced, traced
 
@@ -148,20 +148,13 @@ def write(network: nn.Module, example: Example, folder: Path) -> None:
 
 def load(folder: Path, threads: int) -> Run:
     """Return a function that runs the module. Loading executes the module's code, so only load your own files."""
-    return running(folder / MODULE, threads)
+    return loaded(folder / MODULE, threads)
 
 
-def running(module: Path, threads: int) -> Run:
+def loaded(module: Path, threads: int) -> Run:
     """Return a function that runs the network of a generated module, whose code is executed."""
     torch.set_num_threads(threads)
-    network: nn.Module = runpy.run_path(str(module))["load"]()
-
-    def run(example: Example) -> Tensor:
-        with torch.no_grad():
-            outputs: Tensor = call(network, example)
-            return outputs
-
-    return run
+    return running(runpy.run_path(str(module))["load"]())
 
 
 def _tensors(trace: Traced) -> tuple[dict[str, Tensor], dict[str, str]]:

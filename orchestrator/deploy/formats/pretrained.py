@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from copy import copy, deepcopy
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import pruning
-from orchestrator.deploy.formats.format import Codec, ExportError, Run, call, call_values, input_names
-from orchestrator.workloads.tasks.batch import outputs_of
+from orchestrator.deploy.formats.format import Codec, ExportError, Run, call_values, input_names, running
 from pruning.dependencies.families.stock_transformer import stock_transformer
 from pruning.graph.tracing import Example, quiet
 from pruning.measure.latency import Call
@@ -93,7 +91,7 @@ def write(network: nn.Module, example: Example, folder: Path) -> None:
 
 def load(folder: Path, threads: int) -> Run:
     """Return a function that runs the network."""
-    return partial(_run, _loaded(folder, threads))
+    return running(_loaded(folder, threads))
 
 
 def next_token(folder: Path, threads: int, example: Example) -> Call | None:
@@ -123,11 +121,6 @@ def _loaded(folder: Path, threads: int) -> Any:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         kind = getattr(transformers, config.architectures[0])
         return kind.from_pretrained(folder, local_files_only=True).eval()
-
-
-def _run(network: nn.Module, example: Example) -> Tensor:
-    with torch.no_grad():
-        return outputs_of(call(network, example))
 
 
 CODEC = Codec(write, load, (CONFIG, WEIGHTS), "torch", SNIPPET, smaller=stock_smaller, stepper=next_token)

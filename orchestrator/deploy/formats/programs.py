@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from orchestrator.deploy.formats.format import Codec, ExportError, Run, call, call_values, cut, fed
+from orchestrator.deploy.formats.format import Codec, ExportError, Run, call_values, cut, fed, first_line, running
 from pruning.graph.tracing import Example, arguments_of, exported, quiet
 
 PROGRAM = "network.pt2"
@@ -49,14 +49,7 @@ def load_program(folder: Path, threads: int) -> Run:
     """Return a function that runs the program."""
     torch.set_num_threads(threads)
     with quiet():
-        network = torch.export.load(folder / PROGRAM).module()
-
-    def run(example: Example) -> Tensor:
-        with torch.no_grad():
-            outputs: Tensor = call(network, example)
-            return outputs
-
-    return run
+        return running(torch.export.load(folder / PROGRAM).module())
 
 
 TORCH = Codec(write_program, load_program, (PROGRAM,), "torch", PROGRAM_SNIPPET, runs_code=True)
@@ -92,9 +85,8 @@ def write_onnx(network: nn.Module, example: Example, folder: Path) -> None:
             raise ExportError(
                 f"ONNX has no operation for {unknown[1]}, which the network uses; take the format torch or safetensors."
             ) from error
-        said = (str(error).strip().splitlines() or [""])[0][:200]
         raise ExportError(
-            f"{type(network).__name__} cannot be written in ONNX ({type(error).__name__}: {said}); take the format "
+            f"{type(network).__name__} cannot be written in ONNX ({first_line(error)}); take the format "
             "torch or safetensors."
         ) from error
 
@@ -159,9 +151,8 @@ def write_int8(network: nn.Module, example: Example, folder: Path) -> None:
                     weight_type=quantization.QuantType.QInt8,
                 )
         except Exception as error:  # ONNX Runtime raises many types
-            said = (str(error).strip().splitlines() or [""])[0][:200]
             raise ExportError(
-                f"{type(network).__name__} cannot be quantised ({type(error).__name__}: {said}); take the format onnx."
+                f"{type(network).__name__} cannot be quantised ({first_line(error)}); take the format onnx."
             ) from error
         hold_zeros(Path(made, ONNX_FILE), folder / INT8_FILE)
 
@@ -173,9 +164,10 @@ def load_int8(folder: Path, threads: int) -> Run:
 
 def _reader(graph: Path, example: Example) -> Any:
     """Return a CalibrationDataReader that yields `example` in batches of `BATCH`, by name of the graph's inputs."""
+    from onnx import load
     from onnxruntime.quantization import CalibrationDataReader
 
-    names = [each.name for each in load_int8(graph, load_external_data=False).graph.input]
+    names = [each.name for each in load(graph, load_external_data=False).graph.input]
     count = len(call_values(example)[0])
     parts = iter([fed(cut(example, BATCH, start), names) for start in range(0, count, BATCH)])
 
@@ -217,16 +209,18 @@ def hold_zeros(graph: Path, quantised: Path) -> None:
 
 
 def _tensors(graph: Path) -> dict[str, np.ndarray[Any, Any]]:
-    from onnx import numpy_helper
+    from onnx import load, numpy_helper
 
-    model = load_int8(graph)
+    model = load(graph)
     return {each.name: numpy_helper.to_array(each, str(graph.parent)) for each in model.graph.initializer}
 
 
 def _zero_points(graph: Path) -> dict[str, str]:
     """Return name of a quantised tensor -> name of its zero point, for the tensors that have one."""
 
-    nodes = [node for node in load_int8(graph).graph.node if node.op_type == "DequantizeLinear"]
+    from onnx import load
+
+    nodes = [node for node in load(graph).graph.node if node.op_type == "DequantizeLinear"]
     return {node.input[0]: node.input[2] for node in nodes if len(node.input) > 2}
 
 
@@ -252,10 +246,8 @@ def write_openvino(network: nn.Module, example: Example, folder: Path) -> None:
         try:
             model = openvino.convert_model(Path(made, ONNX_FILE))
         except Exception as error:  # OpenVINO raises many types
-            said = (str(error).strip().splitlines() or [""])[0][:200]
             raise ExportError(
-                f"{type(network).__name__} cannot be converted to OpenVINO ({type(error).__name__}: {said}); take the "
-                "format onnx."
+                f"{type(network).__name__} cannot be converted to OpenVINO ({first_line(error)}); take the format onnx."
             ) from error
         openvino.save_model(model, folder / OPENVINO_FILE, compress_to_fp16=False)
 

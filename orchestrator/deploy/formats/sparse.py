@@ -98,7 +98,7 @@ def _traced(network: nn.Module, example: Example) -> fx.GraphModule:
 
 def load(folder: Path, threads: int) -> Run:
     """Return a function that runs the module. Loading executes the module's code, so only load your own files."""
-    return generated_module.running(folder / MODULE, threads)
+    return generated_module.loaded(folder / MODULE, threads)
 
 
 CODEC = Codec(

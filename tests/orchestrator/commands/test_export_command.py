@@ -18,13 +18,15 @@ from safetensors.torch import load_file
 
 from orchestrator.__main__ import main as orchestrate
 from orchestrator.commands.export_command import main as export
-from orchestrator.deploy.formats import format
-from orchestrator.deploy.formats.format import FORMATS, Run
+from orchestrator.deploy.checked_writing import CODECS
+from orchestrator.deploy.formats.format import Run
 from orchestrator.export.export_folder import chosen_formats
 from orchestrator.export.readme import _latency
 from orchestrator.store import saved_sweep
 from orchestrator.store.store import Store
+from pruning.catalogue import rows
 
+LOOSE = replace(CODECS["torch"].row, tolerance=math.inf)
 SWEEP = (
     *("model=mlp", "model.hidden=[12]", "train.epochs=1", "finetune.epochs=0", "schedule.rounds=1", "seed=0"),
     *("method=ln_structured", "schedule.sparsity=0.25,0.75", "cluster=inline", "tracking=none"),
@@ -142,7 +144,7 @@ def test_what_cannot_be_done_is_told_in_a_sentence(here: Path, capsys: pytest.Ca
 def test_names_are_looked_at_before_packages(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(format, "find_spec", lambda name: None if name == "onnxscript" else name)
+    monkeypatch.setattr(rows, "find_spec", lambda name: None if name == "onnxscript" else name)
     onnx = ("--to", "onnx", "--output", "out")
 
     assert "`SWEEP` (='nosuch') does not exist" in refusal(capsys, "nosuch", *onnx)
@@ -170,8 +172,8 @@ def test_what_is_achieved_in_a_format_that_changes_outputs_is_told(
     def load(_: Path, __: int) -> Run:
         return lambda example: torch.eye(10)[:1].expand(len(example[0]), 10)
 
-    noughts = replace(FORMATS["torch"], loader=load, tolerance=math.inf, calibration=20)
-    monkeypatch.setitem(FORMATS, "torch", noughts)  # type: ignore[arg-type]  # it is a dict
+    noughts = replace(CODECS["torch"], loader=load, row=LOOSE, calibration=20)
+    monkeypatch.setitem(CODECS, "torch", noughts)  # type: ignore[arg-type]  # it is a dict
     assert export(["--trial", "sparsity=0.75", "--to", "torch", "--output", str(tmp_path / "out")]) == 0
 
     page, said = (tmp_path / "out" / "README.md").read_text(), capsys.readouterr().out
@@ -193,7 +195,7 @@ def test_code_that_any_stage_names_at_any_depth_runs_only_if_asked_to(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kinds: list[str]
 ) -> None:
     shutil.copytree(here / "store", tmp_path / "store")
-    monkeypatch.setitem(FORMATS, "torch", replace(FORMATS["torch"], tolerance=math.inf))  # type: ignore[arg-type]
+    monkeypatch.setitem(CODECS, "torch", replace(CODECS["torch"], row=LOOSE))  # type: ignore[arg-type]
     store = Store(str(tmp_path / "store"))
     (name,) = store.sweeps()
     data = store.load_sweep(name)

@@ -7,6 +7,7 @@ import math
 import shutil
 import time
 import zipfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 import pruning
 from orchestrator.__main__ import CONF
+from orchestrator.catalogue.formats import FORMATS
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.config import hydra_options
 from orchestrator.config.compose import plain
@@ -29,7 +31,7 @@ from orchestrator.core.specs import Job
 from orchestrator.core.stage_fields import MeasuringFields
 from orchestrator.deploy import dense_runtimes, deployment_stages
 from orchestrator.deploy.dense_runtimes import DenseRuntimes
-from orchestrator.deploy.formats.format import Format, Run
+from orchestrator.deploy.formats.format import Codec, Run
 from orchestrator.deploy.latency_measuring import Measuring
 from orchestrator.store.backends import seal, unseal
 from orchestrator.sweep.conductor import run
@@ -182,8 +184,9 @@ def test_a_runtime_that_is_wrong_or_fails_is_left_out(monkeypatch: pytest.Monkey
     monkeypatch.setattr(dense_runtimes, "GRAPHS", ("torch",))
     monkeypatch.setattr(DenseRuntimes, "_compiled", compiled)
     monkeypatch.setattr(DenseRuntimes, "_graph", lambda *_: lambda: lambda: torch.ones(3, 4))
-    wrong = Format(lambda *_: None, load_nothing, (), "torch", "", name="torch", needs=("numpy",))
-    monkeypatch.setattr(dense_runtimes, "FORMATS", {"torch": wrong})
+    row = replace(FORMATS["torch"], packages=("numpy",))
+    wrong = Codec(lambda *_: None, load_nothing, (), "torch", "", row=row)
+    monkeypatch.setattr(dense_runtimes, "CODECS", {"torch": wrong})
     runtimes = DenseRuntimes(Small().eval(), (torch.ones(2, 6),), tmp_path, 1)
 
     name, make = runtimes.fastest((torch.ones(3, 6),))
@@ -283,9 +286,11 @@ def test_in_a_format_that_changes_outputs_what_networks_achieve_is_measured(
     def load(_: Path, __: int) -> Run:
         return lambda example: torch.tensor([[0.0, 1.0]]).expand(len(example[0]), 2)
 
-    always = Format(write, load, ("always",), "torch", "", 50, name="torch", title="class 1", tolerance=math.inf)
-    monkeypatch.setattr(deployment_stages, "FORMATS", {"torch": always})
-    monkeypatch.setattr(deployment_stages, "TOLERANCES", {"torch": math.inf})
+    row = replace(FORMATS["torch"], tolerance=math.inf)
+    monkeypatch.setattr(
+        deployment_stages, "CODECS", {"torch": Codec(write, load, ("always",), "torch", "", 50, row=row)}
+    )
+    monkeypatch.setattr(deployment_stages, "FORMATS", {"torch": row})
     outcome = swept(monkeypatch, tmp_path / "sweep", "deploy.formats=[torch]", "deploy.batch_sizes=[1]")
     (measured,), splits = of_kind(outcome, "measure"), classification_data()
     achieved = {f"{name}/accuracy": float(splits[name][1].float().mean()) for name in ("val", "test")}

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 
 import pruning
 from orchestrator.core.stage_fields import PruneFields
-from orchestrator.deploy.formats import format, sparse
-from orchestrator.deploy.formats.format import FORMATS, ExportError, called_with, difference
+from orchestrator.deploy.checked_writing import CODECS
+from orchestrator.deploy.formats import sparse
+from orchestrator.deploy.formats.format import ExportError, called_with, difference
 from orchestrator.workloads import model_building
+from pruning.catalogue import rows
 from pruning.graph.tracing import plain_copy
 from pruning.kernels.compiling import KernelsUnavailable
 
@@ -47,7 +49,7 @@ NETWORKS = {
     "resnet20": ((3, 8, 8), {"width": 4}),
     "gpt": ((6,), {"layers": 1, "heads": 2, "width": 8, "context": None, "dropout": 0.1}),
 }
-FORMS = [name for name, each in FORMATS.items() if not each.builder]
+FORMS = [name for name, each in CODECS.items() if not each.row.builder]
 """Formats that hold any network."""
 QUICK = [("cnn", form) for form in FORMS] + [("gpt", "safetensors")]
 SLOW = [(kind, form) for kind in NETWORKS for form in FORMS if (kind, form) not in QUICK]
@@ -70,7 +72,7 @@ def shrunk(kind: str) -> tuple[nn.Module, nn.Module]:
 
 @pytest.mark.parametrize(("kind", "form"), [*QUICK, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)])
 def test_a_shrunk_network_gives_the_masked_one_s_outputs_for_any_batch(kind: str, form: str, tmp_path: Path) -> None:
-    (model, smaller), chosen, shape = shrunk(kind), FORMATS[form], NETWORKS[kind][0]
+    (model, smaller), chosen, shape = shrunk(kind), CODECS[form], NETWORKS[kind][0]
     example = called_with(model, (drawn(shape, 3), None))
 
     chosen.write(smaller, example, tmp_path)
@@ -81,7 +83,7 @@ def test_a_shrunk_network_gives_the_masked_one_s_outputs_for_any_batch(kind: str
     for batch in (1, 2, 3, 7):
         images = drawn(shape, batch)
         with torch.no_grad():
-            assert difference(run((images,)), model(images)) <= chosen.tolerance
+            assert difference(run((images,)), model(images)) <= chosen.row.tolerance
 
 
 class Sentences(nn.Module):
@@ -108,7 +110,7 @@ def sentences() -> tuple[nn.Module, dict[str, Tensor]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_a_format_loads_in_a_process_without_this_project_or_with_its_engine_alone(form: str, tmp_path: Path) -> None:
-    chosen, (model, batch) = FORMATS[form], sentences()
+    chosen, (model, batch) = CODECS[form], sentences()
     example = called_with(model, batch)
     assert set(example) == {"mask", "input"}
 
@@ -122,12 +124,12 @@ def test_a_format_loads_in_a_process_without_this_project_or_with_its_engine_alo
 
     with torch.no_grad():
         expected = model(**example)["logits"]
-    assert difference(load_file(tmp_path / "outputs")["outputs"], expected) <= chosen.tolerance
-    assert difference(chosen.load(tmp_path)(example), expected) <= chosen.tolerance
+    assert difference(load_file(tmp_path / "outputs")["outputs"], expected) <= chosen.row.tolerance
+    assert difference(chosen.load(tmp_path)(example), expected) <= chosen.row.tolerance
 
 
 def test_all_formats_can_be_written_into_one_folder() -> None:
-    files = [name for chosen in FORMATS.values() for name in chosen.files]
+    files = [name for chosen in CODECS.values() for name in chosen.files]
 
     assert len(set(files)) == len(files)
 
@@ -138,7 +140,7 @@ def test_sparse_is_refused_where_no_kernel_can_be_compiled(tmp_path: Path, monke
 
     monkeypatch.setattr(sparse, "library", library)
     with pytest.raises(ExportError, match=r"^sparse layers cannot be measured here: no C compiler is installed\.$"):
-        FORMATS["sparse"].write(built("cnn", (1, 8, 8)), (drawn((1, 8, 8), 2),), tmp_path)
+        CODECS["sparse"].write(built("cnn", (1, 8, 8)), (drawn((1, 8, 8), 2),), tmp_path)
 
 
 def test_a_network_that_is_not_faster_as_sparse_is_written_with_dense_operations(
@@ -147,7 +149,7 @@ def test_a_network_that_is_not_faster_as_sparse_is_written_with_dense_operations
     model = built("cnn", (1, 8, 8), channels=[4])
     monkeypatch.setattr(pruning, "to_sparse", lambda network, *_, **__: plain_copy(network))
 
-    FORMATS["sparse"].write(model, (drawn((1, 8, 8), 2),), tmp_path)
+    CODECS["sparse"].write(model, (drawn((1, 8, 8), 2),), tmp_path)
 
     text = (tmp_path / "sparse_network.py").read_text()
     assert "sparse_layers" not in text
@@ -156,12 +158,12 @@ def test_a_network_that_is_not_faster_as_sparse_is_written_with_dense_operations
     assert any(name.endswith(".weight.columns") for name in held), "half of the weights are zeros"
     images = drawn((1, 8, 8), 5)
     with torch.no_grad():
-        assert difference(FORMATS["sparse"].load(tmp_path)((images,)), model(images)) <= 1e-6
+        assert difference(CODECS["sparse"].load(tmp_path)((images,)), model(images)) <= 1e-6
 
 
 def test_the_generated_module_can_be_trained_under_the_network_s_names(tmp_path: Path) -> None:
     model = built("cnn", (1, 8, 8), channels=[4])
-    FORMATS["safetensors"].write(model, (drawn((1, 8, 8), 2),), tmp_path)
+    CODECS["safetensors"].write(model, (drawn((1, 8, 8), 2),), tmp_path)
     namespace: dict[str, Any] = {"__file__": str(tmp_path / "network.py"), "__name__": "network"}
     exec((tmp_path / "network.py").read_text(), namespace)
     network = namespace["load"]()
@@ -192,10 +194,10 @@ def test_an_operation_that_onnx_lacks_and_a_missing_package_are_told_in_a_senten
     with pytest.raises(
         ExportError, match=r"ONNX has no operation for aten\.special_airy_ai.*; take the format torch or"
     ):
-        FORMATS["onnx"].write(Airy(), (torch.ones(2, 3),), tmp_path)
-    monkeypatch.setattr(format, "find_spec", lambda name: None)
+        CODECS["onnx"].write(Airy(), (torch.ones(2, 3),), tmp_path)
+    monkeypatch.setattr(rows, "find_spec", lambda name: None)
     with pytest.raises(ExportError, match=r"needs onnx and onnxscript and openvino; install the extra `export`"):
-        FORMATS["openvino"].load(tmp_path)
+        CODECS["openvino"].load(tmp_path)
 
 
 def test_a_package_that_cannot_be_imported_is_told_in_a_sentence(
@@ -208,7 +210,7 @@ def test_a_package_that_cannot_be_imported_is_told_in_a_sentence(
         match=r"needs broken_onnx, which is installed and cannot be imported \(AttributeError: module numpy .*\); "
         r"install it again: pip install --force-reinstall broken_onnx",
     ):
-        replace(FORMATS["onnx"], needs=("broken_onnx",)).check_packages()
+        replace(CODECS["onnx"], row=replace(CODECS["onnx"].row, packages=("broken_onnx",))).check_packages()
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -216,9 +218,9 @@ def test_what_cannot_be_exported_is_told_in_a_sentence(form: str, tmp_path: Path
     with pytest.raises(
         ExportError, match=r"Branching cannot be traced by torch.export .*remove control flow that depends on data"
     ):
-        FORMATS[form].write(Branching(), (torch.ones(2, 3),), tmp_path)
+        CODECS[form].write(Branching(), (torch.ones(2, 3),), tmp_path)
     with pytest.raises(ExportError, match="Branching cannot be exported, since its inputs must all be tensors"):
-        FORMATS[form].write(Branching(), (3,), tmp_path)
+        CODECS[form].write(Branching(), (3,), tmp_path)
 
 
 def test_a_difference_is_relative_to_the_largest_output() -> None:

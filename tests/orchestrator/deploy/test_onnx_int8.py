@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 import pruning
 from orchestrator.core.specs import StageSpec
+from orchestrator.deploy.checked_writing import CODECS, Masked
 from orchestrator.deploy.formats import programs
-from orchestrator.deploy.formats.format import FORMATS, ExportError, call_values, difference
-from orchestrator.deploy.latency_measuring import calibration_inputs, metrics_of
+from orchestrator.deploy.formats.format import ExportError, call_values, difference
 from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.splits import TensorSplit
 
-INT8 = FORMATS["onnx_int8"]
+INT8 = CODECS["onnx_int8"]
 TRAINING = {"eval_batch_size": 4}
 LEFT = StageSpec("dense", {"seed": 3, "task": {"kind": "classification"}, "train": TRAINING})
 
@@ -129,13 +129,13 @@ def test_examples_to_calibrate_by_are_drawn_of_the_training_split_by_the_seed_of
     model, other = nn.Linear(1, 2), replace(LEFT, fields={**LEFT.fields, "seed": 4})
 
     def numbers(left: StageSpec) -> list[float]:
-        (inputs,) = call_values(calibration_inputs(model, data(1000), left, 256))
+        (inputs,) = call_values(Masked(model, data(1000), left).example(256))
         return [float(each) for each in inputs.flatten()]
 
     assert len(set(numbers(LEFT))) == 256
     assert numbers(LEFT) == numbers(LEFT)
     assert set(numbers(LEFT)) != set(numbers(other))
-    (few,) = call_values(calibration_inputs(model, data(10), LEFT, 256))
+    (few,) = call_values(Masked(model, data(10), LEFT).example(256))
     assert sorted(few.flatten().tolist()) == list(range(10))
 
 
@@ -166,5 +166,5 @@ def test_what_is_achieved_is_what_the_task_measures_of_the_outputs_in_that_forma
 
     known: Any = Data(split(8), split(6), split(4), (2,), 2)
 
-    assert metrics_of(Named(), run, known, LEFT) == {"val/accuracy": 6 / 8, "test/accuracy": 4 / 8}
+    assert Masked(Named(), known, LEFT).metrics_of(run) == {"val/accuracy": 6 / 8, "test/accuracy": 4 / 8}
     assert called == [{"x"}] * 4, "two batches of each split, without labels"

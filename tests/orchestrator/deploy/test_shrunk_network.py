@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestrator.deploy.formats.format import FORMATS, TOLERANCES, ExportError
-from orchestrator.deploy.shrunk_network import OtherOutputs, check_outputs
+from orchestrator.catalogue.formats import FORMATS
+from orchestrator.deploy.checked_writing import CODECS, OtherOutputs, check_outputs
+from orchestrator.deploy.formats.format import ExportError
 
 TOLD = {"name": "onnx", "remedy": "take another"}
 
@@ -38,8 +39,9 @@ EXAMPLES = [(torch.tensor([4.0, 1.0, 0.0], dtype=torch.float64),), (torch.tensor
 def test_pytorch_is_held_closer_than_other_runtimes() -> None:
     in_pytorch, elsewhere = ("shrink", "torch", "safetensors"), ("onnx", "openvino", "sparse", "huggingface")
     held = {**dict.fromkeys(in_pytorch, 1e-5), **dict.fromkeys(elsewhere, 1e-4)}
-    assert dict(TOLERANCES) == {**held, "onnx_int8": math.inf}, "8 bits are measured instead"
-    assert all(TOLERANCES[name] == each.tolerance for name, each in FORMATS.items())
+    tolerances = {name: row.tolerance for name, row in FORMATS.items()}
+    assert tolerances == {**held, "onnx_int8": math.inf}, "8 bits are measured instead"
+    assert all(each.row is FORMATS[name] for name, each in CODECS.items())
 
 
 @pytest.mark.parametrize(

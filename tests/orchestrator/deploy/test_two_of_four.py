@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import pruning
-from orchestrator.deploy.formats.format import FORMATS, difference
+from orchestrator.deploy.checked_writing import CODECS
+from orchestrator.deploy.formats.format import difference
 from orchestrator.deploy.formats.generated_module import LOADING, compressed
 
 
@@ -63,7 +64,7 @@ def test_a_network_with_such_weights_is_stored_so(tmp_path: Path) -> None:
     pruning.prune(model[0], "n_m", n=2, m=4)
     images = torch.randn(4, 16)
 
-    FORMATS["safetensors"].write(model, (images,), tmp_path)
+    CODECS["safetensors"].write(model, (images,), tmp_path)
 
     stored = {name: each.shape for name, each in load_file(tmp_path / "network.safetensors").items()}
     assert stored == {
@@ -74,4 +75,4 @@ def test_a_network_with_such_weights_is_stored_so(tmp_path: Path) -> None:
         "2.bias": (3,),
     }
     with torch.no_grad():
-        assert difference(FORMATS["safetensors"].load(tmp_path)((images,)), model(images)) <= 1e-6
+        assert difference(CODECS["safetensors"].load(tmp_path)((images,)), model(images)) <= 1e-6

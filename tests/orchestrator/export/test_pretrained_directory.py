@@ -20,9 +20,9 @@ from torch import nn
 import pruning
 from orchestrator.commands.export_command import main as export
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.deploy.formats.format import FORMATS, Example, ExportError, difference
+from orchestrator.deploy.checked_writing import CODECS, Masked, shrunk, write_checked
+from orchestrator.deploy.formats.format import Example, ExportError, difference
 from orchestrator.deploy.formats.pretrained import stock_network, stock_smaller
-from orchestrator.deploy.shrunk_network import shrunk
 from orchestrator.export import export_folder, stock_loading
 from orchestrator.export.export_folder import require_builder, size
 from orchestrator.export.pretrained_directory import SENTENCE, copy_tokenizer, hold_in_fresh_process, questions
@@ -32,13 +32,14 @@ SIZES = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num
 """Sizes of a Llama of a moment."""
 
 
-@dataclass
-class OfTokens:
+@dataclass(frozen=True)
+class OfTokens(Masked):
     """A stored network without a store."""
 
-    model: nn.Module
+    data: Any = None
     spec: Any = field(default_factory=lambda: SimpleNamespace(location={}))
 
+    @property
     def inputs(self) -> list[Example]:
         return [(torch.arange(10).reshape(2, 5),), (torch.arange(5).reshape(1, 5),)]
 
@@ -59,31 +60,31 @@ def test_a_model_that_transformers_did_not_build_is_refused_before_it_is_built()
     with pytest.raises(
         OrchestratorError, match=r"`--to` \(=huggingface\) must be another format for `model.kind` \(=mlp"
     ):
-        require_builder([FORMATS["torch"], FORMATS["huggingface"]], {"kind": "mlp"})
-    require_builder([FORMATS["huggingface"]], {"_target_": "my.network"})
-    require_builder([FORMATS["torch"]], {"kind": "mlp"})
+        require_builder([CODECS["torch"], CODECS["huggingface"]], {"kind": "mlp"})
+    require_builder([CODECS["huggingface"]], {"_target_": "my.network"})
+    require_builder([CODECS["torch"]], {"kind": "mlp"})
     with pytest.raises(ExportError, match=r"networks whose class comes from transformers, and `model` is torch\.nn"):
         stock_network(nn.Linear(2, 2))
 
 
 def test_sizes_that_a_configuration_can_express_are_written_in_it(tmp_path: Path) -> None:
-    kept, chosen = llama(5, 3), FORMATS["huggingface"]
+    kept, chosen = llama(5, 3), CODECS["huggingface"]
     smaller = stock_smaller(kept.model)
-    chosen.write(smaller, kept.inputs()[0], tmp_path)
+    chosen.write(smaller, kept.inputs[0], tmp_path)
 
     assert json.loads((tmp_path / "config.json").read_text())["intermediate_size"] == 9
     assert load_file(tmp_path / "model.safetensors")["model.layers.1.mlp.down_proj.weight"].shape == (8, 9)
     run = chosen.load(tmp_path)
     with torch.no_grad():
-        assert all(difference(run(each), kept.model(*each).logits) <= 1e-5 for each in kept.inputs())
+        assert all(difference(run(each), kept.model(*each).logits) <= 1e-5 for each in kept.inputs)
 
 
 def test_sizes_that_the_configuration_does_not_say_are_refused(tmp_path: Path) -> None:
     kept = llama(5, 3)
-    smaller = shrunk(kept.model, kept.inputs()[0])
+    smaller = shrunk(kept.model, kept.inputs[0])
 
     with pytest.raises(ExportError, match=r"the configuration of LlamaForCausalLM has other sizes than the network"):
-        FORMATS["huggingface"].write(smaller, kept.inputs()[0], tmp_path)
+        CODECS["huggingface"].write(smaller, kept.inputs[0], tmp_path)
 
 
 def test_a_network_that_differs_from_the_masked_one_is_measured_again(
@@ -93,16 +94,15 @@ def test_a_network_that_differs_from_the_masked_one_is_measured_again(
     torch.manual_seed(0)
     config = transformers.BertConfig(vocab_size=11, max_position_embeddings=32, **SIZES, initializer_range=0.5)
     kept: Any = OfTokens(transformers.BertForMaskedLM(config).eval())
-    kept.data, kept.batch_sizes = None, ()
     with torch.no_grad():
         for name, parameter in kept.model.named_parameters():  # without scales of their own, norms change nothing twice
             if "LayerNorm" in name:
                 parameter.copy_(torch.rand(parameter.shape))
     pruning.prune(kept.model, "magnitude", unit="layer", sparsity=0.5)
     pruning.remove_all(kept.model)
-    monkeypatch.setattr(export_folder, "metrics_of", lambda *_: {"val/perplexity": 7.0})
+    monkeypatch.setattr(Masked, "metrics_of", lambda *_: {"val/perplexity": 7.0})
 
-    written = export_folder._written(kept, stock_smaller(kept.model), FORMATS["huggingface"], tmp_path)
+    written = write_checked(kept, stock_smaller(kept.model), CODECS["huggingface"], tmp_path, threads=1, remedy="none")
 
     assert json.loads((tmp_path / "config.json").read_text())["num_hidden_layers"] == 1
     assert written.difference > 1e-3
@@ -126,16 +126,16 @@ def test_tied_weights_are_written_once_and_quantisation_not_at_all(tmp_path: Pat
     kept = llama(tie_word_embeddings=True)
     network: Any = kept.model
     network.config.quantization_config = {"quant_method": "gguf"}
-    FORMATS["huggingface"].write(network, kept.inputs()[0], tmp_path)
+    CODECS["huggingface"].write(network, kept.inputs[0], tmp_path)
 
     assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
     assert network.config.quantization_config, "the network is not changed"
     held = load_file(tmp_path / "model.safetensors")
     assert "model.embed_tokens.weight" in held
     assert "lm_head.weight" not in held
-    run = FORMATS["huggingface"].load(tmp_path)
+    run = CODECS["huggingface"].load(tmp_path)
     with torch.no_grad():
-        assert torch.equal(run(kept.inputs()[0]), network(*kept.inputs()[0]).logits)
+        assert torch.equal(run(kept.inputs[0]), network(*kept.inputs[0]).logits)
 
 
 def test_a_prompt_leaves_room_in_the_context_for_the_continuation() -> None:
@@ -170,7 +170,7 @@ def test_the_fresh_process_cannot_import_this_project(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_directory_with_another_weight_is_found_in_the_fresh_process(tmp_path: Path) -> None:
     kept = llama()
-    FORMATS["huggingface"].write(kept.model, kept.inputs()[0], tmp_path)
+    CODECS["huggingface"].write(kept.model, kept.inputs[0], tmp_path)
     held = load_file(tmp_path / "model.safetensors")
     held["lm_head.weight"][3] += 1
     save_file(held, tmp_path / "model.safetensors", {"format": "pt"})
