@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean as mean
@@ -80,7 +80,7 @@ def compare_trials(
         trials=statuses(plan, records, failures, search.stopped if search else ()),
         failures=reasons(plan, records, failures),
         cost=_cost(plan, records),
-        search=None if search is None else _searched(plan, known, left_out, search),
+        search=None if search is None else _searched(plan, known, left_out, search, records),
         warnings=warnings(plan, records),
     )
     windows = window_differences(plan, records, comparison.whole_points)
@@ -112,9 +112,20 @@ def _left_out(
     return found
 
 
-def _searched(plan: Plan, known: Sequence[Position], left_out: Mapping[Hashable, int], search: Decision) -> Search:
+def _searched(
+    plan: Plan,
+    known: Sequence[Position],
+    left_out: Mapping[Hashable, int],
+    search: Decision,
+    records: Collection[str],
+) -> Search:
     """Describe a search and the points that it did not run for all seeds."""
     planned = Counter(position.point for position in known)
+    begun = {
+        position.point
+        for trial, position in zip(plan.trials, known, strict=True)
+        if any(key in records for key in (*trial.parts, *trial.stages) if plan.stages[key].round)
+    }
     points: dict[Hashable, StoppedPoint] = {}
     for trial, position in zip(plan.trials, known, strict=True):
         count = left_out.get((position.point, len(trial.stages) - 1), 0)
@@ -122,7 +133,10 @@ def _searched(plan: Plan, known: Sequence[Position], left_out: Mapping[Hashable,
             target = plan.stages[trial.stages[-1]].fields.get("target")
             seeds = planned[position.point]
             line = (*position.panel, position.line)
-            points[position.point] = StoppedPoint(line, target, seeds - count, seeds, search.stopped[trial.name])
+            reason = search.stopped[trial.name]
+            points[position.point] = StoppedPoint(
+                line, target, seeds - count, seeds, reason, begun=position.point in begun
+            )
     looked = [look for look in search.looks if look.seen]
     return Search(
         answers=search.answers,

@@ -211,6 +211,8 @@ class StoppedPoint:
     """Number of seeds that were run, out of `seeds`."""
     seeds: int
     reason: str
+    begun: bool = False
+    """Whether a stage after the dense training was run, for example a part of the last training."""
 
 
 @dataclass(frozen=True)

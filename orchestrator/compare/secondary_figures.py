@@ -133,6 +133,8 @@ class WindowDifference:
     """Another line, or `dense`."""
     sparsity: float
     """Requested sparsity."""
+    achieved: float
+    """Achieved sparsity of the prunable weights of `line`, mean over its seeds."""
     seeds: tuple[int, ...]
     windows: Estimate
     """Interval over windows, of the mean over seeds."""
@@ -187,6 +189,7 @@ def _differences(
         if windows is not None and draws is not None:
             yield WindowDifference(
                 *(point.model, point.data, text.removeprefix("test_"), point.line, name, point.asked_sparsity),
+                point.sparsity,
                 *(tuple(by_seed), windows, draws),
             )
 

@@ -67,7 +67,7 @@ class SweepResults:
         finished = sum(status == "finished" for status in comparison.trials.values())
         parts = [
             f"<p><b>{html(self.name)}</b>: {self.status}, {finished} of {len(self.trials)} trials finished</p>",
-            *_first(comparison_tables(comparison)),
+            *_first(comparison_tables(comparison, folds=False)),
         ]
         if comparison.operating_points:
             drawn = drawing.render(lambda: drawing.figure(figure_data.tradeoff(comparison), FIGURES["tradeoff"].draw))

@@ -25,8 +25,7 @@ from orchestrator.planning.number_formats import (
 
 @dataclass(frozen=True)
 class Column:
-    """Column of the comparison table. The HTML page has every column; text tables have those with a `width`, and
-    the cost if it differs."""
+    """Column of the comparison table. Those with a `width` are in the table; the page has the others in a fold."""
 
     name: str
     """Heading; `{metric}` in it stands for the primary metric with its unit."""
@@ -54,7 +53,14 @@ MATCH = Column(
     8,
     "whether a loss of the margin or more is ruled out; –: not tested, after a line's first no",
 )
+SEEDS = Column("seeds", lambda p: seeds(p), 5)
 ASKED = Column("asked", lambda p: asked(p), 15, "requested sparsity, and the quantity it is a fraction of")
+REACHED = Column(
+    "reached %",
+    lambda p: "" if p.reached is None or p.budget == WEIGHTS else in_points(p.reached),
+    9,
+    "achieved fraction of the quantity that was asked for",
+)
 COLUMNS = (
     Column(
         "sparsity %", lambda p: in_points(p.sparsity) if p.round else "dense", 10, "achieved, of the prunable weights"
@@ -65,7 +71,6 @@ COLUMNS = (
         15,
         "mean ± standard deviation",
     ),
-    Column("95% interval", lambda p: interval(p.test, p.metric)),
     Column(
         "vs dense [95% interval]",
         lambda p: difference(p.difference, p.metric) if p.round else "",
@@ -73,14 +78,15 @@ COLUMNS = (
         "paired by seed; for fractions in percentage points",
     ),
     MATCH,
+    Column("size", lambda p: ratio(p.compression), 6, "parameters, dense / remaining"),
+    Column("MACs", lambda p: macs(p), 6, f"multiply-accumulates, dense / remaining: a theoretical speed-up; {NO_MACS}"),
+    SEEDS,
+    Column("95% interval", lambda p: interval(p.test, p.metric), hint="of the mean on test, over seeds"),
     Column(
         "before fine-tuning",
         lambda p: spread(p.val_before, p.metric) if p.val_before and p.val_before != p.val else "",
         hint="mean ± standard deviation on the validation split",
     ),
-    Column("size", lambda p: ratio(p.compression), 6, "parameters, dense / remaining"),
-    Column("MACs", lambda p: macs(p), 6, f"multiply-accumulates, dense / remaining: a theoretical speed-up; {NO_MACS}"),
-    Column("seeds", lambda p: seeds(p), 5),
     Column("steps", lambda p: whole_number(p.total_steps), hint="optimizer steps from initialisation"),
     COST,
     Column(
@@ -92,11 +98,11 @@ COLUMNS = (
     ),
     Column("own", lambda p: whole_number(p.own_steps), hint="steps that no other trial shares"),
     Column("work", lambda p: duration(p.total_seconds), hint="time of work from initialisation"),
-)
-HARM = Column(
-    "harmed most",
-    lambda p: ", ".join(f"{each.label} -{in_points(each.loss)}" for each in p.harmed),
-    hint="classes that lose most against dense, in percentage points, mean over seeds",
+    Column(
+        "harmed most",
+        lambda p: ", ".join(f"{each.label} -{in_points(each.loss)}" for each in p.harmed),
+        hint="classes that lose most against dense, in percentage points, mean over seeds",
+    ),
 )
 NARROW = tuple(column for column in COLUMNS if column.width)
 ALWAYS = COLUMNS[:2]
@@ -104,32 +110,54 @@ ALWAYS = COLUMNS[:2]
 
 
 def narrow(comparison: Comparison, points: Sequence[Point]) -> tuple[Column, ...]:
-    """Return the columns of a text table, with the cost if points at one level differ in it."""
+    """Return the columns of the main table, with the cost if points at one level differ in it.
+
+    The requested sparsity follows the achieved one if they differ at a point, and the achieved fraction follows the
+    requested one if it is a fraction of another quantity.
+    """
     unequal = {id(point) for point, _ in comparison.costlier}
-    shown = (*NARROW, COST) if any(id(point) in unequal for point in points) else NARROW
-    return _with_asked(shown, points)
+    cost = [COST] if any(id(point) in unequal for point in points) else []
+    asking = [ASKED] if any(map(reached_another, points)) else []
+    asking += [REACHED] if any(REACHED.cell(point) for point in points) else []
+    return (NARROW[0], *asking, *NARROW[1:], *cost)
 
 
-def columns(points: Sequence[Point]) -> tuple[Column, ...]:
-    """Return the columns that the HTML page can show for these points: all test sets side by side, then the rest."""
-    shown = [column for name in names_of_further(points) for column in on_further(name)]
-    shown += [
-        column
-        for split in splits_of_asked(points)
-        for column in on_asked(points, split, "" if split == "test" else f"{split} ")
-    ]
-    tests, rest = COLUMNS[: 1 + COLUMNS.index(MATCH)], COLUMNS[1 + COLUMNS.index(MATCH) :]
-    harm = [HARM] if any(point.harmed for point in points) else []
-    return _with_asked((*tests, *shown, *rest, *measured_columns(points), *harm), points)
+def blocks(
+    comparison: Comparison, points: Sequence[Point], *, beside: bool = False
+) -> Iterator[tuple[str, Sequence[Column], Sequence[Point]]]:
+    """Yield (end of the title, columns, points) of a panel's tables: the main one, further texts, formats.
+
+    Args:
+        comparison: comparison of the trials
+        points: points of the panel
+        beside: a single further test set stands in the main table
+    """
+    main, further = narrow(comparison, points), names_of_further(points)
+    if beside and len(further) == 1:
+        place = 1 + main.index(MATCH)
+        main, further = (*main[:place], *on_further(further[0]), *main[place:]), []
+    yield "", main, points
+    for name in further:
+        yield f": {name}", (NARROW[0], *on_further(name)), points
+    for split in dict.fromkeys(each.split for point in points for each in point.asked):
+        asking = [point for point in points if any(each.split == split for each in point.asked)]
+        yield f": further metrics on {split}", (NARROW[0], *on_asked(asking, split)), asking
+    for name in dict.fromkeys(each.format for point in points for each in point.deployed):
+        measured = [point for point in points if any(each.format == name for each in point.deployed)]
+        changed = any(each.test for point in measured for each in point.deployed if each.format == name)
+        shown = (*NARROW[: 2 if changed else 1], *measured_columns(measured, name))
+        yield f": deployed as {name}, speed-up over dense [95% interval]", shown, measured
 
 
-def folded(points: Sequence[Point]) -> tuple[tuple[Column, ...], tuple[tuple[Column, str], ...]]:
+def folded(
+    points: Sequence[Point], shown: Sequence[Column]
+) -> tuple[tuple[Column, ...], tuple[tuple[Column, str], ...]]:
     """Return the columns in which these points differ, and the others with the text that all points have.
 
     Columns without a text, and the cost if it is the steps, are in neither.
     """
     differing, constant = [], []
-    for column in columns(points):
+    for column in shown:
         cells = [column.cell(point).strip() for point in points]
         texts = {cell for cell in cells if cell}
         whole = all(cell for cell, point in zip(cells, points, strict=True) if point.round)
@@ -140,11 +168,6 @@ def folded(points: Sequence[Point]) -> tuple[tuple[Column, ...], tuple[tuple[Col
         elif texts:
             constant.append((column, texts.pop()))
     return tuple(differing), tuple(constant)
-
-
-def _with_asked(shown: tuple[Column, ...], points: Sequence[Point]) -> tuple[Column, ...]:
-    """Insert the requested sparsity after the achieved one if they differ at a point."""
-    return (shown[0], ASKED, *shown[1:]) if any(map(reached_another, points)) else shown
 
 
 def reached_another(point: Point) -> bool:
@@ -176,15 +199,10 @@ def on_further(name: str) -> Iterator[Column]:
     )
 
 
-def splits_of_asked(points: Sequence[Point]) -> list[str]:
-    """Return the test splits on which the points have metrics that options of the task ask for."""
-    return list(dict.fromkeys(each.split for point in points for each in point.asked))
-
-
-def on_asked(points: Sequence[Point], split: str, prefix: str = "") -> Iterator[Column]:
-    """Yield a column for each metric on a test split that options of the task ask for; headings begin with `prefix`."""
+def on_asked(points: Sequence[Point], split: str) -> Iterator[Column]:
+    """Yield a column for each metric on a test split that options of the task ask for."""
     for metric in dict.fromkeys(each.metric for point in points for each in point.asked if each.split == split):
-        yield Column(f"{prefix}{metric.heading}", _asked(split, metric), 15, "on test: mean ± standard deviation")
+        yield Column(metric.heading, _asked(split, metric), 15, "on test: mean ± standard deviation")
 
 
 def _asked(split: str, metric: Metric) -> Callable[[Point], str]:
@@ -195,42 +213,33 @@ def _asked(split: str, metric: Metric) -> Callable[[Point], str]:
     return cell
 
 
-def measured_columns(points: Sequence[Point]) -> Iterator[Column]:
-    """Yield the columns of deployment measurements, format by format."""
-    found = dict.fromkeys((each.format, each.batch_size, each.hardware) for p in points for each in p.deployed)
-    for name in dict.fromkeys(name for name, _, _ in found):
-        yield Column(f"{name} kB", _kilobytes(name), 8, "size of the deployed network")
-        if any(each.test for point in points for each in point.deployed if each.format == name):
-            hint = f"of the networks in {name}, measured in its runtime: mean ± standard deviation"
-            yield Column(f"{name} {{metric}}", _achieved(name), 15, hint)
-        machines = list(dict.fromkeys(hardware for each, _, hardware in found if each == name))
-        for key in (key for key in found if key[0] == name):
-            number = f" #{1 + machines.index(key[2])}" if len(machines) > 1 else ""
-            each = [d for p in points for d in p.deployed if (d.format, d.batch_size, d.hardware) == key]
-            rivals = list(dict.fromkeys(name for d in each for name in d.dense_runtimes))
-            against = f"the fastest runtime here ({', '.join(rivals)})" if rivals else "the same format"
-            hint = f"measured speed-up over dense in {against}, 95% interval; {key[2]}"
-            yield Column(f"at batch {key[1]}{number}", _times(key, lambda d: d.speedup), 21, hint)
-            if any(d.token_speedup for d in each):
-                hint = f"measured speed-up over dense of one token after a prompt, 95% interval; {key[2]}"
-                yield Column(f"of a token{number}", _times(key, lambda d: d.token_speedup), 21, hint)
-            if any(d.speedup_pytorch for d in each):
-                hint = f"measured speed-up over dense in PyTorch, 95% interval; {key[2]}"
-                yield Column(f"of PyTorch{number}", _times(key, lambda d: d.speedup_pytorch), 21, hint)
+def measured_columns(points: Sequence[Point], name: str) -> Iterator[Column]:
+    """Yield the columns of the deployment measurements in a format."""
+    every = [each for point in points for each in point.deployed if each.format == name]
 
+    def first(point: Point) -> Deployed | None:
+        return next((each for each in point.deployed if each.format == name), None)
 
-def _kilobytes(name: str) -> Callable[[Point], str]:
-    return lambda point: next((kilobytes(each.bytes) for each in point.deployed if each.format == name), "")
-
-
-def _achieved(name: str) -> Callable[[Point], str]:
-    """Return the cell of the primary metric in a format that changes outputs."""
-
-    def cell(point: Point) -> str:
-        found = next((each for each in point.deployed if each.format == name), None)
-        return "" if found is None else spread(found.test, point.metric)
-
-    return cell
+    yield Column(f"{name} kB", lambda p: kilobytes(each.bytes) if (each := first(p)) else "", 8, "size when deployed")
+    if any(each.test for each in every):
+        hint = f"of the networks in {name}, measured in its runtime: mean ± standard deviation"
+        yield Column(
+            f"{name} {{metric}}", lambda p: spread(each.test, p.metric) if (each := first(p)) else "", 15, hint
+        )
+    machines = list(dict.fromkeys(each.hardware for each in every))
+    for key in dict.fromkeys((name, each.batch_size, each.hardware) for each in every):
+        number = f" #{1 + machines.index(key[2])}" if len(machines) > 1 else ""
+        here = [each for each in every if (each.batch_size, each.hardware) == key[1:]]
+        rivals = list(dict.fromkeys(runtime for each in here for runtime in each.dense_runtimes))
+        over = f"in the fastest runtime here ({', '.join(rivals)})" if rivals else "in the same format"
+        for heading, what, speedup in (
+            (f"at batch {key[1]}", over, lambda each: each.speedup),
+            ("of a token", "of one token after a prompt", lambda each: each.token_speedup),
+            ("of PyTorch", "in PyTorch", lambda each: each.speedup_pytorch),
+        ):
+            if any(map(speedup, here)):
+                hint = f"measured speed-up over dense {what}, 95% interval; {key[2]}"
+                yield Column(f"{heading}{number}", _times(key, speedup), 21, hint)
 
 
 def _times(key: tuple[str, int, str], speedup: Callable[[Deployed], Estimate | None]) -> Callable[[Point], str]:

@@ -12,7 +12,8 @@ from orchestrator.compare.verdicts import Verdict, counted
 from orchestrator.core.redact import shown
 from orchestrator.planning.number_formats import in_points, milliseconds, percent, ratio, significant, whole_number
 from orchestrator.views.report.columns import difference
-from orchestrator.views.report.tables import aligned, two_seeds_note
+from orchestrator.views.report.table import Row, Table
+from orchestrator.views.report.tables import two_seeds_note
 
 HEADINGS = ("asked %", "figure", "baseline", "now", "change [95% interval]", "limit", "verdict")
 WIDTHS = (10, 20, 9, 9, 22, 7, 9)
@@ -62,11 +63,8 @@ def verdict_table(
     widths = [max(least, *map(len, column)) for least, column in zip(widths, columns, strict=True)]
     for title, panel in groupby(rows, key=lambda row: row[0].point and row[0].point.panel):
         yield str(title)
-        yield aligned(headings, widths)
-        for line, of_line in groupby(panel, key=lambda row: row[0].point and row[0].point.line):
-            yield str(line)
-            for _, cells in of_line:
-                yield aligned(cells, widths)
+        lines = [Row(str(verdict.point and verdict.point.line), cells) for verdict, cells in panel]
+        yield from Table(headings, lines, widths).text()
         yield ""
 
 

@@ -10,6 +10,7 @@ from orchestrator.compare.statistics import Estimate, has_spread, paired_differe
 from orchestrator.core.redact import html
 from orchestrator.planning.number_formats import percent, whole_number
 from orchestrator.views.report.columns import difference
+from orchestrator.views.report.table import Row, Table
 
 ROWS = 200
 """Maximum number of pairs on the page."""
@@ -61,7 +62,10 @@ def pair_lines(comparison: Comparison) -> Iterator[str]:
     """Yield a line of text for each pair of the best method and another."""
     pairs = method_pairs(comparison)
     if pairs:
-        yield "The best method against each other on test, paired by seed [95% interval]"
+        yield (
+            "The best method against each other on test, paired by seed [95% interval]; the largest matching sparsity "
+            "of a line says nothing about the best method"
+        )
     for pair in pairs[:LINES]:
         panel = f" ({pair.best.model} on {pair.best.data})" if len(comparison.panels) > 1 else ""
         yield (
@@ -77,17 +81,19 @@ def pair_table(comparison: Comparison) -> Iterator[str]:
     pairs, many = method_pairs(comparison), len(comparison.panels) > 1
     if not pairs:
         return
-    heads = ("best at its sparsity", "minus", "asked", "difference [95% interval]", "seeds", "shown")
-    yield "<h2>The best method against each other</h2>"
-    yield f'<p class="quiet">{html(NOTE)}</p><div class="scroll"><table><thead><tr>'
-    yield "".join(f"<th>{html(head)}</th>" for head in heads) + "</tr></thead><tbody>"
-    for pair in pairs[:ROWS]:
-        best = pair.best
-        name = f"{best.line} ({best.model} on {best.data})" if many else best.line
-        asked = f"{percent(best.asked_sparsity)} of {best.asked_of}"
-        shown = difference(pair.difference, best.metric).replace("-", "\u2212")
-        cells = (name, pair.other.line, asked, shown, str(pair.difference.n), pair.verdict)
-        yield f"<tr>{''.join(f'<td>{html(cell)}</td>' for cell in cells)}</tr>"
-    yield "</tbody></table></div>"
-    if len(pairs) > ROWS:
-        yield f'<p class="quiet">{whole_number(len(pairs) - ROWS)} more pairs are left out.</p>'
+    rows = [
+        Row(
+            f"{pair.best.line} ({pair.best.model} on {pair.best.data})" if many else pair.best.line,
+            (
+                pair.other.line,
+                f"{percent(pair.best.asked_sparsity)} of {pair.best.asked_of}",
+                difference(pair.difference, pair.best.metric),
+                str(pair.difference.n),
+                pair.verdict,
+            ),
+        )
+        for pair in pairs
+    ]
+    headings = ("minus", "asked", "difference [95% interval]", "seeds", "shown")
+    yield f'<h2>The best method against each other</h2><p class="quiet">{html(NOTE)}</p>'
+    yield from Table(headings, rows, label="best at its sparsity").html(ROWS)

@@ -6,17 +6,18 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from orchestrator.compare.audit.rule import Finding
-from orchestrator.compare.comparison import Comparison
+from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.redact import html
 from orchestrator.core.specs import Plan
 from orchestrator.planning.number_formats import whole_number
 from orchestrator.views.report import tables
-from orchestrator.views.report.columns import COLUMNS, folded
+from orchestrator.views.report.columns import COLUMNS, NARROW, Column, blocks, folded, narrow
 from orchestrator.views.report.figures import figure_data
 from orchestrator.views.report.figures.figure_table import FIGURES
 from orchestrator.views.report.method_pairs import pair_table
-from orchestrator.views.report.tables import Generation, as_yaml, generation_tables, window_table
+from orchestrator.views.report.table import ROWS, Table, typeset
+from orchestrator.views.report.tables import as_yaml
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --quiet: #595959; --page: #fff; --block: #f6f6f6; --rule: #e3e3e3;
@@ -42,22 +43,22 @@ tr.line td { border-top: 2px solid var(--strong); } tr.best td { font-weight: 70
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(30rem, 100%), 1fr)); gap: 1rem 2rem; }
 figure { margin: 0; } figure.wide { grid-column: 1 / -1; }
 figure svg { max-width: 100%; height: auto; }
-pre { background: var(--block); padding: .8rem; overflow-x: auto; font-size: 13px; }
+pre { background: var(--block); padding: .8rem; white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; }
 td { overflow-wrap: anywhere; }
 @media (max-width: 40rem) { body { padding: 0 .8rem; margin: 1rem auto; } }
 summary { cursor: pointer; font-weight: 600; margin: .6rem 0; }
 @media print {
-  @page { margin: 12mm; } @page wide { size: landscape; } body.wide { page: wide; }
+  @page { margin: 12mm; }
   body { max-width: none; margin: 0; padding: 0; font-size: 12px; }
   .scroll { overflow: visible; } table { font-size: 10px; } .scroll table { font-size: 8px; }
-  .wide .scroll table { font-size: 7px; } th, td { padding: .1rem .25rem; }
-  pre { white-space: pre-wrap; } details::details-content { content-visibility: visible; display: block; }
+  th, td { padding: .1rem .25rem; }
+  details::details-content { content-visibility: visible; display: block; }
   .figures { grid-template-columns: 1fr 1fr; } figure, tr { break-inside: avoid; } h2, h3 { break-after: avoid; }
 }
 """
 
-ROWS = 1000
-"""Maximum number of table rows and of trial names on the page; the files next to the page have all."""
+WINDOWS, NETWORKS = 200, 60
+"""Maximum number of differences by window on the page, and of networks that continue a prompt."""
 HALF_PAGE = 480.0
 """Width in points above which a figure has a row to itself."""
 
@@ -69,7 +70,7 @@ def page(
     findings: Sequence[Finding],
     svgs: Mapping[str, bytes],
     spent: str = "",
-    written: Sequence[Generation] = (),
+    written: Mapping[str, Table] = {},
 ) -> str:
     """Return the whole page.
 
@@ -80,23 +81,21 @@ def page(
         findings: results of the audit
         svgs: name of a figure -> SVG
         spent: sentence with the estimated and the actual time
-        written: continuations of prompts by the networks
+        written: prompt -> table of its continuations
     """
-    most = max((len(folded(points)[0]) for _, points in tables.sections(comparison)), default=0)
-    wide = ' class="wide"' if most > len(COLUMNS) else ""
     return "\n".join(
         [
             "<!DOCTYPE html>",
             '<html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{html(info.name)}</title><style>{STYLE}</style></head><body{wide}>",
+            f"<title>{html(info.name)}</title><style>{STYLE}</style></head><body>",
             *_head(info, plan, comparison),
             *([f'<p class="quiet">{html(spent)}</p>'] if spent else []),
             "<h2>Comparison</h2>",
             *comparison_tables(comparison),
             *pair_table(comparison),
-            *window_table(comparison),
-            *generation_tables(written),
+            *_windows(comparison),
+            *_continuations(written),
             *_figures(svgs, figure_data.left_out(comparison)),
             "<h2>Audit</h2>",
             *_audit(findings),
@@ -116,36 +115,58 @@ def _head(info: SweepInfo, plan: Plan, comparison: Comparison) -> Iterator[str]:
     yield f"<pre>{html(info.command)}</pre>"
 
 
-def comparison_tables(comparison: Comparison) -> Iterator[str]:
-    """Yield the HTML parts of the tables, panel by panel, and the notes below them."""
+def comparison_tables(comparison: Comparison, *, folds: bool = True) -> Iterator[str]:
+    """Yield the HTML parts of the tables, panel by panel, and the notes; `folds`: further columns below each table."""
     for title, points in tables.sections(comparison):
-        shown, constant = folded(points)
-        yield f"<h3>{html(title)}</h3>"
-        if constant:
-            same = " · ".join(f"{each.heading(points[0].metric)}: {_typeset(text)}" for each, text in constant)
-            yield f'<p class="quiet">Equal in all rows: {html(same)}</p>'
-        yield '<div class="scroll"><table><thead><tr>'
-        yield '<th title="line of the plots">method</th>'
-        yield "".join(f'<th title="{html(each.hint)}">{html(each.heading(points[0].metric))}</th>' for each in shown)
-        yield "</tr></thead><tbody>"
-        before = ""
-        for point in points[:ROWS]:
-            classes = [name for name, true in (("line", point.line != before), ("best", point.best_on_all)) if true]
-            cells = [
-                point.line if point.line != before else "",
-                *(_typeset(each.cell(point)) for each in shown),
-            ]
-            yield f'<tr class="{" ".join(classes)}">{"".join(f"<td>{html(cell)}</td>" for cell in cells)}</tr>'
-            before = point.line
-        yield "</tbody></table></div>"
-        if len(points) > ROWS:
-            yield f'<p class="quiet">{whole_number(len(points) - ROWS)} more rows are in summary.csv.</p>'
+        for suffix, columns, here in blocks(comparison, points, beside=True):
+            shown, constant = folded(here, columns)
+            yield f"<h3>{html(title + suffix)}</h3>"
+            yield from _constant(constant, here)
+            stopped = [] if suffix else tables.ruled_out(comparison, title)
+            yield from tables.point_table(shown, here, stopped).html(rest="are in summary.csv")
+        if folds:
+            yield from _fold(comparison, points)
     yield from (f"<p>{html(line)}</p>" for line in tables.notes(comparison, pairs=False))
 
 
-def _typeset(cell: str) -> str:
-    """Use typographic signs and no-break spaces; a trailing space keeps cells aligned with starred ones."""
-    return cell.replace(" ", "\u00a0").replace("-", "−")
+def _fold(comparison: Comparison, points: Sequence[Point]) -> Iterator[str]:
+    """Yield the columns that are not in the main table."""
+    more = [column for column in COLUMNS if column not in (*NARROW, *narrow(comparison, points))]
+    shown, constant = folded(points, more)
+    yield "<details><summary>Intervals, training and work</summary>"
+    yield from _constant(constant, points)
+    yield from tables.point_table((NARROW[0], *shown), points).html(rest="are in summary.csv")
+    yield "</details>"
+
+
+def _constant(found: Sequence[tuple[Column, str]], points: Sequence[Point]) -> Iterator[str]:
+    """Yield a line with the columns that have one text in all rows."""
+    if found:
+        same = " · ".join(f"{each.heading(points[0].metric)}: {typeset(text)}" for each, text in found)
+        yield f'<p class="quiet">Equal in all rows: {html(same)}</p>'
+
+
+def _windows(comparison: Comparison) -> Iterator[str]:
+    if not comparison.windows:
+        return
+    yield f'<h2>Differences by held-out window</h2><p class="quiet">{html(tables.NOTE)}</p>'
+    for title, _ in tables.sections(comparison):
+        if found := tables.windows_of(comparison, title):
+            yield f"<h3>{html(title)}</h3>"
+            yield from tables.window_table(found).html(WINDOWS, "are in windows.csv")
+
+
+def _continuations(written: Mapping[str, Table]) -> Iterator[str]:
+    if not written:
+        return
+    yield "<h2>Continuations</h2>"
+    yield (
+        '<p class="quiet">Greedy continuations of each prompt by the networks of the first seed, with their perplexity '
+        "on test.</p>"
+    )
+    for prompt, table in written.items():
+        yield f"<h3>{html(prompt)}</h3>"
+        yield from table.html(NETWORKS)
 
 
 def _names(plan: Plan) -> Iterator[str]:

@@ -19,7 +19,8 @@ _COMPUTED = ("=", "+", "-", "@", "\t", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff
 """First characters by which a spreadsheet takes a text for a formula, with their full-width forms."""
 
 WINDOW_COLUMNS = (
-    *("model", "data", "text", "line", "reference", "sparsity", "seeds", "windows", "difference"),
+    *("model", "data", "text", "line", "reference", "sparsity", "achieved"),
+    *("seeds", "windows", "difference"),
     *("windows_low", "windows_high", "draws_std", "draws_low", "draws_high"),
 )
 """Columns of windows.csv."""
@@ -52,7 +53,9 @@ def sensitivity_csv(curves: Sequence[SensitivityCurve]) -> bytes:
 def window_row(each: WindowDifference) -> dict[str, Any]:
     """Return column name -> value of a difference paired by window of held-out text."""
     return {
-        **{name: getattr(each, name) for name in ("model", "data", "text", "line", "reference", "sparsity")},
+        **{
+            name: getattr(each, name) for name in ("model", "data", "text", "line", "reference", "sparsity", "achieved")
+        },
         "seeds": " ".join(map(str, each.seeds)),
         "windows": each.windows.n,
         "difference": each.windows.mean,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +21,7 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import logger, markdown, shown, shown_json
 from orchestrator.core.specs import Plan
 from orchestrator.planning.forecast import afterwards
+from orchestrator.planning.number_formats import whole_number
 from orchestrator.views.report import plain_files, tables
 from orchestrator.views.report.columns import narrow
 from orchestrator.views.report.figures import drawing
@@ -31,8 +33,8 @@ from orchestrator.views.report.tables import generations
 T = TypeVar("T")
 _LOGGER = logger("orchestrator")
 FOLDER = "comparison"
-METRICS_SHOWN = 200
-"""Maximum number of summary metrics: MLflow's table cannot show thousands."""
+METRICS_SHOWN, MARKDOWN_ROWS = 200, 30
+"""Maximum number of summary metrics, as MLflow's table cannot show thousands, and of points in the description."""
 
 
 def report(
@@ -57,6 +59,7 @@ def report(
     sensitivity = _or_left_out("the sensitivity", lambda: sensitivity_curves(plan, records)) or ()
     figures = draw(plan, records, comparison, read)
     spent = afterwards(info.forecast, plan, records) if info.forecast is not None else ""
+    summary = _or_left_out("the figures of the parent run", lambda: headline(comparison)) or {}
     svgs = {name: formats["svg"] for name, formats in figures.items()}
     contents: dict[str, Callable[[], bytes]] = {
         f"{FOLDER}/report.html": lambda: page(
@@ -67,8 +70,8 @@ def report(
         **({f"{FOLDER}/sensitivity.csv": lambda: plain_files.sensitivity_csv(sensitivity)} if sensitivity else {}),
         **({f"{FOLDER}/windows.csv": lambda: plain_files.windows_csv(comparison)} if comparison.windows else {}),
         f"{FOLDER}/audit.json": lambda: shown_json([asdict(f) for f in findings], indent=1).encode(),
-        METRICS_FILE: lambda: _figures_json(headline(comparison)),
-        NOTE_FILE: lambda: note(comparison, findings, tuple(figures)).encode(),
+        METRICS_FILE: lambda: _figures_json(dict(islice(summary.items(), METRICS_SHOWN))),
+        NOTE_FILE: lambda: note(comparison, findings, tuple(figures), len(summary)).encode(),
     }
     files = {path: content for path, make in contents.items() if (content := _or_left_out(path, make)) is not None}
     for name, formats in figures.items():
@@ -155,26 +158,28 @@ def headline(comparison: Comparison) -> dict[str, float]:
         if point.difference is not None:
             figures[f"difference/{place}/{point.sparsity:.3g}"] = point.difference.mean
         figures[f"compression/{place}/{point.sparsity:.3g}"] = point.compression
-    return dict(list(figures.items())[:METRICS_SHOWN])
+    return figures
 
 
-def note(comparison: Comparison, findings: Sequence[Finding], drawn: Sequence[str]) -> str:
-    """Return the parent run's description in Markdown: links to the report's files, then the tables."""
+def note(comparison: Comparison, findings: Sequence[Finding], drawn: Sequence[str], metrics: int) -> str:
+    """Return the parent run's description in Markdown: links to the report's files, then the tables.
+
+    Args:
+        comparison: comparison of the trials
+        findings: results of the audit
+        drawn: names of the figures
+        metrics: number of summary figures, of which the run has METRICS_SHOWN as metrics
+    """
     links = [("report", "report.html"), ("summary", "summary.csv"), ("every round", "trials.csv")]
     links += [(name, f"figures/{name}.png") for name in drawn]
     lines = [" · ".join(f"[{name}]({path})" for name, path in links), ""]
     lines += [next(tables.audit_notes(findings)), ""]
+    if metrics > METRICS_SHOWN:
+        few = f"{METRICS_SHOWN} of {whole_number(metrics)} figures"
+        lines += [f"This run has the first {few} of the points as metrics; [summary](summary.csv) has all.", ""]
     for title, points in tables.sections(comparison):
-        columns = narrow(comparison, points)
-        lines += [
-            f"**{markdown(title)}**",
-            "",
-            "| method | " + " | ".join(markdown(column.heading(points[0].metric)) for column in columns) + " |",
-            "|---" * (1 + len(columns)) + "|",
-        ]
-        for point in points[:30]:
-            lines.append(f"| {markdown(point.line)} | " + " | ".join(each.cell(point) for each in columns) + " |")
-        lines += ["", f"and {len(points) - 30} more points"] if len(points) > 30 else [""]
+        table = tables.point_table(narrow(comparison, points), points)
+        lines += [f"**{markdown(title)}**", "", *table.markdown(MARKDOWN_ROWS)]
     if comparison.points:
         tested = (point.test for point in (*comparison.dense, *comparison.operating_points))
         lines += [tables.match_note(comparison), *tables.two_seeds_note(tested)]

@@ -3,45 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from math import exp
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.compare.audit.compared_points import unlearned_text
 from orchestrator.compare.audit.rule import Finding
-from orchestrator.compare.comparison import Comparison, Point
+from orchestrator.compare.comparison import Comparison, Point, StoppedPoint
 from orchestrator.compare.secondary_figures import DENSE, WindowDifference
 from orchestrator.compare.statistics import LEVEL, Estimate, has_spread, t_quantile
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord
-from orchestrator.core.redact import html, shown, shown_tree
+from orchestrator.core.redact import shown, shown_tree
 from orchestrator.core.specs import Plan
 from orchestrator.planning.forecast import afterwards
 from orchestrator.planning.number_formats import counted, duration, in_points, percent, ratio, whole_number
 from orchestrator.views.report.columns import (
-    COLUMNS,
     COST,
+    MATCH,
+    NARROW,
     NO_MACS,
+    SEEDS,
     Column,
+    blocks,
     difference,
-    measured_columns,
-    names_of_further,
-    narrow,
-    on_asked,
-    on_further,
     reached_another,
-    splits_of_asked,
 )
 from orchestrator.views.report.method_pairs import pair_lines
+from orchestrator.views.report.table import Row, Table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 NATS = Metric("cross_entropy", "nats", "lower", margin=0.0, format=".4f")
-LINES, ROWS, NETWORKS = 12, 200, 60
-"""Maximum number of differences in the terminal and on the page, and of networks that continue a prompt."""
+LINES = 12
+"""Maximum number of differences by window in the terminal."""
 NOTE = (
     "By window: the cross-entropy of a method minus that of another on the same windows of held-out text, in nats per "
     "token, mean over seeds, with the interval over windows; perplexities differ by the factor exp(difference). Over "
@@ -50,119 +47,101 @@ NOTE = (
 )
 
 
-@dataclass(frozen=True)
-class Generation:
-    """Continuation of a prompt by the network of a point's first seed."""
-
-    panel: str
-    line: str
-    sparsity: float | None
-    """None for a dense network."""
-    figure: str
-    """Primary metric on test."""
-    prompt: str
-    text: str
-
-
-def window_lines(comparison: Comparison, title: str) -> Iterator[str]:
-    """Yield lines of text with the differences between methods of a panel; from dense if it has one method."""
-    here = [each for each in comparison.windows if f"{each.model} on {each.data}" == title]
-    shown, before = [each for each in here if each.reference != DENSE] or here, ""
-    if not shown:
-        return
-    yield f"{title}: cross-entropy by held-out window, nats per token"
-    yield f"{'sparsity %':>10} {'difference [95% interval]':>26} {'perplexity':>11} {'windows':>8} {'over seeds':>12}"
-    for each in shown[:LINES]:
-        pair = f"{each.line} - {each.reference}{'' if each.text == 'test' else f' on {each.text}'}"
-        yield from [pair] if pair != before else []
-        before = pair
-        cells = _cells(each)
-        yield f"{cells[0]:>10} {cells[1]:>26} {cells[2]:>11} {cells[3]:>8} {cells[4]:>12}"
-    if len(shown) > LINES:
-        yield f"{whole_number(len(shown) - LINES)} more differences are in windows.csv of the report."
-    yield NOTE
-
-
-def window_table(comparison: Comparison) -> Iterator[str]:
-    """Yield the HTML parts of the table of differences."""
-    if not comparison.windows:
-        return
-    many = len(comparison.panels) > 1
-    heads = (
-        "method",
-        "minus",
-        "text",
-        "sparsity %",
-        "difference [95% interval]",
-        "perplexity",
-        "windows",
-        "over seeds",
-    )
-    yield "<h2>Differences by held-out window</h2>"
-    yield f'<p class="quiet">{html(NOTE)}</p><div class="scroll"><table><thead><tr>'
-    yield "".join(f"<th>{html(head)}</th>" for head in heads) + "</tr></thead><tbody>"
-    for each in comparison.windows[:ROWS]:
-        name = f"{each.line} ({each.model} on {each.data})" if many else each.line
-        cells = (name, each.reference, each.text, *_cells(each))
-        yield f"<tr>{''.join(f'<td>{html(_typeset(cell))}</td>' for cell in cells)}</tr>"
-    yield "</tbody></table></div>"
-    if len(comparison.windows) > ROWS:
-        yield f'<p class="quiet">{whole_number(len(comparison.windows) - ROWS)} more rows are in windows.csv.</p>'
-
-
-def _cells(each: WindowDifference) -> tuple[str, str, str, str, str]:
-    seeds = f"± {each.draws.std:.4f} ({each.draws.n})" if each.draws.std is not None else f"({each.draws.n})"
-    factor = ratio(exp(min(each.windows.mean, 700.0)))
-    return in_points(each.sparsity), difference(each.windows, NATS), factor, whole_number(each.windows.n), seeds
-
-
-def _typeset(cell: str) -> str:
-    return cell.replace("-", "\u2212") if cell[:1] in "+-" else cell
-
-
-def generations(records: Mapping[str, StageRecord], comparison: Comparison) -> list[Generation]:
-    """Return the continuations by the networks of each point's first seed, dense networks first."""
-    return [
-        Generation(
-            f"{point.model} on {point.data}", point.line, *_described(point, records), each["prompt"], each["text"]
+def window_table(found: Iterable[WindowDifference]) -> Table:
+    """Return the table of differences between networks by window of text."""
+    rows = [
+        Row(
+            f"{each.line} - {each.reference}{'' if each.text == 'test' else f' on {each.text}'}",
+            (
+                in_points(each.achieved),
+                difference(each.windows, NATS),
+                ratio(exp(min(each.windows.mean, 700.0))),
+                whole_number(each.windows.n),
+                (f"± {each.draws.std:.4f} " if each.draws.std is not None else "") + f"({each.draws.n})",
+            ),
         )
-        for point in (*comparison.dense, *comparison.operating_points)
-        for each in records[point.stages[0]].generations
+        for each in found
     ]
+    headings = ("sparsity %", "difference [95% interval]", "perplexity", "windows", "over seeds")
+    return Table(headings, rows, (10, 26, 11, 8, 12), "methods")
 
 
-def _described(point: Point, records: Mapping[str, StageRecord]) -> tuple[float | None, str]:
-    record = records[point.stages[0]]
-    value = record.figure("test")
-    return (point.sparsity if point.round else None), point.metric.written(value)
+def windows_of(comparison: Comparison, title: str) -> list[WindowDifference]:
+    """Return the differences by window of a panel."""
+    return [each for each in comparison.windows if f"{each.model} on {each.data}" == title]
 
 
-def generation_tables(written: Sequence[Generation]) -> Iterator[str]:
-    """Yield the HTML parts of a table for each prompt, a row for each network."""
-    if not written:
-        return
-    yield "<h2>Continuations</h2>"
-    yield (
-        '<p class="quiet">Greedy continuations of each prompt by the networks of the first seed, with their perplexity '
-        "on test.</p>"
-    )
-    groups: dict[tuple[str, str], list[Generation]] = {}
-    for each in written:
-        groups.setdefault((each.panel, each.prompt), []).append(each)
-    several = len({panel for panel, _ in groups}) > 1
-    for (panel, prompt), rows in groups.items():
-        yield f"<h3>{html(f'{panel}: ' if several else '')}{html(_one_line(prompt))}</h3>"
-        yield '<div class="scroll"><table><thead><tr><th>method</th><th>sparsity %</th><th>perplexity</th>'
-        yield '<th class="text">continuation</th></tr></thead><tbody>'
-        for row in rows[:NETWORKS]:
-            sparsity = "" if row.sparsity is None else in_points(row.sparsity)
-            cells = "".join(f"<td>{html(cell)}</td>" for cell in (row.line, sparsity, row.figure))
-            yield f'<tr>{cells}<td class="written">{html(row.text)}</td></tr>'
-        yield "</tbody></table></div>"
+def generations(records: Mapping[str, StageRecord], comparison: Comparison) -> dict[str, Table]:
+    """Return panel and prompt -> table of the continuations by the networks of each point's first seed."""
+    rows: dict[tuple[str, str], list[Row]] = {}
+    for point in (*comparison.dense, *comparison.operating_points):
+        record = records[point.stages[0]]
+        sparsity = in_points(point.sparsity) if point.round else ""
+        for each in record.generations:
+            place = f"{point.model} on {point.data}", " ".join(each["prompt"].split())
+            cells = (sparsity, point.metric.written(record.figure("test")), each["text"])
+            rows.setdefault(place, []).append(Row(point.line, cells))
+    several = len({panel for panel, _ in rows}) > 1
+    headings = ("sparsity %", "perplexity", "continuation")
+    return {
+        f"{panel}: {prompt}" if several else prompt: Table(headings, each, prose=True)
+        for (panel, prompt), each in rows.items()
+    }
 
 
-def _one_line(prompt: str) -> str:
-    return " ".join(prompt.split())
+def sections(comparison: Comparison) -> Iterator[tuple[str, list[Point]]]:
+    """Yield (title, points to show) for each panel: dense first, then line by line."""
+    for model, data in comparison.panels:
+        shown = [point for point in comparison.dense if (point.model, point.data) == (model, data)]
+        shown += [point for point in comparison.operating_points if (point.model, point.data) == (model, data)]
+        yield f"{model} on {data}", shown
+
+
+def point_table(shown: Sequence[Column], points: Sequence[Point], stopped: Sequence[StoppedPoint] = ()) -> Table:
+    """Return the table of these columns.
+
+    Args:
+        shown: columns
+        points: points, line by line
+        stopped: candidates that a search ruled out within their training, which have no figures
+    """
+    metric = points[0].metric
+    rows = [
+        Row(point.line, [column.cell(point) for column in shown], point.best_on_all and NARROW[1] in shown)
+        for point in points
+    ]
+    for each in stopped:
+        cells = {NARROW[0]: in_points(each.sparsity or 0.0), MATCH: "stopped", SEEDS: f"0 of {each.seeds}"}
+        lines = [row.label for row in rows]
+        place = len(lines) - lines[::-1].index(each.line_key[2]) if each.line_key[2] in lines else len(lines)
+        rows.insert(place, Row(each.line_key[2], [cells.get(column, "") for column in shown]))
+    headings, hints = [column.heading(metric) for column in shown], [column.hint for column in shown]
+    return Table(headings, rows, [column.width for column in shown], hints=hints)
+
+
+def ruled_out(comparison: Comparison, title: str) -> list[StoppedPoint]:
+    """Return the candidates of a panel that a search ruled out within their training, the least sparse first."""
+    found = [
+        each for each in (comparison.search.points if comparison.search else ()) if each.begun and not each.finished
+    ]
+    here = [each for each in found if f"{each.line_key[0]} on {each.line_key[1]}" == title]
+    return sorted(here, key=lambda each: each.sparsity or 0.0)
+
+
+def text_table(comparison: Comparison) -> Iterator[str]:
+    """Yield the lines of the table, panel by panel; 79 characters wide unless cells are long."""
+    for title, points in sections(comparison):
+        for suffix, columns, here in blocks(comparison, points):
+            yield title + suffix
+            yield from point_table(columns, here, [] if suffix else ruled_out(comparison, title)).text("dense")
+        windows = windows_of(comparison, title)
+        if windows := [each for each in windows if each.reference != DENSE] or windows:
+            yield f"{title}: cross-entropy by held-out window, nats per token"
+            yield from window_table(windows[:LINES]).text()
+            if len(windows) > LINES:
+                yield f"{whole_number(len(windows) - LINES)} more differences are in windows.csv of the report."
+            yield NOTE
+        yield ""
 
 
 FAILURES_LISTED, LINES_LISTED = 10, 40
@@ -191,47 +170,6 @@ def two_seeds_note(estimates: Iterable[Estimate | None]) -> Iterator[str]:
             f"2 seeds: t = {two:.1f}. Intervals from two seeds extend {two:.1f} standard errors on either side of the "
             f"mean, from three {three:.1f}, from five {five:.1f}."
         )
-
-
-def sections(comparison: Comparison) -> Iterator[tuple[str, list[Point]]]:
-    """Yield (title, points to show) for each panel: dense first, then line by line."""
-    for model, data in comparison.panels:
-        shown = [point for point in comparison.dense if (point.model, point.data) == (model, data)]
-        shown += [point for point in comparison.operating_points if (point.model, point.data) == (model, data)]
-        yield f"{model} on {data}", shown
-
-
-def text_table(comparison: Comparison) -> Iterator[str]:
-    """Yield the lines of the table, panel by panel; 79 characters wide unless cells are long."""
-    for title, points in sections(comparison):
-        yield title
-        yield from _block(narrow(comparison, points), points)
-        for name in names_of_further(points):
-            yield f"{title}: {name}"
-            yield from _block((COLUMNS[0], *on_further(name)), points)
-        for split in splits_of_asked(points):
-            yield f"{title}: further metrics on {split}"
-            asked = [point for point in points if any(each.split == split for each in point.asked)]
-            yield from _block((COLUMNS[0], *on_asked(asked, split)), asked)
-        yield from window_lines(comparison, title)
-        if measured := [point for point in points if point.deployed]:
-            yield f"{title}: deployed, speed-up over dense [95% interval]"
-            changed = any(each.test for point in measured for each in point.deployed)
-            yield from _block((*COLUMNS[: 2 if changed else 1], *measured_columns(measured)), measured)
-        yield ""
-
-
-def _block(shown: Sequence[Column], points: Sequence[Point]) -> Iterator[str]:
-    rows = [[column.heading(points[0].metric) for column in shown]]
-    rows += [[column.cell(point) for column in shown] for point in points]
-    widths = [max(column.width, *map(len, cells)) for column, cells in zip(shown, zip(*rows, strict=True), strict=True)]
-    yield aligned(rows[0], widths)
-    before = "dense"
-    for point, row in zip(points, rows[1:], strict=True):
-        if point.line != before:
-            yield point.line
-            before = point.line
-        yield aligned(row, widths)
 
 
 def print_comparison(comparison: Comparison, console: Console, *, failures: bool = True) -> None:
@@ -329,7 +267,11 @@ def speedup_note(comparison: Comparison) -> Iterator[str]:
             f"{name} over dense in {f'its fastest runtime here ({chr(44).join(sorted(of))})' if of else 'that format'}"
             for name, of in found.items()
         ]
-        yield f"Measured speed-ups: {'; '.join(over)}. Compare them only within a format."
+        both = any(each.speedup_pytorch for point in comparison.points for each in point.deployed)
+        yield (
+            f"Measured speed-ups: {'; '.join(over)}. Compare them only within a format"
+            + (", and formats of PyTorch by `of PyTorch`, over dense in PyTorch." if both else ".")
+        )
 
 
 def _on_its_text(comparison: Comparison) -> str:
@@ -394,11 +336,6 @@ def failure_notes(comparison: Comparison) -> Iterator[str]:
         yield f"  {first}{f' and {len(others)} more' if others else ''}: {reason}"
     if len(reasons) > FAILURES_LISTED:
         yield f"  and {len(reasons) - FAILURES_LISTED} more reasons"
-
-
-def aligned(row: Iterable[str], widths: Iterable[int]) -> str:
-    """Return a line of a table, cells aligned to the right."""
-    return " ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
 
 
 def as_yaml(data: Any) -> bytes:

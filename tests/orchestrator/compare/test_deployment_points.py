@@ -20,7 +20,7 @@ from orchestrator.compare.statistics import Estimate
 from orchestrator.compare.verdicts import verdicts
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import DENSE, NETWORK, Plan, StageSpec
-from orchestrator.views.report.columns import columns
+from orchestrator.views.report.columns import measured_columns
 from orchestrator.views.report.figures import drawing
 from orchestrator.views.report.figures.figure_data import FRONT, front, pareto, token_speed
 from orchestrator.views.report.figures.figure_table import FIGURES
@@ -153,7 +153,7 @@ def test_a_figure_shows_tokens_a_second_and_the_metric_with_both_intervals() -> 
     twice = replace(
         point, metric=perplexity, test=Estimate(1, 20.0), further=(FurtherTestSet("plays", Estimate(1, 400.0), None),)
     )
-    named = (point.model, point.data, "test", point.line, "dense", point.asked_sparsity, (0,))
+    named = (point.model, point.data, "test", point.line, "dense", point.asked_sparsity, 0.5, (0,))
     window = WindowDifference(*named, Estimate(16, 1.0, 0.5, 1 - math.log(2), 1 + math.log(4)), Estimate(1, 1.0))
     text, plays = token_speed(replace(comparison, points=(twice,), windows=(window,)))
 
@@ -172,7 +172,7 @@ def test_unlike_machines_are_never_averaged() -> None:
         ("processor Abacus", 1),
         ("processor Pen", 2),
     ]
-    headings = [column.heading(point.metric) for column in columns([point])]
+    headings = [column.heading(point.metric) for column in measured_columns([point], "onnx")]
     assert {"at batch 1 #1", "at batch 1 #2"} <= set(headings)
 
 
@@ -182,7 +182,7 @@ def test_it_stands_in_table_and_summary_and_in_none_where_nothing_is_deployed() 
     text = "\n".join(text_table(compare_trials(plan, records)))
     without = replace(plan, trials=tuple(replace(trial, measured=()) for trial in plan.trials))
 
-    assert "cnn on digits: deployed, speed-up over dense [95% interval]" in text
+    assert "cnn on digits: deployed as onnx, speed-up over dense [95% interval]" in text
     assert "2.00× [1.80, 2.20]" in text
     assert "4.00× [3.60, 4.40]" in text
     assert summary(plan, records)[-1]["onnx_8_speedup_mean"] == "4.0"

@@ -17,6 +17,7 @@ from orchestrator.sweep.search.matching import Matching
 from orchestrator.views.report import plain_files, report_files, tables
 from orchestrator.views.report.figures import figure_data
 from orchestrator.views.report.figures.figure_data import FRONT
+from orchestrator.views.report.page import comparison_tables
 from orchestrator.views.tracking.run_contents import STOPPED, STOPPED_TAG, SweepView
 
 PLAN = grid(("l1_unstructured", "random_unstructured"), (0.5, 0.7, 0.9), seeds=6)
@@ -53,6 +54,23 @@ def test_tests_of_a_line_end_before_what_was_stopped() -> None:
     assert [point.matching for point in compared.lines["cnn", "digits", "random_unstructured"]] == ["no", "not tested"]
     assert compared.search is not None
     assert [(point.finished, point.seeds) for point in compared.search.points] == [(0, 6), (0, 6)]
+
+
+def test_a_candidate_ruled_out_within_its_training_has_a_row() -> None:
+    plan = make_plan(methods=("l1_unstructured",), sparsities=(0.5, 0.8, 0.9), rounds=2)
+    records = make_records(plan)
+    ends = {trial.name: trial.stages for trial in plan.trials if "sparsity=0.5" not in trial.name}
+    unrun = {key for name, stages in ends.items() for key in stages[1 if "sparsity=0.9" in name else 2 :]}
+    left = {key: record for key, record in records.items() if key not in unrun}
+    compared = compare_trials(plan, left, search=Decision(stopped=dict.fromkeys(ends, "ruled out"), ended=True))
+    text = [*tables.text_table(compared)]
+
+    assert compared.search is not None
+    assert {each.sparsity: each.begun for each in compared.search.points} == {0.8: True, 0.9: False}
+    (row,) = (line.split() for line in text if "stopped" in line)
+    assert row == ["80.00", "stopped", "0", "of", "3"]
+    page = "".join(comparison_tables(compared))
+    assert page.count("<td>stopped</td>") == 1
 
 
 def test_every_table_says_what_was_stopped_and_why() -> None:

@@ -97,6 +97,14 @@ def test_other_networks_and_other_windows_are_not_paired() -> None:
     assert compare_trials(PLAN, {key: replace(r, details=broken) for key, r in records.items()}).windows == ()
 
 
+def test_the_sparsity_is_the_achieved_one_as_in_the_main_table() -> None:
+    found = compare_trials(PLAN, with_windows(PLAN, LOSSES))
+    reached = replace(found, windows=tuple(replace(each, achieved=0.4321) for each in found.windows))
+
+    assert {each.achieved for each in found.windows} == {point.sparsity for point in found.operating_points}
+    assert any(line.startswith("     43.21 ") for line in tables.text_table(reached))
+
+
 def test_the_terminal_shows_the_methods_against_each_other() -> None:
     lines = list(tables.text_table(compare_trials(PLAN, with_windows(PLAN, LOSSES))))
     start = lines.index("cnn on digits: cross-entropy by held-out window, nats per token")

@@ -36,7 +36,7 @@ from orchestrator.deploy.latency_measuring import Measuring
 from orchestrator.store.backends import seal, unseal
 from orchestrator.sweep.conductor import run
 from orchestrator.sweep.outcome import Outcome
-from orchestrator.views.report.columns import columns
+from orchestrator.views.report.columns import measured_columns
 from orchestrator.views.report.plain_files import measured as summary
 from orchestrator.workloads.splits import TensorSplit
 
@@ -164,7 +164,7 @@ def test_a_sparse_network_is_measured_against_the_fastest_dense_runtime_and_pyto
     assert all(record.measurements["difference"] < 1e-4 for record in of_kind(outcome, "deploy"))
     comparison = compare_trials(outcome.plan, outcome.records, {})
     (point,) = comparison.operating_points
-    headings = [column.name for column in columns([point])]
+    headings = [column.name for column in measured_columns([point], "sparse")]
     assert headings.count("of PyTorch") == 2
     assert {"sparse kB", "at batch 1", "at batch 3"} <= set(headings)
     assert summary(point.deployed[1])["sparse_3_dense_runtime"] == "instant 1.0"

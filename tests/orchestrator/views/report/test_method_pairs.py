@@ -12,7 +12,7 @@ from orchestrator.compare.comparison import Comparison
 from orchestrator.compare.deployment_points import Deployed
 from orchestrator.compare.statistics import Estimate, paired_difference
 from orchestrator.views.report import tables
-from orchestrator.views.report.columns import folded
+from orchestrator.views.report.columns import COLUMNS, blocks, folded
 from orchestrator.views.report.method_pairs import method_pairs, pair_table
 from orchestrator.views.report.page import comparison_tables
 
@@ -71,15 +71,29 @@ def test_a_winner_on_one_text_is_not_the_winner(worse: str, bold: int) -> None:
 def test_columns_that_are_equal_or_empty_leave_the_table() -> None:
     found = with_plays("l1_unstructured")
     ((_, points),) = tables.sections(found)
-    shown, constant = folded(points)
+    ((_, columns, _),) = blocks(found, points, beside=True)
+    shown, constant = folded(points, columns)
     names = [column.heading(points[0].metric) for column in shown]
 
     assert names[:2] == ["sparsity %", "test accuracy %"]
     assert "seeds" not in names
+    assert not {"95% interval", "own", "work"} & {*names}, "they stand in the fold"
     assert ("seeds", "3") in [(column.name, text) for column, text in constant]
     assert names.index("plays accuracy %") < names.index("size"), "the second text stands beside the first"
-    assert "cost" not in [*names, *(column.name for column, _ in constant)], "it is the steps"
+    more, same = folded(points, COLUMNS[len(columns) - 2 :])
+    assert "cost" not in [column.name for column in (*more, *(each for each, _ in same))], "it is the steps"
     assert "Equal in all rows: seeds: 3" in "".join(comparison_tables(found)).replace("\u00a0", " ")
+
+
+def test_the_achieved_fraction_stands_beside_one_that_was_asked_of_channels() -> None:
+    found = compare_trials(PLAN, RECORDS)
+    points = tuple(replace(point, budget="channels", unit="channel", reached=0.375) for point in found.points)
+    (_, columns, _), *_ = blocks(found, points)
+
+    assert [column.name for column in columns][:3] == ["sparsity %", "asked", "reached %"]
+    assert {columns[2].cell(point) for point in points} == {"37.50"}
+    (_, plain, _), *_ = blocks(found, found.points)
+    assert "reached %" not in [column.name for column in plain]
 
 
 def test_formats_measured_against_unequal_dense_networks_say_so() -> None:

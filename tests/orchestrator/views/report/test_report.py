@@ -270,6 +270,7 @@ def test_of_many_lines_page_and_figures_show_some_and_say_so(monkeypatch: pytest
         last = records[trial.stages[-1]]
         good = 0.5 + int(trial.config["method"]["name"][-2:]) / 100
         records[last.key] = dataclasses.replace(last, after={**last.after, "val/accuracy": good})
+    monkeypatch.setattr("orchestrator.views.report.table.ROWS", 10)
     monkeypatch.setattr("orchestrator.views.report.page.ROWS", 10)
     comparison = compare_trials(plan, records)
     (plot,) = figure_data.tradeoff(comparison)
@@ -280,7 +281,7 @@ def test_of_many_lines_page_and_figures_show_some_and_say_so(monkeypatch: pytest
         '<p class="quiet">Figures show only the 20 lines with the best means on validation for cnn on digits (45'
         in text
     )
-    assert text.count("<tr") == (1 + 10 + 1) + (1 + 44)  # the table and the audit, and the pairs of methods
+    assert text.count("<tr") == 2 * (1 + 10) + 1 + (1 + 44)  # two tables, the audit, and the pairs of methods
     assert "36 more rows are in summary.csv." in text
     assert "\nand 35 more, in trials.csv</pre>" in text
     assert "5 more lines are in summary.csv of the report." in text
@@ -610,7 +611,6 @@ def test_no_figure_can_be_drawn_and_the_tables_stand(
     ("part", "path"),
     [
         ("page", "comparison/report.html"),
-        ("headline", "comparison/metrics.json"),
         ("note", "comparison/README.md"),
     ],
 )
@@ -650,6 +650,14 @@ print("comparison/figures/overlap.svg" in files, {"torch", "ray", "mlflow"} & se
         [sys.executable, "-c", code, str(tmp_path / "sweep")], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.split("\n")[0] == "True set()"
+
+
+def test_the_description_says_how_many_figures_are_no_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.views.report.report_files.METRICS_SHOWN", 3)
+    found = report(sweep_info(), PLAN, RECORDS, compare_trials(PLAN, RECORDS))
+
+    assert len(json.loads(found["comparison/metrics.json"])) == 3
+    assert "has the first 3 of 15 figures" in found[NOTE_FILE].decode()
 
 
 @pytest.mark.parametrize(("total", "cell"), [(120_000, "0 left"), (0, "–")])
