@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pruning.engine.one_call import effective_sparsity as effective_sparsity
     from pruning.engine.one_call import prune as prune
     from pruning.engine.one_call import sparsity as sparsity
-    from pruning.engine.plans import Plan as Plan
+    from pruning.engine.plans import PruningPlan as PruningPlan
     from pruning.engine.plans import plan as plan
     from pruning.engine.pruning_units import groups as groups
     from pruning.engine.scoring import inverted as inverted
@@ -95,7 +95,7 @@ _HOMES = {
         "engine.scoring": "inverted shuffle",
         "engine.pruning_units": "groups",
         "engine.one_call": "commit effective_sparsity prune sparsity",
-        "engine.plans": "Plan plan",
+        "engine.plans": "PruningPlan plan",
         "holding.keeper": "MaskKeeper",
         "holding.low_rank": "LowRankUpdates",
         "holding.reparam": "mask_gradients",

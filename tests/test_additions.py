@@ -67,7 +67,7 @@ def squared(given: ScoringInput, *, power: float = 2.0) -> dict[str, Tensor]:
     return {name: weight.value.double().abs() ** power for name, weight in given.weights().items()}
 ''',
         "pruning/catalogue/scores.py",
-        """        Score(
+        """        ScoreRow(
             "squared",
             "pruning.scores.added:squared",
             "|w|^power",
@@ -90,7 +90,7 @@ def doubled(given: ScoringInput, kept: Mapping[str, Tensor]) -> dict[str, Tensor
     return {name: 2 * weight.value * (kept[name] != 0) for name, weight in given.weights().items()}
 ''',
         "pruning/catalogue/repairs.py",
-        '        Repair("doubled", "pruning.repair.added:doubled", "survivors are doubled"),\n',
+        '        RepairRow("doubled", "pruning.repair.added:doubled", "survivors are doubled"),\n',
         (PAGE, "tests/orchestrator/planning/versions.json"),
         {"tests/pruning/engine/test_repair.py": "doubled", "tests/pruning/catalogue/test_rows.py": "repair-doubled"},
     ),
@@ -103,7 +103,7 @@ class Guessing(Classification):
     """Classes, with a name of its own."""
 ''',
         "orchestrator/catalogue/tasks.py",
-        '        Task("guessing", "orchestrator.workloads.tasks.added:Guessing", "One class an example, guessed."),\n',
+        '        TaskRow("guessing", "orchestrator.workloads.tasks.added:Guessing", "One class, guessed."),\n',
         (PAGE, "conf/task/guessing.yaml", "tests/orchestrator/planning/versions.json"),
         {},
     ),
@@ -152,7 +152,7 @@ def load(folder: Path, threads: int) -> Run:
 CODEC = Codec(write, load, ("network.jit",), "torch", "outputs = torch.jit.load('network.jit')({call})")
 ''',
         "orchestrator/catalogue/formats.py",
-        '        Format("jit", "orchestrator.deploy.formats.added:CODEC", "a program of torch.jit"),\n',
+        '        FormatRow("jit", "orchestrator.deploy.formats.added:CODEC", "a program of torch.jit"),\n',
         (PAGE, "docs/reference/commands.md", "tests/orchestrator/planning/versions.json"),
         {},
     ),

@@ -17,7 +17,7 @@ PYTORCH, RUNTIME = 1e-5, 1e-4
 
 
 @dataclass(frozen=True)
-class Format(Row):
+class FormatRow(Row):
     """Row of a format.
 
     Args:
@@ -51,17 +51,17 @@ SHRINK = "shrink"
 """Format without files: the network itself, in PyTorch."""
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
 
-FORMATS: Mapping[str, Format] = named(
+FORMATS: Mapping[str, FormatRow] = named(
     (
-        Format(SHRINK, "", "PyTorch, without the channels, units and heads that are empty", exported=False),
-        Format(
+        FormatRow(SHRINK, "", "PyTorch, without the channels, units and heads that are empty", exported=False),
+        FormatRow(
             "safetensors",
             "orchestrator.deploy.formats.generated_module:CODEC",
             "weights in safetensors, and a module of plain PyTorch that loads them",
             measured=False,
         ),
-        Format("torch", "orchestrator.deploy.formats.programs:TORCH", "a program of torch.export"),
-        Format(
+        FormatRow("torch", "orchestrator.deploy.formats.programs:TORCH", "a program of torch.export"),
+        FormatRow(
             "onnx",
             "orchestrator.deploy.formats.programs:ONNX",
             "a graph of ONNX, for ONNX Runtime",
@@ -69,7 +69,7 @@ FORMATS: Mapping[str, Format] = named(
             extra="export",
             tolerance=RUNTIME,
         ),
-        Format(
+        FormatRow(
             "onnx_int8",
             "orchestrator.deploy.formats.programs:ONNX_INT8",
             "a graph of ONNX with weights and activations of 8 bits, for ONNX Runtime",
@@ -77,7 +77,7 @@ FORMATS: Mapping[str, Format] = named(
             extra="export",
             tolerance=math.inf,
         ),
-        Format(
+        FormatRow(
             "openvino",
             "orchestrator.deploy.formats.programs:OPENVINO",
             "a graph of OpenVINO",
@@ -85,7 +85,7 @@ FORMATS: Mapping[str, Format] = named(
             extra="export",
             tolerance=RUNTIME,
         ),
-        Format(
+        FormatRow(
             "huggingface",
             "orchestrator.deploy.formats.pretrained:CODEC",
             "a directory that stock transformers loads: config.json, model.safetensors, and the tokenizer's files",
@@ -94,7 +94,7 @@ FORMATS: Mapping[str, Format] = named(
             tolerance=RUNTIME,
             builder="transformers",
         ),
-        Format(
+        FormatRow(
             "sparse",
             "orchestrator.deploy.formats.sparse:CODEC",
             "PyTorch on the nonzero weights alone, by kernels of this package",

@@ -10,7 +10,7 @@ from pruning.catalogue.rows import Option, Row, Rule, above, at_least, named, on
 
 
 @dataclass(frozen=True)
-class Search(Row):
+class SearchRow(Row):
     """Row of a search.
 
     Args:
@@ -66,10 +66,10 @@ RUNGS = (
     ),
 )
 """Options of a search by rungs."""
-SEARCHES: Mapping[str, Search] = named(
+SEARCHES: Mapping[str, SearchRow] = named(
     (
-        Search("none", "", "No search: every trial runs."),
-        Search(
+        SearchRow("none", "", "No search: every trial runs."),
+        SearchRow(
             "matching",
             "orchestrator.sweep.search.matching:Matching",
             "The largest sparsity that matches dense, by line: bisection with a few seeds, then a test with others.",
@@ -85,7 +85,7 @@ SEARCHES: Mapping[str, Search] = named(
                 *BUDGET,
             ),
         ),
-        Search(
+        SearchRow(
             "halving",
             "orchestrator.sweep.search.halving:Halving",
             "The best settings at each sparsity: rungs with more seeds, rounds or training for fewer of them.",
@@ -109,7 +109,7 @@ SEARCHES: Mapping[str, Search] = named(
             ),
             paper="Jamieson and Talwalkar 2016, arXiv 1502.07943",
         ),
-        Search(
+        SearchRow(
             "frontier",
             "orchestrator.sweep.search.frontier:Frontier",
             "The networks that no other beats in validation figure and size at once: by rungs, dominated ones stop.",

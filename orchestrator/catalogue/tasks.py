@@ -10,7 +10,7 @@ from pruning.catalogue.rows import REQUIRED, Option, Row, Rule, at_least, named,
 
 
 @dataclass(frozen=True)
-class Task(Row):
+class TaskRow(Row):
     """Row of a task.
 
     Args:
@@ -41,16 +41,16 @@ STRIDED_PERPLEXITY, KL_FROM_DENSE, AGREEMENT, LAST_WORD, PASSAGE_LAST_WORD, PASS
 AGAINST_DENSE = "against_dense"
 """Option of a task by which rounds compare their networks with the dense network."""
 
-TASKS: Mapping[str, Task] = named(
+TASKS: Mapping[str, TaskRow] = named(
     (
-        Task(
+        TaskRow(
             "classification",
             "orchestrator.workloads.tasks.classification:Classification",
             "One class for each example: accuracy, accuracy by class, and top-5 accuracy for more than 5 classes.",
             labelled="example",
             fraction="accuracy",
         ),
-        Task(
+        TaskRow(
             "regression",
             "orchestrator.workloads.tasks.regression:Regression",
             "Regression by mean squared error: RMSE, MAE and R2. Labels are floating point numbers.",
@@ -66,7 +66,7 @@ TASKS: Mapping[str, Task] = named(
             ),
             labelled="example",
         ),
-        Task(
+        TaskRow(
             "language_modelling",
             "orchestrator.workloads.tasks.language_modelling:LanguageModelling",
             "Prediction of the next token: perplexity and cross-entropy.",
@@ -114,7 +114,7 @@ TASKS: Mapping[str, Task] = named(
             unlisted=("content",),
             of_text=True,
         ),
-        Task(
+        TaskRow(
             "segmentation",
             "orchestrator.workloads.tasks.segmentation:Segmentation",
             "One class for each pixel: mean IoU, and the fraction of right pixels.",
@@ -122,7 +122,7 @@ TASKS: Mapping[str, Task] = named(
             labelled="pixel",
             fraction="mean iou",
         ),
-        Task(
+        TaskRow(
             "torchmetrics",
             "orchestrator.workloads.tasks.torch_metrics:TorchMetrics",
             "Any metrics of torchmetrics, as in measures: {f1: {_target_: "

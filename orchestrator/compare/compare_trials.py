@@ -11,7 +11,7 @@ from statistics import fmean as mean
 from typing import Any
 
 from orchestrator.catalogue.searches import SEARCHES
-from orchestrator.compare.comparison import Comparison, Cost, Level, LineKey, Point, Row, Search, StoppedPoint
+from orchestrator.compare.comparison import Comparison, Cost, Level, LineKey, Point, Search, StoppedPoint, TrialRow
 from orchestrator.compare.deployment_points import by_network, deployed
 from orchestrator.compare.panels import Position, positions
 from orchestrator.compare.round_columns import WEIGHTS
@@ -26,7 +26,7 @@ from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.core.stage_kinds import KINDS
 from pruning.measure.garbage_collection import collector_paused
 
-Sample = tuple[Row, Row]
+Sample = tuple[TrialRow, TrialRow]
 """A row, and the row of its own dense network."""
 _MEANS = (
     *("sparsity", "compression", "macs", "macs_remaining"),
@@ -158,7 +158,7 @@ def _against(trial: TrialSpec) -> Sequence[str]:
 
 
 def _samples(
-    plan: Plan, known: Sequence[Position], chains: Sequence[Sequence[Row]]
+    plan: Plan, known: Sequence[Position], chains: Sequence[Sequence[TrialRow]]
 ) -> tuple[dict[str, dict[str, Sample]], dict[Hashable, dict[str, Sample]]]:
     """Group samples by stage: for each dense configuration, and for each point and round.
 
@@ -234,7 +234,7 @@ def _point(
     )
 
 
-def _rank(rows: Sequence[Row]) -> Callable[[Point], tuple[int, int, float, int]]:
+def _rank(rows: Sequence[TrialRow]) -> Callable[[Point], tuple[int, int, float, int]]:
     """Sort key: panel and line in order of first appearance, then sparsity and round."""
     panels = {panel: position for position, panel in enumerate(dict.fromkeys((row.model, row.data) for row in rows))}
     lines = {line: position for position, line in enumerate(dict.fromkeys(row.line for row in rows))}

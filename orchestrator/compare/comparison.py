@@ -19,7 +19,7 @@ TrialStatus = Literal["finished", "failed", "unfinished", "unmeasured", "stopped
 """`stopped`: a search does not run the trial."""
 
 
-class Row(NamedTuple):  # a sweep can have tens of thousands
+class TrialRow(NamedTuple):  # a sweep can have tens of thousands
     """One trial after one round (0 is the dense network).
 
     Values are in their metric's own scale; fractions lie between 0 and 1.
@@ -247,7 +247,7 @@ class Cost:
 class Comparison:
     """Results of a sweep; every number comes from a record."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[TrialRow, ...]
     dense: tuple[Point, ...]
     """One point for each dense configuration, over its seeds."""
     points: tuple[Point, ...]

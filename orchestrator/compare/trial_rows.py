@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from orchestrator.compare.comparison import Row, TrialStatus
+from orchestrator.compare.comparison import TrialRow, TrialStatus
 from orchestrator.compare.panels import Position
 from orchestrator.compare.round_columns import chosen, scoring_steps
 from orchestrator.core.records import StageRecord
@@ -30,7 +30,7 @@ class _Stage(NamedTuple):
     """Whether several trials use the stage."""
 
 
-def rows_of_each(plan: Plan, records: Records, known: Sequence[Position]) -> list[list[Row]]:
+def rows_of_each(plan: Plan, records: Records, known: Sequence[Position]) -> list[list[TrialRow]]:
     """Return for each trial the rows of its dense network and of each finished round.
 
     Args:
@@ -42,10 +42,10 @@ def rows_of_each(plan: Plan, records: Records, known: Sequence[Position]) -> lis
     return [list(_rows(stage, records, *each)) for each in zip(plan.trials, known, strict=True)]
 
 
-def last_rows(plan: Plan, records: Records, known: Sequence[Position]) -> list[Row | None]:
+def last_rows(plan: Plan, records: Records, known: Sequence[Position]) -> list[TrialRow | None]:
     """Return for each trial the row of its last round; None if the trial has not ended."""
     stage = _stages(plan, records)
-    found: list[Row | None] = []
+    found: list[TrialRow | None] = []
     for trial, position in zip(plan.trials, known, strict=True):
         ended = all(key in records for key in trial.stages)
         found.append(_row(records, trial, position, [*map(stage, trial.stages)]) if ended else None)
@@ -58,7 +58,7 @@ def training_macs_until(plan: Plan, records: Records, trial: TrialSpec, key: str
     return _total_training_macs(records, trial, [*map(_stages(plan, records), (*before, key))])
 
 
-def _rows(stage: Callable[[str], _Stage], records: Records, trial: TrialSpec, position: Position) -> Iterator[Row]:
+def _rows(stage: Callable[[str], _Stage], records: Records, trial: TrialSpec, position: Position) -> Iterator[TrialRow]:
     if trial.dense not in trial.stages and trial.dense in records:
         yield _row(records, trial, position, [stage(trial.dense)])
     chain: list[_Stage] = []
@@ -70,12 +70,12 @@ def _rows(stage: Callable[[str], _Stage], records: Records, trial: TrialSpec, po
             yield _row(records, trial, position, chain)
 
 
-def _row(records: Records, trial: TrialSpec, position: Position, chain: Sequence[_Stage]) -> Row:
+def _row(records: Records, trial: TrialSpec, position: Position, chain: Sequence[_Stage]) -> TrialRow:
     """Return the row of the last stage of `chain`; its totals are over the whole chain."""
     spec, record, own = chain[-1].spec, chain[-1].record, [each for each in chain if not each.shared]
     after, before, remaining, early = record.after, record.before, record.remaining_parameters, record.least_loss
     val, test = _names(record.primary.name)
-    return Row(
+    return TrialRow(
         trial=trial.name,
         model=position.panel[0],
         data=position.panel[1],

@@ -23,7 +23,7 @@ from pruning.catalogue.methods import METHODS
 from pruning.catalogue.reconstructions import SOLVERS, Reconstruction
 from pruning.catalogue.repairs import REPAIRS
 from pruning.catalogue.rows import Check, Option, Row, Rule, is_int, named, whole, within
-from pruning.catalogue.scores import SCORES, Score
+from pruning.catalogue.scores import SCORES, ScoreRow
 
 _KIND = Option("kind", str | None, None, "Name of a built-in component; pass exactly one of `kind` and `_target_`.")
 _REPAIR = Option("kind", str | None, None, "Name of a repair.")
@@ -190,7 +190,7 @@ class Group:
             yield replace(option, default=default)
 
 
-_RANKING: Mapping[str, Score | Reconstruction] = {**SCORES, **SOLVERS}
+_RANKING: Mapping[str, ScoreRow | Reconstruction] = {**SCORES, **SOLVERS}
 GROUPS: Mapping[str, Group] = named(
     (
         Group("model", MODELS, NETWORK, BUILT_IN_NETWORK, _weights_given),

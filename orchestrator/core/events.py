@@ -56,7 +56,7 @@ class StageEvent:
 
 
 @dataclass(frozen=True)
-class Amount:
+class KnownAmount:
     """Sum over the stages with a known value, and the number of stages without one."""
 
     known: Margin = 0.0
@@ -71,15 +71,15 @@ class Forecast:
     """Time of the estimate, in Unix seconds."""
     stages: Count
     """Number of stages left to run."""
-    work: Amount
+    work: KnownAmount
     """Seconds of all stages, one after the other."""
-    wall: Amount
+    wall: KnownAmount
     """Seconds to the end of the run on `slots`."""
     slots: Count | None
     """Number of stages that run at once; None if unknown, and then `wall` is unknown as well."""
-    steps: Amount
+    steps: KnownAmount
     """Optimizer steps of all stages."""
-    bytes: Amount
+    bytes: KnownAmount
     """Growth of the store in bytes."""
     shared: Margin = 0.0
     """Seconds saved by sharing stages, compared with every trial running alone."""

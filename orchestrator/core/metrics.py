@@ -11,8 +11,8 @@ from msgspec import Meta
 from orchestrator.core.plain_data import Margin
 
 Name = Annotated[str, Meta(pattern=r"\A[A-Za-z]\w{0,39}\Z")]
-Unit = Annotated[str, Meta(max_length=16)]
-Format = Annotated[str, Meta(pattern=r"\A\.[0-9][%efg]\Z")]
+MetricUnit = Annotated[str, Meta(max_length=16)]
+NumberFormat = Annotated[str, Meta(pattern=r"\A\.[0-9][%efg]\Z")]
 
 MOST_DECIMALS = 6
 """Maximum number of decimals that an interval's half-width can ask for."""
@@ -24,12 +24,12 @@ class Metric:
 
     name: Name
     """Name in a record, after the split: `rmse` in `test/rmse`."""
-    unit: Unit
+    unit: MetricUnit
     """Unit printed after a value."""
     better: Literal["higher", "lower"]
     margin: Margin
     """Largest loss, in the metric's own scale, that still counts as a match with the dense network by default."""
-    format: Format = ".4f"
+    format: NumberFormat = ".4f"
     """Format specification of Python, as in `.4f` or `.2%`."""
 
     @property

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import pruning
-from orchestrator.catalogue.formats import FORMATS, Format
+from orchestrator.catalogue.formats import FORMATS, FormatRow
 from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.stage_fields import ScoreFields
@@ -102,7 +102,7 @@ class Masked:
             found |= {f"{split}/{metric.name}": measured.figures.get(metric.name, math.nan) for metric in task.metrics}
         return {name: value for name, value in found.items() if math.isfinite(value)}
 
-    def checked(self, run: Run, network: nn.Module, row: Format, remedy: str) -> tuple[float, Mapping[str, float]]:
+    def checked(self, run: Run, network: nn.Module, row: FormatRow, remedy: str) -> tuple[float, Mapping[str, float]]:
         """Check a deployed network; return the largest difference of outputs, and its metrics if outputs must differ.
 
         Args:

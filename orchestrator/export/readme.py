@@ -12,12 +12,12 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import markdown
 from orchestrator.export.export_folder import size
 from orchestrator.export.stored_network import StoredNetwork, latencies
-from orchestrator.export.trial_choice import Choice, metric_named
+from orchestrator.export.trial_choice import ChosenTrial, metric_named
 from orchestrator.planning.number_formats import byte_size, milliseconds, percent, ratio, ratio_interval, whole_number
 from orchestrator.store.saved_sweep import SavedSweep
 
 
-def readme(sweep: SavedSweep, choice: Choice, kept: StoredNetwork, smaller: nn.Module) -> str:
+def readme(sweep: SavedSweep, choice: ChosenTrial, kept: StoredNetwork, smaller: nn.Module) -> str:
     """Return the first part of the README; the files and how to load them follow it."""
     record, config = kept.record, choice.trial.config
     dense = sweep.records.get(choice.trial.dense)
@@ -68,7 +68,7 @@ def _figures(record: StageRecord, dense: StageRecord | None) -> Iterator[str]:
                 yield f"| {metric.title} on {title} | {markdown(metric.said(record.after[figure]))} | {beside} |"
 
 
-def _latency(sweep: SavedSweep, choice: Choice) -> Iterator[str]:
+def _latency(sweep: SavedSweep, choice: ChosenTrial) -> Iterator[str]:
     """Yield the measured latency and memory of the deployed network and of the dense one."""
     for spec, record in latencies(sweep, choice):
         found: Mapping[str, float] = record.measurements

@@ -27,7 +27,7 @@ from orchestrator.core.work_order import StageOrder, Worker
 from orchestrator.deploy.checked_writing import Masked
 from orchestrator.deploy.formats.format import ExportError
 from orchestrator.execution.own_modules import hold_planned
-from orchestrator.export.trial_choice import Choice
+from orchestrator.export.trial_choice import ChosenTrial
 from orchestrator.planning import file_places, pinned_content
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
@@ -45,7 +45,7 @@ class StoredNetwork(Masked):
 
 
 def kept(
-    store: Store, sweep: SavedSweep, choice: Choice, *, run_own_code: bool, measured: bool = False
+    store: Store, sweep: SavedSweep, choice: ChosenTrial, *, run_own_code: bool, measured: bool = False
 ) -> StoredNetwork:
     """Load the network of a trial.
 
@@ -103,7 +103,7 @@ def kept(
     return StoredNetwork(network.model.eval(), network.data, spec, tuple(sorted(sizes)), masks=masks, record=record)
 
 
-def latencies(sweep: SavedSweep, choice: Choice) -> Iterator[tuple[StageSpec, StageRecord]]:
+def latencies(sweep: SavedSweep, choice: ChosenTrial) -> Iterator[tuple[StageSpec, StageRecord]]:
     """Yield the finished latency measurements of a trial's network."""
     for key, record in sweep.records.items():
         if KINDS[record.kind].times and choice.stage in {spec.key for spec in sweep.plan.lineage(key)}:

@@ -83,7 +83,7 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenTrial:
     """A stage to export, and the trial that ends with it."""
 
     stage: str
@@ -214,7 +214,7 @@ def best_validated(point: Point, records: Mapping[str, StageRecord]) -> str:
     return max(point.stages, key=lambda stage: metric.gain(records[stage].figure("val"), 0.0))
 
 
-def trial_named(text: str | None, plan: Plan, records: Mapping[str, StageRecord]) -> Choice:
+def trial_named(text: str | None, plan: Plan, records: Mapping[str, StageRecord]) -> ChosenTrial:
     """Return the trial whose name is `text` or begins with it; without a text, the only trial.
 
     Raises:
@@ -231,12 +231,12 @@ def trial_named(text: str | None, plan: Plan, records: Mapping[str, StageRecord]
     stage = trials[0].stages[-1]
     if stage not in records:
         raise ExportError(f"`--trial` (={trials[0].name!r}) is not finished; run the sweep again, {WITH_NONE}.")
-    return Choice(stage, trials[0])
+    return ChosenTrial(stage, trials[0])
 
 
-def ending_with(stage: str, plan: Plan) -> Choice:
+def ending_with(stage: str, plan: Plan) -> ChosenTrial:
     """Return the choice of a stage with which a trial ends."""
-    return next(Choice(stage, trial) for trial in plan.trials if trial.stages[-1] == stage)
+    return next(ChosenTrial(stage, trial) for trial in plan.trials if trial.stages[-1] == stage)
 
 
 def metric_named(name: str, record: StageRecord) -> Metric:

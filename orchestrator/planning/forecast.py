@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 
-from orchestrator.core.events import Amount, Forecast
+from orchestrator.core.events import Forecast, KnownAmount
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.planning.number_formats import at_least, byte_size, counted, duration, known_duration, whole_number
@@ -44,7 +44,7 @@ def forecast(
         made=made,
         stages=len(each),
         work=work,
-        wall=Amount(0.0, len(each)) if slots is None else Amount(wall(plan, seconds, slots), work.unknown),
+        wall=KnownAmount(0.0, len(each)) if slots is None else KnownAmount(wall(plan, seconds, slots), work.unknown),
         slots=slots,
         steps=_sum(steps.get(key) for key in each),
         bytes=_sum(_bytes(found, key in kept) for key, found in each.items()),
@@ -75,15 +75,15 @@ def taken(forecast: Forecast, plan: Plan, records: Mapping[str, StageRecord]) ->
     found = {key: each for key, each in records.items() if key in plan.stages and forecast.made < each.ended <= until}
     began = min((record.started for record in found.values()), default=0.0)
     ended = max((record.ended for record in found.values()), default=0.0)
-    wall = Amount(0.0, len(found)) if forecast.ended is None else Amount(max(0.0, ended - began))
+    wall = KnownAmount(0.0, len(found)) if forecast.ended is None else KnownAmount(max(0.0, ended - began))
     return Forecast(
         made=forecast.made,
         stages=len(found),
-        work=Amount(sum(plan.added({key: record.seconds for key, record in found.items()}).values())),
+        work=KnownAmount(sum(plan.added({key: record.seconds for key, record in found.items()}).values())),
         wall=wall,
         slots=forecast.slots,
-        steps=Amount(sum(plan.added({key: record.steps for key, record in found.items()}).values())),
-        bytes=Amount(sum(_stored_bytes(record) for record in found.values())),
+        steps=KnownAmount(sum(plan.added({key: record.steps for key, record in found.items()}).values())),
+        bytes=KnownAmount(sum(_stored_bytes(record) for record in found.values())),
     )
 
 
@@ -134,14 +134,14 @@ def _at_once(slots: int) -> str:
     return "one at a time" if slots == 1 else f"with {slots} at once"
 
 
-def _seconds(amount: Amount) -> str:
+def _seconds(amount: KnownAmount) -> str:
     return known_duration(amount.known, bool(amount.unknown))
 
 
-def _sum(values: Iterable[float | None]) -> Amount:
+def _sum(values: Iterable[float | None]) -> KnownAmount:
     found = list(values)
     known = [value for value in found if value is not None]
-    return Amount(sum(known), len(found) - len(known))
+    return KnownAmount(sum(known), len(found) - len(known))
 
 
 def _stored_bytes(record: StageRecord) -> int:

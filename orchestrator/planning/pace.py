@@ -29,7 +29,7 @@ VARYING = ("seed", "target", "amount", "round", "sources", "versions")
 
 
 @dataclass(frozen=True)
-class Place:
+class Comparable:
     """Comparable properties of a stage, as texts: stages with equal texts have similar costs."""
 
     batches: str
@@ -42,11 +42,11 @@ class Place:
     """Stages with equal values take equally long."""
 
 
-def places(plan: Plan) -> dict[str, Place]:
+def places(plan: Plan) -> dict[str, Comparable]:
     """Return the place of each stage of a plan, finished or not."""
     roots: dict[str, tuple[StageSpec, str]] = {}
-    known: dict[tuple[str, str], Place] = {}
-    found, specs = dict[str, Place](), {**plan.finished, **plan.stages}
+    known: dict[tuple[str, str], Comparable] = {}
+    found, specs = dict[str, Comparable](), {**plan.finished, **plan.stages}
     for last in specs:
         line = [last]
         while (parent := specs[line[-1]].parent) in specs and parent not in roots:
@@ -61,7 +61,7 @@ def places(plan: Plan) -> dict[str, Place]:
     return found
 
 
-def _place(spec: StageSpec, root: StageSpec) -> Place:
+def _place(spec: StageSpec, root: StageSpec) -> Comparable:
     fields = redact_tree({name: value for name, value in spec.fields.items() if name not in VARYING})
     top = fields if spec is root else redact_tree({name: root.fields.get(name) for name in ("model", "data")})
     training = fields.get(spec.training) or {}
@@ -69,7 +69,7 @@ def _place(spec: StageSpec, root: StageSpec) -> Place:
     network = canonical_json(top.get("model"))
     where = [root.fields.get("device"), root.fields.get("threads"), training.get("precision"), training.get("compile")]
     setting = canonical_json([batches, network, where])
-    return Place(batches, network, setting, canonical_json([setting, spec.kind, fields]))
+    return Comparable(batches, network, setting, canonical_json([setting, spec.kind, fields]))
 
 
 def length(spec: StageSpec) -> tuple[float, float] | None:
@@ -128,7 +128,7 @@ class Pace:
         """Number of stages learned from."""
         self._ratios: dict[tuple[str, ...], _Ratio] = {}
 
-    def learn(self, place: Place, record: StageRecord, seconds: float | None = None, *, own: bool = False) -> None:
+    def learn(self, place: Comparable, record: StageRecord, seconds: float | None = None, *, own: bool = False) -> None:
         """Learn from a finished stage.
 
         Args:
@@ -156,7 +156,7 @@ class Pace:
         if record.curve and (last := record.curve[-1]).epoch > 0 and not since:  # other epochs count from another start
             self._add(("epoch", place.batches), last.step, last.epoch, own)
 
-    def expect(self, place: Place, spec: StageSpec) -> Expected:
+    def expect(self, place: Comparable, spec: StageSpec) -> Expected:
         """Estimate the cost of a stage."""
         kind, steps, seconds = KINDS[spec.kind], self._steps(place, spec), self._value("seconds", place.alike)
         if seconds is None and not kind.trains:
@@ -167,7 +167,7 @@ class Pace:
         weights = self._value("weights", place.network) if kind.trains else 0.0
         return Expected(seconds, steps, self._value("bytes", place.network, spec.kind), weights)
 
-    def _steps(self, place: Place, spec: StageSpec) -> float | None:
+    def _steps(self, place: Comparable, spec: StageSpec) -> float | None:
         if not KINDS[spec.kind].trains:
             return 0.0
         seen = self._value("steps", place.alike)

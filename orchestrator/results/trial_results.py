@@ -162,10 +162,10 @@ class TrialResults:
                 differ from those that the sweep was planned with
         """
         from orchestrator.export.stored_network import kept
-        from orchestrator.export.trial_choice import Choice
+        from orchestrator.export.trial_choice import ChosenTrial
 
         key = self._with_weights(round).key
-        return kept(self._store, self._saved, Choice(key, self._spec), run_own_code=run_own_code).model
+        return kept(self._store, self._saved, ChosenTrial(key, self._spec), run_own_code=run_own_code).model
 
     def _with_weights(self, round: int | None) -> StageRecord:
         record = self.record(round)

@@ -19,7 +19,7 @@ from orchestrator.execution.on_ray.embedded_ray import address_of
 from orchestrator.execution.placement import slots
 from orchestrator.planning.forecast import forecast
 from orchestrator.planning.number_formats import counted
-from orchestrator.planning.pace import Pace, Place, gpu_models, places, processor_model
+from orchestrator.planning.pace import Comparable, Pace, gpu_models, places, processor_model
 from orchestrator.store import saved_sweep
 from orchestrator.store.store import Store
 from orchestrator.sweep.search.building import search_digest, searches
@@ -114,14 +114,14 @@ def _learned(store: Store, plan: Plan, finished: Mapping[str, StageRecord], here
     return pace, f"no stage {wanted} in this store with as many threads"
 
 
-def _alike(store: Store, plan: Plan, finished: Mapping[str, StageRecord]) -> list[tuple[Place, StageRecord]]:
+def _alike(store: Store, plan: Plan, finished: Mapping[str, StageRecord]) -> list[tuple[Comparable, StageRecord]]:
     """Return finished stages with the same batches as unfinished ones: of this plan, then of recent sweeps."""
     own = places(plan)
     left = {own[key] for key in plan.stages if key not in finished}
     batches, counts = {place.batches for place in left}, Counter[str]()
-    found: dict[str, tuple[Place, StageRecord]] = {}
+    found: dict[str, tuple[Comparable, StageRecord]] = {}
 
-    def chosen(where: Mapping[str, Place], known: Container[str]) -> dict[str, Place]:
+    def chosen(where: Mapping[str, Comparable], known: Container[str]) -> dict[str, Comparable]:
         picked, planned = {}, counts.copy()  # counts planned stages, some of which may not have finished
         for key, place in where.items():
             if key in known or place.batches not in batches or planned[place.alike] >= MOST_ALIKE:
@@ -132,7 +132,7 @@ def _alike(store: Store, plan: Plan, finished: Mapping[str, StageRecord]) -> lis
                 break
         return picked
 
-    def learn(where: Mapping[str, Place], records: Mapping[str, StageRecord]) -> None:
+    def learn(where: Mapping[str, Comparable], records: Mapping[str, StageRecord]) -> None:
         found.update({key: (where[key], record) for key, record in records.items()})
         counts.update(where[key].alike for key in records)
 

@@ -111,14 +111,14 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Clock:
+class StageClock:
     """When a stage began."""
 
     started: float = field(default_factory=time.time)
     ticks: float = field(default_factory=time.perf_counter)
 
 
-def record(stage: StageInputs, done: Trained, found: Measurements, clock: Clock) -> Result:
+def record(stage: StageInputs, done: Trained, found: Measurements, clock: StageClock) -> Result:
     """Return a finished stage's record, its files and its network."""
     spec, network, fit = stage.spec, stage.network, done.fit
     after = {f"{split}/{name}": value for split, each in found.final.items() for name, value in each.figures.items()}

@@ -24,7 +24,7 @@ from orchestrator.training.loop.own_loop import run_own_loop
 from orchestrator.training.loop.sparse_training import cost_of, first_masks
 from orchestrator.training.loop.steps import TrainingError
 from orchestrator.training.loop.training_job import FitResult, TrainingJob
-from orchestrator.training.record import Clock, Trained, measure, measure_all, record, require_number
+from orchestrator.training.record import StageClock, Trained, measure, measure_all, record, require_number
 from orchestrator.training.scoring.layer_by_layer import Blocks
 from orchestrator.training.scoring.ranking import Scoring
 from orchestrator.training.stage_inputs import StageInputs
@@ -86,7 +86,7 @@ def _run_stage(order: StageOrder, network: Callable[[], Network], act: Callable[
 
 def _finish(stage: StageInputs, act: Callable[[StageInputs], Trained]) -> Result:
     """Run a stage's own work; measure and record the network that it leaves."""
-    clock, done = Clock(), act(stage)
+    clock, done = StageClock(), act(stage)
     found = measure_all(stage, stage.other_network(DENSE))
     require_number(stage, found.final)
     return record(stage, done, found, clock)

@@ -24,7 +24,7 @@ from orchestrator.config.config_groups import violations_of
 from orchestrator.core.errors import DataError
 from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.seeding import seeded
-from orchestrator.workloads.data_sets.text import Codec
+from orchestrator.workloads.data_sets.text import TextCodec
 from orchestrator.workloads.inspection import digests_of, first, shared_examples
 from orchestrator.workloads.splits import LoaderSplit, Split, TensorSplit
 from orchestrator.workloads.streamed_splits import StreamSplit
@@ -62,7 +62,7 @@ class Data:
     shared: int | None = None
     """Number of test examples that are training or validation examples, too, of the user's own data; None if it is
     unknown."""
-    codec: Codec | None = None
+    codec: TextCodec | None = None
     """Conversion between a text and its tokens; None if the data are no text, or the target does not give it."""
 
     @property

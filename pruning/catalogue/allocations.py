@@ -13,7 +13,7 @@ from pruning.catalogue.rows import Option, Row, Rule, is_number, named
 
 
 @dataclass(frozen=True)
-class Allocation(Row):
+class AllocationRow(Row):
     """An allocation.
 
     Args:
@@ -31,36 +31,36 @@ class Allocation(Row):
 
 _POWER = Option("power", float, 1.0, "Exponent of the shape ratio; 0 is uniform.", (Rule(is_number, "be a number"),))
 
-ALLOCATIONS: Mapping[str, Allocation] = named(
+ALLOCATIONS: Mapping[str, AllocationRow] = named(
     (
-        Allocation("each", "", "each tensor ranked separately, all to the same sparsity", by_itself=True),
-        Allocation(
+        AllocationRow("each", "", "each tensor ranked separately, all to the same sparsity", by_itself=True),
+        AllocationRow(
             "uniform",
             "pruning.selection.allocation:uniform",
             "each tensor ranked separately; all get the same density, and counts add up to the exact total",
         ),
-        Allocation(
+        AllocationRow(
             "uniform_plus",
             "pruning.selection.allocation:uniform_plus",
             "each tensor ranked separately; a first convolution stays dense, the last tensor keeps at least 0.2, all "
             "others get the same density",
             paper="Lee et al. 2021, arXiv 2010.07611",
         ),
-        Allocation(
+        AllocationRow(
             "er",
             "pruning.selection.allocation:er",
             "each tensor ranked separately; densities follow the numbers of inputs and outputs",
             (_POWER,),
             "Mocanu et al. 2018, arXiv 1707.04780",
         ),
-        Allocation(
+        AllocationRow(
             "erk",
             "pruning.selection.allocation:erk",
             "each tensor ranked separately; densities follow the shapes",
             (_POWER,),
             "Evci et al. 2020, arXiv 1911.11134",
         ),
-        Allocation(
+        AllocationRow(
             "lamp",
             "",
             "each tensor ranked separately; each keeps as many weights as a global ranking by LAMP's scores would",
@@ -68,7 +68,7 @@ ALLOCATIONS: Mapping[str, Allocation] = named(
             ranking="lamp",
             by_row=False,
         ),
-        Allocation(
+        AllocationRow(
             "given",
             "",
             "each tensor ranked separately, to a density of your choice: '+scope.densities={conv*: 0.5, fc*: 0.1}' "

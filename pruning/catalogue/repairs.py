@@ -14,7 +14,7 @@ from pruning.catalogue.rows import Option, Row, above, named
 
 
 @dataclass(frozen=True)
-class Repair(Row):
+class RepairRow(Row):
     """A repair.
 
     Args:
@@ -35,10 +35,10 @@ _OF_MATRIX = Option(
     (_POSITIVE,),
 )
 
-REPAIRS: Mapping[str, Repair] = named(
+REPAIRS: Mapping[str, RepairRow] = named(
     (
-        Repair("none", "", "survivors keep their values", spans_tensors=True),
-        Repair(
+        RepairRow("none", "", "survivors keep their values", spans_tensors=True),
+        RepairRow(
             "obs",
             "pruning.repair.corrections:obs",
             "survivors compensate for each pruned entry separately",
@@ -47,7 +47,7 @@ REPAIRS: Mapping[str, Repair] = named(
             unlisted=("block", "matrix"),
             version=2,
         ),
-        Repair(
+        RepairRow(
             "obs_joint",
             "pruning.repair.corrections:obs_joint",
             "survivors compensate for all pruned entries together",
@@ -56,7 +56,7 @@ REPAIRS: Mapping[str, Repair] = named(
             unlisted=("block", "matrix"),
             version=2,
         ),
-        Repair(
+        RepairRow(
             "least_squares",
             "pruning.repair.corrections:least_squares",
             "each layer is refit to its outputs before the pruning",
@@ -70,12 +70,12 @@ REPAIRS: Mapping[str, Repair] = named(
                 ),
             ),
         ),
-        Repair(
+        RepairRow(
             "absorb_bias",
             "pruning.repair.corrections:absorb_bias",
             "constant outputs of dead channels move into the next layers' biases",
         ),
-        Repair(
+        RepairRow(
             "bn_stats",
             "pruning.repair.corrections:bn_stats",
             "running statistics of BatchNorm are recomputed",

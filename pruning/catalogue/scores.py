@@ -16,7 +16,7 @@ Need: TypeAlias = Literal["weights", "gradient", "per_example", "hvp", "inputs",
 
 
 @dataclass(frozen=True)
-class Score(Row):
+class ScoreRow(Row):
     """A score.
 
     Args:
@@ -74,23 +74,23 @@ _COUNT = whole(1).or_null(", or null")
 _FLAG = Rule(lambda value: isinstance(value, bool), "be true or false")
 _BY_EXAMPLE = {"examples": 1000, "batch_size": 100}
 
-SCORES: Mapping[str, Score] = named(
+SCORES: Mapping[str, ScoreRow] = named(
     (
-        Score(
+        ScoreRow(
             "magnitude",
             "pruning.scores.weight_scores:magnitude",
             "|w|",
             paper="Han et al. 2015, arXiv 1506.02626",
             baseline="magnitude",
         ),
-        Score(
+        ScoreRow(
             "random",
             "pruning.scores.weight_scores:random",
             "a random number, drawn again in each round",
             draws=True,
             baseline="random",
         ),
-        Score(
+        ScoreRow(
             "gradient",
             "pruning.scores.gradients:gradient",
             "|g|, g the gradient of the mean loss",
@@ -98,7 +98,7 @@ SCORES: Mapping[str, Score] = named(
             needs=frozenset({"gradient"}),
             in_sweeps={"examples": 128, "batch_norm": None},
         ),
-        Score(
+        ScoreRow(
             "snip",
             "pruning.scores.gradients:snip",
             "|w g|, g the gradient of the mean loss",
@@ -107,7 +107,7 @@ SCORES: Mapping[str, Score] = named(
             needs=frozenset({"gradient"}),
             in_sweeps={"examples": 128, "batch_norm": None},
         ),
-        Score(
+        ScoreRow(
             "grasp",
             "pruning.scores.gradients:grasp",
             "w (H g), an entry's contribution to the gradient flow; signed",
@@ -117,7 +117,7 @@ SCORES: Mapping[str, Score] = named(
             signed=True,
             in_sweeps={"per_class": 10, "batch_norm": None},
         ),
-        Score(
+        ScoreRow(
             "synflow",
             "pruning.scores.weight_scores:synflow",
             "the flow of an input of ones through |w|; no data",
@@ -126,7 +126,7 @@ SCORES: Mapping[str, Score] = named(
             session="pruning.scores.weight_scores:Flow",
             in_sweeps={"examples": 1},
         ),
-        Score(
+        ScoreRow(
             "taylor",
             "pruning.scores.gradients:taylor",
             "(w g)^2 of each mini-batch's gradient g, averaged over mini-batches",
@@ -152,7 +152,7 @@ SCORES: Mapping[str, Score] = named(
             in_sweeps={"examples": 1920, "batch_size": 64},
             version=2,
         ),
-        Score(
+        ScoreRow(
             "fisher",
             "pruning.scores.curvature:fisher",
             "w^2 F_ii / 2, F_ii the mean of the squared gradients of all examples",
@@ -161,7 +161,7 @@ SCORES: Mapping[str, Score] = named(
             in_sweeps=_BY_EXAMPLE,
             version=3,
         ),
-        Score(
+        ScoreRow(
             "obd",
             "pruning.scores.curvature:obd",
             "w^2 H_ii / 2, H_ii the Gauss-Newton diagonal of the Hessian; signed",
@@ -171,7 +171,7 @@ SCORES: Mapping[str, Score] = named(
             in_sweeps=_BY_EXAMPLE,
             version=3,
         ),
-        Score(
+        ScoreRow(
             "obs",
             "pruning.scores.curvature:obs",
             "w^2 / (2 [F^-1]_ii), the cost of removing an entry when the others adapt",
@@ -191,13 +191,13 @@ SCORES: Mapping[str, Score] = named(
             in_sweeps=_BY_EXAMPLE,
             version=3,
         ),
-        Score(
+        ScoreRow(
             "lamp",
             "pruning.scores.weight_scores:lamp",
             "w^2 over the sum of all w^2 of the tensor that are not smaller",
             paper="Lee et al. 2021, arXiv 2010.07611",
         ),
-        Score(
+        ScoreRow(
             "bn_scale",
             "pruning.scores.weight_scores:bn_scale",
             "|gamma| of the BatchNorm after a channel",
@@ -206,7 +206,7 @@ SCORES: Mapping[str, Score] = named(
             units=True,
             of_batch_norm=True,
         ),
-        Score(
+        ScoreRow(
             "fpgm",
             "pruning.scores.weight_scores:fpgm",
             "the sum of a filter's distances from the other filters of its tensor",
@@ -215,7 +215,7 @@ SCORES: Mapping[str, Score] = named(
             across_layers=False,
             unlisted=("dim",),
         ),
-        Score(
+        ScoreRow(
             "wanda",
             "pruning.scores.input_norms:wanda",
             "|w| times the norm of its input over the examples",
@@ -224,7 +224,7 @@ SCORES: Mapping[str, Score] = named(
             in_sweeps={"examples": 128},
             version=3,
         ),
-        Score(
+        ScoreRow(
             "activation",
             "pruning.scores.input_norms:activation",
             "the norm of an entry's input over the examples, for units of transformers",
@@ -233,7 +233,7 @@ SCORES: Mapping[str, Score] = named(
             in_sweeps={"examples": 128},
             version=2,
         ),
-        Score(
+        ScoreRow(
             "block_influence",
             "pruning.scores.input_norms:block_influence",
             "1 minus the mean cosine between the residual stream before and after a layer of a transformer",
@@ -243,7 +243,7 @@ SCORES: Mapping[str, Score] = named(
             in_sweeps={"examples": 128},
             version=2,
         ),
-        Score(
+        ScoreRow(
             "minitron",
             "pruning.scores.input_norms:minitron",
             "block_influence for whole layers of a transformer, activation for its other units",
@@ -252,7 +252,7 @@ SCORES: Mapping[str, Score] = named(
             for_layers="block_influence",
             in_sweeps={"examples": 128},
         ),
-        Score(
+        ScoreRow(
             "left_out",
             "pruning.scores.input_norms:left_out",
             "the loss without a layer of a transformer, less the loss with it; signed",

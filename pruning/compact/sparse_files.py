@@ -24,14 +24,14 @@ from pruning.catalogue.kernels import DENSE, KERNELS
 from pruning.compact.sparse_lstm import SparseLstm
 from pruning.kernels.compiling import KernelsUnavailable
 from pruning.kernels.library import library
-from pruning.kernels.sparse_layer import Choice, SparseLayer, kernel_named
+from pruning.kernels.sparse_layer import KernelChoice, SparseLayer, kernel_named
 from pruning.kernels.sparse_weight import LARGEST, LayerShape, SparseWeight
 
 MOST_STEPS = 2**15
 """Largest kernel size, stride, padding and dilation."""
 MOST_CHOICES, MOST_PRODUCTS = 64, 1024
 SHAPE_FIELDS = frozenset(LayerShape.__dataclass_fields__)
-CHOICE_FIELDS = frozenset(Choice.__dataclass_fields__)
+CHOICE_FIELDS = frozenset(KernelChoice.__dataclass_fields__)
 
 
 class Damaged(ValueError):
@@ -49,7 +49,7 @@ def layer_record(layer: SparseLayer) -> dict[str, Any]:
     return {"shape": shape, "choices": choices}
 
 
-def read_layer(name: str, held: Any) -> tuple[LayerShape, tuple[Choice, ...]]:
+def read_layer(name: str, held: Any) -> tuple[LayerShape, tuple[KernelChoice, ...]]:
     """Return a layer's numbers and choices from plain JSON.
 
     Raises:
@@ -168,7 +168,7 @@ def _bound(value: Any, unbounded: float, where: str) -> float:
     return float(value)
 
 
-def _choice(held: Mapping[str, Any], kind: str, where: str) -> Choice:
+def _choice(held: Mapping[str, Any], kind: str, where: str) -> KernelChoice:
     name, setting = held["kernel"], held["setting"]
     if not isinstance(name, str) or name not in KERNELS or kind not in KERNELS[name].kinds:
         known: Sequence[str] = [each for each, row in KERNELS.items() if kind in row.kinds]
@@ -178,7 +178,7 @@ def _choice(held: Mapping[str, Any], kind: str, where: str) -> Choice:
     for each in ("seconds", "dense_seconds"):
         if type(held[each]) not in (int, float) or not 0 < held[each] < 1e9:
             raise Damaged(f"`{each}` of {where} must be a positive number of seconds")
-    return Choice(
+    return KernelChoice(
         whole(held["examples"], 1, LARGEST, f"`examples` of {where}"),
         name,
         {key: whole(value, 0, LARGEST, f"`{key[:20]}` of {where}") for key, value in setting.items()},
@@ -393,23 +393,23 @@ def _weight(name: str, layer: LayerShape, held: dict[str, Tensor], nonzeros: dic
     return weight
 
 
-def _runnable(choice: Choice, weight: SparseWeight, layer: LayerShape) -> Choice:
+def _runnable(choice: KernelChoice, weight: SparseWeight, layer: LayerShape) -> KernelChoice:
     """Return a choice if its kernel offers this setting here; else the first offer of it, or of another kernel."""
     try:
         library()
     except KernelsUnavailable:
-        return Choice(choice.examples, DENSE, {}, choice.dense_seconds, choice.dense_seconds)
+        return KernelChoice(choice.examples, DENSE, {}, choice.dense_seconds, choice.dense_seconds)
     names = [name for name, row in KERNELS.items() if layer.kind in row.kinds and name != DENSE]
     for name in dict.fromkeys((choice.kernel, *names, DENSE)):
         offered = [dict(each) for each in kernel_named(name).settings(weight, layer, choice.examples)]
         if name == choice.kernel and choice.setting in offered:
             return choice
         if offered:
-            return Choice(choice.examples, name, offered[0], choice.seconds, choice.dense_seconds)
+            return KernelChoice(choice.examples, name, offered[0], choice.seconds, choice.dense_seconds)
     raise AssertionError("PyTorch's operation computes every layer")
 
 
-def _differs(one: Choice, other: Choice) -> bool:
+def _differs(one: KernelChoice, other: KernelChoice) -> bool:
     return (one.kernel, one.setting) != (other.kernel, other.setting)
 
 

@@ -15,7 +15,7 @@ from pruning.compact.fused_layers import FusedLayer
 from pruning.compact.rewriting import call_functions
 from pruning.compact.sparse_lstm import LstmCall, SparseLstm, chosen_lstm, is_worthwhile, sparse_lstm
 from pruning.graph.tracing import arguments, is_in_place, name_of
-from pruning.kernels.sparse_layer import Choice, SparseLayer, chosen, dense_choice
+from pruning.kernels.sparse_layer import KernelChoice, SparseLayer, chosen, dense_choice
 from pruning.kernels.sparse_weight import SparseWeight
 
 LEAST_SPARSITY = 0.2
@@ -28,7 +28,7 @@ class LayerReport:
 
     name: str
     sparsity: float
-    choices: tuple[Choice, ...]
+    choices: tuple[KernelChoice, ...]
 
 
 class KernelChoices(fx.Interpreter):
@@ -46,7 +46,7 @@ class KernelChoices(fx.Interpreter):
     ) -> None:
         super().__init__(graph, garbage_collect_values=False)
         self.lstms = {call.node: call for call in lstms if call.sparsity >= LEAST_SPARSITY}
-        self.of_lstms: dict[fx.Node, list[tuple[list[Choice], float]]] = {node: [] for node in self.lstms}
+        self.of_lstms: dict[fx.Node, list[tuple[list[KernelChoice], float]]] = {node: [] for node in self.lstms}
         self.slow_lstms: dict[fx.Node, LstmCall] = {}
         self.layers = {layer.nodes[-1]: layer for layer in layers}
         self.weights = {
@@ -54,7 +54,7 @@ class KernelChoices(fx.Interpreter):
             for node, layer in self.layers.items()
             if not all_dense and float((layer.weight == 0).double().mean()) >= LEAST_SPARSITY
         }
-        self.found: dict[fx.Node, list[Choice]] = {node: [] for node in self.layers}
+        self.found: dict[fx.Node, list[KernelChoice]] = {node: [] for node in self.layers}
 
     def run_node(self, n: fx.Node) -> Any:
         """Run a node; at the last one of a layer, choose."""
@@ -85,7 +85,7 @@ class KernelChoices(fx.Interpreter):
         }
         self.lstms = {node: call for node, call in self.lstms.items() if node not in self.slow_lstms}
 
-    def lstm_choices(self, node: fx.Node) -> list[tuple[Choice, ...]]:
+    def lstm_choices(self, node: fx.Node) -> list[tuple[KernelChoice, ...]]:
         """Return the choices of each product of an LSTM."""
         each_size = [choices for choices, _ in self.of_lstms[node]]
         return [tuple({choice.examples: choice for choice in own}.values()) for own in zip(*each_size, strict=True)]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from pruning.graph.tracing import Traced, arguments, in_module, name_of
-from pruning.kernels.sparse_layer import WORTHWHILE, Choice, SparseLayer, chosen
+from pruning.kernels.sparse_layer import WORTHWHILE, KernelChoice, SparseLayer, chosen
 from pruning.kernels.sparse_weight import LayerShape, SparseWeight
 
 TURNS = 5
@@ -143,7 +143,7 @@ class SparseLstm(nn.Module):
         return torch.stack(found[::-1] if backward else found), h, c
 
 
-def sparse_lstm(call: LstmCall, choices: Sequence[Sequence[Choice]]) -> SparseLstm:
+def sparse_lstm(call: LstmCall, choices: Sequence[Sequence[KernelChoice]]) -> SparseLstm:
     """Return the module of an LSTM, from the choices of each of its products."""
     products = [
         SparseLayer(_shape(weight), weight, bias, own)
@@ -152,7 +152,7 @@ def sparse_lstm(call: LstmCall, choices: Sequence[Sequence[Choice]]) -> SparseLs
     return SparseLstm(products, call.directions, call.batch_first)
 
 
-def chosen_lstm(call: LstmCall, x: Tensor, hidden: Tensor, state: Tensor) -> tuple[list[Choice], float]:
+def chosen_lstm(call: LstmCall, x: Tensor, hidden: Tensor, state: Tensor) -> tuple[list[KernelChoice], float]:
     """Return the fastest kernels of an LSTM's products for some inputs, and its speed-up over PyTorch's LSTM.
 
     Args:

@@ -17,7 +17,7 @@ from pruning.choices.axes import Score
 from pruning.choices.combining import Choices
 from pruning.choices.published import PUBLISHED
 from pruning.engine.classes import class_of
-from pruning.engine.plans import Plan, plan
+from pruning.engine.plans import PruningPlan, plan
 from pruning.engine.scoring import options_taken, row_of
 from pruning.holding.parameter import plain_modules, plain_tensors
 from pruning.holding.reparam import held
@@ -27,7 +27,7 @@ from pruning.scores.readings.scoring_data import Batches, Loss, ScoringInput, Si
 from pruning.scores.weight_scores import synflow
 
 
-def commit(model: nn.Module, plan: Plan) -> None:
+def commit(model: nn.Module, plan: PruningPlan) -> None:
     """Apply a plan to a network: all masks and values, or none if an error is raised.
 
     The parameters are stored as by `torch.nn.utils.prune`: `name_orig` keeps all values, `name_mask` is the mask.
@@ -112,7 +112,7 @@ def prune(
     parameters: Iterable[str] | None = None,
     example: Any = None,
     **options: Any,
-) -> Plan:
+) -> PruningPlan:
     """Prune a network in place by a method, and return the plan that was applied.
 
         pruning.prune(model, "snip", sparsity=0.9, batches=[(images, labels)], loss=loss)

@@ -46,7 +46,7 @@ from pruning.selection.selection_groups import Groups, select
 
 
 @dataclass(frozen=True)
-class Plan:
+class PruningPlan:
     """Masks and values that `commit` applies to a network.
 
     Args:
@@ -76,7 +76,7 @@ def plan(
     masks: Masks | None = None,
     example: Any = None,
     remember: Remember = None,
-) -> Plan:
+) -> PruningPlan:
     """Plan the pruning of a network to `choices.schedule.sparsity`, without changing the network.
 
     With n inner re-scorings from density d0 to d, the density after re-scoring t is d0 (d / d0)^(t/n). Each re-scoring
@@ -129,7 +129,7 @@ def _planned(
     example: Any,
     remember: Remember,
     alone: bool = False,
-) -> Plan:
+) -> PruningPlan:
     """Plan the pruning of one unit as `plan` does; `alone` counts costs as if no other unit had been removed."""
     choices = replace(choices, score=score_for(choices.score, choices.unit.kind))
     names = names_to_score(model, choices.score, parameters)
@@ -143,14 +143,14 @@ def _planned(
     steps = list(_steps(choices.schedule, cut, before))
     remember = remember if len(steps) == 1 else None
     given = ScoringInput(model, listed, loss, size, dict(masks or {}), drawn, scored_names(cut, model), remember)
-    run = _Run(choices, given)
+    run = _PlannedRun(choices, given)
     now: dict[str, Tensor] = before
     for step, (sparsity, step_cut) in enumerate(steps):
         now = run.step(step_cut, sparsity, now, share(listed, step, len(steps)), last=step == len(steps) - 1)
     if choices.control.kind == "shuffle":
         shuffled = cut.expand(shuffle(cut.alive(now), cut, generator, cut.alive(before)))
         now = {n: mask & before[n] if n in before else mask for n, mask in shuffled.items()}
-    return Plan(MaskSet(now), run.repaired(now), _details(cut, now, len(steps)), run.seconds)
+    return PruningPlan(MaskSet(now), run.repaired(now), _details(cut, now, len(steps)), run.seconds)
 
 
 def _in_turns(
@@ -162,14 +162,19 @@ def _in_turns(
     masks: Masks | None,
     remember: Remember,
     **given: Any,
-) -> Plan:
+) -> PruningPlan:
     """Plan the pruning of two units in turns, the second one under the masks of the first.
 
     The first unit is pruned until it alone makes up `unit.by_layers` of what is removed in the end, or as far as it can
     be. Rounding and floors of a scope are for the second unit.
     """
     given |= {"batches": _listed(batches), "parameters": None if parameters is None else [*parameters]}
-    target, share, before, plans = choices.schedule.sparsity, choices.unit.by_layers, dict(masks or {}), list[Plan]()
+    target, share, before, plans = (
+        choices.schedule.sparsity,
+        choices.unit.by_layers,
+        dict(masks or {}),
+        list[PruningPlan](),
+    )
     for kind in TWO_UNITS[choices.unit.kind]:
         own = replace(choices, unit=replace(choices.unit, kind=kind, by_layers=Unit().by_layers))
         if not plans:
@@ -183,7 +188,7 @@ def _in_turns(
     step = max(each.details["step"] for each in plans)
     details = {**other.details, "unit": choices.unit.kind, **counts, "step": step}
     seconds = {name: one.seconds[name] + other.seconds[name] for name in one.seconds}
-    return Plan(MaskSet({**one.masks, **other.masks}), {}, details, seconds)
+    return PruningPlan(MaskSet({**one.masks, **other.masks}), {}, details, seconds)
 
 
 def _reached_by_first(
@@ -244,7 +249,7 @@ class _Session(Protocol):
 
 
 @dataclass
-class _Run:
+class _PlannedRun:
     """Inner re-scorings of one plan."""
 
     choices: Choices

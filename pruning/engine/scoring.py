@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pruning.catalogue.reconstructions import SOLVERS
 from pruning.catalogue.rows import refuse_unknown
 from pruning.catalogue.scores import SCORES
-from pruning.catalogue.scores import Score as ScoreRow
+from pruning.catalogue.scores import ScoreRow as ScoreRow
 from pruning.choices.axes import Score
 from pruning.dependencies.dependency_groups import DependencyGroups
 from pruning.engine.pruning_units import batch_norms_after

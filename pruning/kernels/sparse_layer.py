@@ -17,7 +17,7 @@ from pruning.kernels.sparse_weight import Kernel, LayerShape, Run, Setting, Spar
 
 
 @dataclass(frozen=True)
-class Choice:
+class KernelChoice:
     """A kernel that was chosen for a batch size, as plain data.
 
     Args:
@@ -45,7 +45,7 @@ class LayerPlan:
     """How a layer is computed: its numbers, the choices by batch size, and the arrays of each choice."""
 
     layer: LayerShape
-    choices: tuple[Choice, ...]
+    choices: tuple[KernelChoice, ...]
     arrays: tuple[tuple[int, ...], ...]
     """Choice -> places of its arrays among all arrays of the layer."""
 
@@ -83,7 +83,7 @@ class LayerPlan:
         held = json.loads(text)
         return cls(
             layer_shape(held["layer"]),
-            tuple(Choice(**each) for each in held["choices"]),
+            tuple(KernelChoice(**each) for each in held["choices"]),
             tuple(map(tuple, held["arrays"])),
         )
 
@@ -183,7 +183,13 @@ class SparseLayer(nn.Module):
     """
 
     def __init__(
-        self, layer: LayerShape, weight: SparseWeight, bias: Tensor, choices: Sequence[Choice], *, keep: bool = True
+        self,
+        layer: LayerShape,
+        weight: SparseWeight,
+        bias: Tensor,
+        choices: Sequence[KernelChoice],
+        *,
+        keep: bool = True,
     ) -> None:
         super().__init__()
         self._kept = weight if keep and all(choice.kernel != DENSE for choice in choices) else None
@@ -306,7 +312,7 @@ HOPELESS = 1.5
 """A candidate this many times slower than the best in a first call is not timed further."""
 
 
-def chosen(weight: SparseWeight, layer: LayerShape, bias: Tensor, x: Tensor, added: Tensor | None) -> Choice:
+def chosen(weight: SparseWeight, layer: LayerShape, bias: Tensor, x: Tensor, added: Tensor | None) -> KernelChoice:
     """Return the fastest kernel for a layer and its inputs.
 
     Args:
@@ -342,12 +348,12 @@ def chosen(weight: SparseWeight, layer: LayerShape, bias: Tensor, x: Tensor, add
     best = min(fastest, key=lambda key: fastest[key])
     if fastest[best] > WORTHWHILE * fastest[dense]:
         best = dense
-    return Choice(examples, best[0], dict(runs[best][0]), fastest[best], fastest[dense])
+    return KernelChoice(examples, best[0], dict(runs[best][0]), fastest[best], fastest[dense])
 
 
-def dense_choice(examples: int) -> Choice:
+def dense_choice(examples: int) -> KernelChoice:
     """Return the choice of PyTorch's operation without a measurement."""
-    return Choice(examples, DENSE, {}, 1.0, 1.0)
+    return KernelChoice(examples, DENSE, {}, 1.0, 1.0)
 
 
 def _candidates(weight: SparseWeight, layer: LayerShape, bias: Tensor, x: Tensor) -> Iterator[tuple[str, Setting, Run]]:

@@ -136,7 +136,7 @@ def layerwise(
         _targets(weights, sparsity, n, m) if _chooses(method) else _no_targets(method, weights, sparsity, n, masks)
     )
     before = _checked_masks(weights, masks or {})
-    run = _Run(solve, targets, before, dtype, done or Layerwise(MaskSet({}), {}))
+    run = _BlockwiseRun(solve, targets, before, dtype, done or Layerwise(MaskSet({}), {}))
     run.require_done(weights)
     run.streamed = _streamed(model, parts, listed, offload, output, run.done_blocks(parts))
     loaded = run.streamed.streaming(parts) if run.streamed else nullcontext()
@@ -285,7 +285,7 @@ def _checked_masks(layers: Mapping[str, nn.Module], masks: Mapping[str, Tensor])
 
 
 @dataclass
-class _Run:
+class _BlockwiseRun:
     """Pruning of a network, part by part."""
 
     solve: Solve

@@ -17,7 +17,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from orchestrator.catalogue.formats import FORMATS, Format
+from orchestrator.catalogue.formats import FORMATS, FormatRow
 from orchestrator.config import config_groups, hydra_options, method_choices, schema
 from pruning.catalogue.presets import SCOPES, UNITS
 from scripts.reference import conf_files
@@ -160,7 +160,7 @@ def _stored() -> Iterator[tuple[tuple[str, str], _Option]]:
             yield (group, name), _Option(group, name, meaning, sets={f"{group}.{k}": v for k, v in sets.items()})
 
 
-def _deployed(row: Format) -> str:
+def _deployed(row: FormatRow) -> str:
     return f"{row.meaning}{f'; needs the extra `{row.extra}`' if row.extra else ''}"
 
 

@@ -198,9 +198,9 @@ def _killed(process: BaseProcess, progress: Any, checkpoints: Checkpoints, key: 
 def _work(root: Path, specs: tuple[StageSpec, ...], progress: Any) -> None:
     """Run the last stage in its own process, with a checkpoint whenever one is due, whatever it costs."""
     checkpointing.MOST_SHARE = 1.0
-    train = training_loop._Run.train
+    train = training_loop._LoopRun.train
 
-    def noted(run: training_loop._Run, last: int) -> None:
+    def noted(run: training_loop._LoopRun, last: int) -> None:
         progress.step, progress.safe = run.step, (went := time.monotonic())
         progress.began, keep = run.step, run.job.keep
 
@@ -220,7 +220,7 @@ def _work(root: Path, specs: tuple[StageSpec, ...], progress: Any) -> None:
         run.job = replace(run.job, keep=note)
         train(run, last)
 
-    training_loop._Run.train = noted  # type: ignore[method-assign]
+    training_loop._LoopRun.train = noted  # type: ignore[method-assign]
     list(run_segment(WorkOrder(specs[-1:], Worker(Store(str(root))), lineage=specs[:-1])))
     os._exit(0)
 

@@ -206,9 +206,9 @@ def test_all_misfits_are_listed_once_with_their_trials_before_anything_trains(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[int] = []
-    update = training_loop._Run._update
+    update = training_loop._LoopRun._update
     monkeypatch.setattr(
-        training_loop._Run, "_update", lambda self, *batch: (steps.append(len(batch[0])), update(self, *batch))
+        training_loop._LoopRun, "_update", lambda self, *batch: (steps.append(len(batch[0])), update(self, *batch))
     )
     with pytest.raises(ConfigError) as caught:
         run(

@@ -24,7 +24,7 @@ from orchestrator.commands.gate_command import main as gate
 from orchestrator.commands.store_command import main as keep
 from orchestrator.commands.sync_command import main as sync
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.core.events import Amount, Forecast, SweepInfo
+from orchestrator.core.events import Forecast, KnownAmount, SweepInfo
 from orchestrator.store.backends import seal, unseal
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.store import Store
@@ -50,7 +50,7 @@ def crafted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for key in plan.stages:
         plant_record(folder / "store" / "stages" / key / "record.json", names=key == plan.trials[1].stages[-1])
     for name in ("first", "second"):
-        amount = Amount(1.0, 0)
+        amount = KnownAmount(1.0, 0)
         forecast = Forecast(1e9, 2, amount, amount, 1, amount, amount, basis=PLANTED)
         info = SweepInfo(name, {}, "", {}, forecast)
         saved = manifest(info, plan, {plan.trials[0].stages[-1]: PLANTED})

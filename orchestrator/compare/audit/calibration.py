@@ -5,7 +5,7 @@ from __future__ import annotations
 from orchestrator.catalogue.data import DATA
 from orchestrator.catalogue.tasks import TASKS
 from orchestrator.compare.audit.controls import trials_by
-from orchestrator.compare.audit.rule import LEAST_SEEDS, Answer, Audited, Rule, at, enough_seeds, held
+from orchestrator.compare.audit.rule import LEAST_SEEDS, Audited, AuditRule, RuleAnswer, at, enough_seeds, held
 from orchestrator.compare.comparison import Point
 from orchestrator.core.specs import Plan
 from pruning.catalogue.scores import SCORES
@@ -37,7 +37,7 @@ def _calibrated_points(sweep: Audited) -> list[Point]:
     return [point for point in sweep.comparison.operating_points if keys & {*point.stages}]
 
 
-def _calibrated_apart(sweep: Audited) -> Answer:
+def _calibrated_apart(sweep: Audited) -> RuleAnswer:
     """Check that no text of a test is the text that calibration reads; splits of one text are apart."""
     plan, known, keys = sweep.plan, sweep.trained, _calibrated(sweep)
     faults, texts = [], {"test"}
@@ -52,12 +52,12 @@ def _calibrated_apart(sweep: Audited) -> Answer:
     return held(keys, faults, reason, UNCALIBRATED)
 
 
-def _draws(sweep: Audited) -> Answer:
+def _draws(sweep: Audited) -> RuleAnswer:
     """Count the seeds of each calibrated point: each draws other calibration data."""
     return enough_seeds(_calibrated_points(sweep), UNCALIBRATED)
 
 
-def _calibrated_baseline(sweep: Audited) -> Answer:
+def _calibrated_baseline(sweep: Audited) -> RuleAnswer:
     """Look for a point by magnitude at the level of each calibrated point."""
     choosing = trials_by(sweep.plan, "magnitude")
     stages = {row.stage for row in sweep.comparison.rows if row.round and row.trial in choosing}
@@ -69,9 +69,9 @@ def _calibrated_baseline(sweep: Audited) -> Answer:
 
 
 RULES = (
-    Rule("calibration of language models apart from the texts they are tested on", _calibrated_apart),
-    Rule(f"{LEAST_SEEDS} or more draws of the calibration of language models", _draws, of_many=True),
-    Rule(
+    AuditRule("calibration of language models apart from the texts they are tested on", _calibrated_apart),
+    AuditRule(f"{LEAST_SEEDS} or more draws of the calibration of language models", _draws, of_many=True),
+    AuditRule(
         "calibrated language models beside pruned smallest weights at each sparsity", _calibrated_baseline, of_many=True
     ),
 )

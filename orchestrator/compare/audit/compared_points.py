@@ -7,9 +7,9 @@ from collections import Counter
 from orchestrator.compare.audit.rule import (
     LEAST_SEEDS,
     NOTHING_FINISHED,
-    Answer,
     Audited,
-    Rule,
+    AuditRule,
+    RuleAnswer,
     at,
     enough_seeds,
     held,
@@ -24,7 +24,7 @@ EQUAL_COST = 0.05
 """Largest relative difference in training cost between compared points; the examples of most scores cost less."""
 
 
-def _operating_points(sweep: Audited) -> Answer:
+def _operating_points(sweep: Audited) -> RuleAnswer:
     counts = {
         line: len({round(p.sparsity, 4) for p in points}) for (_, _, line), points in sweep.comparison.lines.items()
     }
@@ -32,7 +32,7 @@ def _operating_points(sweep: Audited) -> Answer:
     return held(counts, few, f"every line has {min(counts.values(), default=0)} or more")
 
 
-def _both_measures(sweep: Audited) -> Answer:
+def _both_measures(sweep: Audited) -> RuleAnswer:
     """Check every point for both measures; in a sweep that deploys, also each line's end for a measured speed-up."""
     points, deploys = sweep.comparison.operating_points, any(trial.measured for trial in sweep.plan.trials)
     lacking = [at(point) for point in points if not (point.compression >= 1 and point.macs_left is not None)]
@@ -44,11 +44,11 @@ def _both_measures(sweep: Audited) -> Answer:
     )
 
 
-def _seeds(sweep: Audited) -> Answer:
+def _seeds(sweep: Audited) -> RuleAnswer:
     return enough_seeds([*sweep.comparison.dense, *sweep.comparison.whole_points], NOTHING_FINISHED)
 
 
-def _panels(sweep: Audited) -> Answer:
+def _panels(sweep: Audited) -> RuleAnswer:
     count = len(sweep.comparison.panels)
     if not count:
         return "n/a", NOTHING_FINISHED
@@ -56,14 +56,14 @@ def _panels(sweep: Audited) -> Answer:
     return ("pass" if count >= LEAST_PANELS else "fail"), f"{count}: {listed}"
 
 
-def _dense(sweep: Audited) -> Answer:
+def _dense(sweep: Audited) -> RuleAnswer:
     found = [(point, point.test.mean) for point in sweep.comparison.dense if point.test]
     without = sorted(set(sweep.comparison.panels) - {(point.model, point.data) for point, _ in found})
     listed = some(f"{point.model} on {point.data}: {point.metric.said(mean)}" for point, mean in found)
     return held(sweep.comparison.points, (f"none for {model} on {data}" for model, data in without), listed)
 
 
-def _learned(sweep: Audited) -> Answer:
+def _learned(sweep: Audited) -> RuleAnswer:
     """Check that each dense network is better than an answer that is the same for every example."""
     known = [point for point in sweep.comparison.dense if point.skill is not None]
     faults = (unlearned_text(point) for point in sweep.comparison.unlearned)
@@ -79,7 +79,7 @@ def unlearned_text(point: Point) -> str:
     return f"{point.model} on {point.data}: {point.metric.title} {reached}, a constant answer {constant}"
 
 
-def _paired(sweep: Audited) -> Answer:
+def _paired(sweep: Audited) -> RuleAnswer:
     points = sweep.comparison.whole_points
     odd = []
     for panel in sweep.comparison.panels:
@@ -89,7 +89,7 @@ def _paired(sweep: Audited) -> Answer:
     return held(points, odd, "each pruned network is compared with the dense network of its own seed")
 
 
-def _equally_trained(sweep: Audited) -> Answer:
+def _equally_trained(sweep: Audited) -> RuleAnswer:
     """Compare each point's cost with the cheapest point at its sparsity; report the largest excess of each line."""
     levels = Counter(point.level for point in sweep.comparison.operating_points)
     compared = [point for point in sweep.comparison.operating_points if levels[point.level] > 1]
@@ -104,7 +104,7 @@ def _equally_trained(sweep: Audited) -> Answer:
     return held(compared, (said for _, said in excess.values()), reason, "no two lines have a point at one sparsity")
 
 
-def _gained(sweep: Audited) -> Answer:
+def _gained(sweep: Audited) -> RuleAnswer:
     """Check gains over dense of points that train on from it against the longest trained unpruned network."""
     longest: dict[tuple[str, str], float] = {}
     for point in (*sweep.comparison.dense, *(point for point in sweep.comparison.points if not point.sparsity)):
@@ -124,7 +124,7 @@ def _gained(sweep: Audited) -> Answer:
     return held(gained, faults, "dense trained as long", "no network that trained on from dense is shown to be better")
 
 
-def _matching(sweep: Audited) -> Answer:
+def _matching(sweep: Audited) -> RuleAnswer:
     points = sweep.comparison.operating_points
     untested = (f"{at(point)} has no spread to test with" for point in points if point.matching == "untested")
     losses = " or ".join(metric.loss for metric in sweep.comparison.metrics)
@@ -132,7 +132,7 @@ def _matching(sweep: Audited) -> Answer:
     return held(points, untested, reason)
 
 
-def _one_kind(sweep: Audited) -> Answer:
+def _one_kind(sweep: Audited) -> RuleAnswer:
     environments = [record.environment for record in sweep.finished.values()]
     kinds = {name: sorted({each.get(name, "not recorded") for each in environments}) for name in ("processor", "torch")}
     mixed = some(f"{name}: {' and '.join(found)}" for name, found in kinds.items() if len(found) > 1)
@@ -140,14 +140,14 @@ def _one_kind(sweep: Audited) -> Answer:
     return held(sweep.finished, faults, ", ".join(found for kind in kinds.values() for found in kind), NOTHING_FINISHED)
 
 
-def _finished(sweep: Audited) -> Answer:
+def _finished(sweep: Audited) -> RuleAnswer:
     missing = some(name for name, status in sweep.comparison.trials.items() if status not in ("finished", "stopped"))
     stopped = sum(status == "stopped" for status in sweep.comparison.trials.values())
     apart = f", except {stopped} that the search stopped" if stopped else ""
     return ("fail", missing) if missing else ("pass", f"all {len(sweep.comparison.trials)}{apart}")
 
 
-def _searched(sweep: Audited) -> Answer:
+def _searched(sweep: Audited) -> RuleAnswer:
     """Check that a search has ended; report the number of its looks at validation figures and of its tests."""
     if (search := sweep.comparison.search) is None:
         return "n/a", "every trial was to be run"
@@ -155,28 +155,28 @@ def _searched(sweep: Audited) -> Answer:
     return held([search], [] if search.ended else [f"the search has not ended: {reason}"], reason)
 
 
-def _without_warnings(sweep: Audited) -> Answer:
+def _without_warnings(sweep: Audited) -> RuleAnswer:
     faults = (f"{stages[0]}: {text}" for text, stages in sweep.comparison.warnings.items())
     return held(sweep.finished, faults, "no finished stage has one", NOTHING_FINISHED)
 
 
 MEASURED = (
-    Rule(f"{LEAST_POINTS} or more operating points on every line", _operating_points, of_many=True),
-    Rule("compression and theoretical speed-up, both", _both_measures),
-    Rule(f"{LEAST_SEEDS} or more seeds at every point", _seeds, of_many=True),
-    Rule(f"{LEAST_PANELS} or more pairs of data set and network", _panels, of_many=True),
-    Rule("the dense network's figures", _dense),
-    Rule("the dense network has learned its task", _learned),
-    Rule("the same seeds for dense and pruned, and for every line", _paired),
-    Rule("compared after equal training", _equally_trained),
-    Rule("gains over dense are gains over dense trained as long", _gained, of_many=True),
-    Rule("matching is a test against a stated margin", _matching, of_many=True),
+    AuditRule(f"{LEAST_POINTS} or more operating points on every line", _operating_points, of_many=True),
+    AuditRule("compression and theoretical speed-up, both", _both_measures),
+    AuditRule(f"{LEAST_SEEDS} or more seeds at every point", _seeds, of_many=True),
+    AuditRule(f"{LEAST_PANELS} or more pairs of data set and network", _panels, of_many=True),
+    AuditRule("the dense network's figures", _dense),
+    AuditRule("the dense network has learned its task", _learned),
+    AuditRule("the same seeds for dense and pruned, and for every line", _paired),
+    AuditRule("compared after equal training", _equally_trained),
+    AuditRule("gains over dense are gains over dense trained as long", _gained, of_many=True),
+    AuditRule("matching is a test against a stated margin", _matching, of_many=True),
 )
 """Rules about the number and the measurement of points."""
 ENDED = (
-    Rule("one kind of processor, one release of torch", _one_kind),
-    Rule("every trial finished", _finished),
-    Rule("no stage has a warning", _without_warnings),
-    Rule("a search says what it has seen and left out", _searched, searches_only=True),
+    AuditRule("one kind of processor, one release of torch", _one_kind),
+    AuditRule("every trial finished", _finished),
+    AuditRule("no stage has a warning", _without_warnings),
+    AuditRule("a search says what it has seen and left out", _searched, searches_only=True),
 )
 """Rules about the run."""

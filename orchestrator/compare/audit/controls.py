@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.compare.audit.rule import Answer, Audited, Rule, held
+from orchestrator.compare.audit.rule import Audited, AuditRule, RuleAnswer, held
 from orchestrator.compare.panels import positions
 from orchestrator.config.method_choices import decides_itself
 from orchestrator.config.training import row_of
@@ -20,17 +20,17 @@ STATIC = frozenset(name for name, row in DYNAMICS.items() if row.is_control)
 CONTROL = f"dynamics={' or '.join(sorted(STATIC))}"
 
 
-def _random_control(sweep: Audited) -> Answer:
+def _random_control(sweep: Audited) -> RuleAnswer:
     """Look for a line whose method or score prunes at random."""
     return _baseline(sweep, "random")
 
 
-def _magnitude_baseline(sweep: Audited) -> Answer:
+def _magnitude_baseline(sweep: Audited) -> RuleAnswer:
     """Look for a line whose method or score prunes the smallest weights."""
     return _baseline(sweep, "magnitude")
 
 
-def _baseline(sweep: Audited, baseline: Baseline) -> Answer:
+def _baseline(sweep: Audited, baseline: Baseline) -> RuleAnswer:
     """Look for a line by the method or score that ranks, not by its name; shuffled or inverted masks do not count."""
     comparison = sweep.comparison
     choosing, search = trials_by(sweep.plan, baseline), comparison.search
@@ -56,7 +56,7 @@ def trials_by(plan: Plan, baseline: Baseline) -> set[str]:
     return found
 
 
-def _mask_control(sweep: Audited) -> Answer:
+def _mask_control(sweep: Audited) -> RuleAnswer:
     """Look for a control by `restart`; masks that change within a training are controlled by static ones.
 
     Rounds whose masks change refuse `restart.control`, so a line with dynamics=static on their panel is their control.
@@ -109,9 +109,9 @@ def _sparse_trainings(plan: Plan) -> dict[tuple[str, str], set[str]]:
 
 
 RULES = (
-    Rule("a random control", _random_control, of_many=True),
-    Rule("a magnitude baseline", _magnitude_baseline, of_many=True),
-    Rule(
+    AuditRule("a random control", _random_control, of_many=True),
+    AuditRule("a magnitude baseline", _magnitude_baseline, of_many=True),
+    AuditRule(
         "a control of masks that are found before training, or trained from an earlier step",
         _mask_control,
         of_many=True,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from orchestrator.compare.audit.rule import NOTHING_FINISHED, Answer, Audited, Rule, held
+from orchestrator.compare.audit.rule import NOTHING_FINISHED, Audited, AuditRule, RuleAnswer, held
 from orchestrator.planning.number_formats import counted
 
 
-def _test_once(sweep: Audited) -> Answer:
+def _test_once(sweep: Audited) -> RuleAnswer:
     faults = []
     for key, record in sweep.trained.items():
         trained_by = set(record.before).union(*(point.metrics for point in record.curve))
@@ -20,7 +20,7 @@ def _test_once(sweep: Audited) -> Answer:
     return held(sweep.trained, faults, reason, NOTHING_FINISHED)
 
 
-def _scored_apart(sweep: Audited) -> Answer:
+def _scored_apart(sweep: Audited) -> RuleAnswer:
     scoring = {key: record.details.get("scoring", {}) for key, record in sweep.trained.items()}
     reading = {key: each.get("split") for key, each in scoring.items() if each.get("examples")}
     faults = (
@@ -36,7 +36,7 @@ def _scored_apart(sweep: Audited) -> Answer:
     return held(reading, faults, reason + given, "no score read examples")
 
 
-def _tested_apart(sweep: Audited) -> Answer:
+def _tested_apart(sweep: Audited) -> RuleAnswer:
     """Read the number of test examples that each dense training found among those that it learns from."""
     shared = {key: record.details.get("shared_examples") for key, record in sweep.trained.items()}
     known = {key: count for key, count in shared.items() if count is not None}
@@ -45,7 +45,7 @@ def _tested_apart(sweep: Audited) -> Answer:
 
 
 RULES = (
-    Rule("test examples are no training or validation examples", _tested_apart),
-    Rule("chosen on validation, test read once", _test_once),
-    Rule("scores read no test data", _scored_apart),
+    AuditRule("test examples are no training or validation examples", _tested_apart),
+    AuditRule("chosen on validation, test read once", _test_once),
+    AuditRule("scores read no test data", _scored_apart),
 )

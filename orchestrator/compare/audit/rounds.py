@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.compare.audit.rule import Answer, Audited, Rule, held, some
+from orchestrator.compare.audit.rule import Audited, AuditRule, RuleAnswer, held, some
 from orchestrator.compare.round_columns import budget_of, in_words, reached_of
 from orchestrator.config.method_choices import published_at_start
 from orchestrator.core.specs import REWIND
@@ -14,7 +14,7 @@ TOLERANCE = 0.005
 """Largest distance between the achieved and the requested sparsity; rounding to whole channels may allow more."""
 
 
-def _same_initialisation(sweep: Audited) -> Answer:
+def _same_initialisation(sweep: Audited) -> RuleAnswer:
     """Check that rounds that prune before training use one initialisation; rounds with new weights are left out.
 
     The initialisation must be the one that the start stage recorded and that the round scored and went back to. It
@@ -41,7 +41,7 @@ def _same_initialisation(sweep: Audited) -> Answer:
     return held(early, faults, reason, "nothing was pruned before training")
 
 
-def _when_published(sweep: Audited) -> Answer:
+def _when_published(sweep: Audited) -> RuleAnswer:
     """Check that methods that are published for pruning at initialisation prune before training."""
     early = [trial.config for trial in sweep.plan.trials if published_at_start(trial.config)]
     names = dict.fromkeys(config["method"]["name"] for config in early)
@@ -51,7 +51,7 @@ def _when_published(sweep: Audited) -> Answer:
     return held(names, faults, f"{', '.join(names)} before training (schedule.at=start)", none)
 
 
-def _achieved(sweep: Audited) -> Answer:
+def _achieved(sweep: Audited) -> RuleAnswer:
     """Compare each round's achieved and requested sparsity of its budget, with a tolerance for whole units."""
     plan, known = sweep.plan, sweep.trained
     asked = {key: record.requested_sparsity for key, record in known.items() if record.requested_sparsity is not None}
@@ -78,7 +78,7 @@ def _achieved(sweep: Audited) -> Answer:
     return held(gaps, wrong, f"largest difference in points: {'; '.join(said)}", none)
 
 
-def _dead(sweep: Audited) -> Answer:
+def _dead(sweep: Audited) -> RuleAnswer:
     """Look for tensors without an entry left, apart from those that units of a transformer remove on purpose.
 
     The residual stream goes around a removed part.
@@ -98,12 +98,12 @@ def _dead(sweep: Audited) -> Answer:
 
 
 STARTS = (
-    Rule("the initialisation that was scored is the one that is trained", _same_initialisation),
-    Rule("methods prune when their papers do", _when_published),
+    AuditRule("the initialisation that was scored is the one that is trained", _same_initialisation),
+    AuditRule("methods prune when their papers do", _when_published),
 )
 """Rules about what rounds start from."""
 LEFT = (
-    Rule("achieved sparsity is the requested one", _achieved),
-    Rule("no dead layer", _dead),
+    AuditRule("achieved sparsity is the requested one", _achieved),
+    AuditRule("no dead layer", _dead),
 )
 """Rules about what rounds leave."""

@@ -13,8 +13,8 @@ from orchestrator.core.specs import Plan
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.planning.number_formats import percent
 
-Verdict = Literal["pass", "fail", "n/a"]
-Answer = tuple[Verdict, str]
+RuleVerdict = Literal["pass", "fail", "n/a"]
+RuleAnswer = tuple[RuleVerdict, str]
 
 LEAST_SEEDS = 3
 NOTHING_FINISHED = "nothing has finished"
@@ -26,7 +26,7 @@ class Finding:
     """One line of the checklist."""
 
     rule: str
-    verdict: Verdict
+    verdict: RuleVerdict
     reason: str
     of_many: bool = False
     """Whether only a sweep of several trials can pass."""
@@ -59,25 +59,25 @@ class Audited:
 
 
 @dataclass(frozen=True)
-class Rule:
+class AuditRule:
     """Rule of the audit."""
 
     title: str
-    check: Callable[[Audited], Answer]
+    check: Callable[[Audited], RuleAnswer]
     searches_only: bool = False
     """Whether only a sweep with a search is checked."""
     of_many: bool = False
     """Whether only a sweep of several trials can pass."""
 
 
-def held(subjects: Sized, faults: Iterable[str], reason: str, none: str = "nothing was pruned") -> Answer:
+def held(subjects: Sized, faults: Iterable[str], reason: str, none: str = "nothing was pruned") -> RuleAnswer:
     """Return a rule's answer: its faults, or the reason why it passes; n/a with `none` if there are no `subjects`."""
     if not subjects:
         return "n/a", none
     return ("fail", listed) if (listed := some(faults)) else ("pass", reason)
 
 
-def enough_seeds(points: Sequence[Point], none: str) -> Answer:
+def enough_seeds(points: Sequence[Point], none: str) -> RuleAnswer:
     """Check that each point has `LEAST_SEEDS` seeds."""
     counts = {id(point): len(set(point.seeds)) for point in points}
     few = [f"{at(point)} has {counts[id(point)]}" for point in points if counts[id(point)] < LEAST_SEEDS]

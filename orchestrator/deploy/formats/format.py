@@ -69,7 +69,7 @@ class Codec:
     smaller: Callable[[nn.Module], nn.Module] | None = None
     stepper: Stepper | None = None
     needs_engine: bool = False
-    row: catalogue.Format = catalogue.FORMATS[catalogue.SHRINK]
+    row: catalogue.FormatRow = catalogue.FORMATS[catalogue.SHRINK]
 
     @property
     def name(self) -> str:

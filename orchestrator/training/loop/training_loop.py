@@ -64,7 +64,7 @@ def fit(job: TrainingJob) -> FitResult:
         raise TrainingError(sentence)
     job.model.to(job.device)
     with seeded(derive(job.seed, "training"), job.device), synchronised(job.model, job.ranks) as norms:
-        run = _Run(job, norms)
+        run = _LoopRun(job, norms)
         run.since = run.at(job.since)
         if job.on_optimizer is not None:
             job.on_optimizer(run.optimizer)
@@ -79,7 +79,7 @@ def fit(job: TrainingJob) -> FitResult:
         return run.result(kept)
 
 
-class _Run(Resumable):
+class _LoopRun(Resumable):
     """Training in progress: the state of the optimizer, the current step, and the best weights so far."""
 
     def __init__(self, job: TrainingJob, norms: Sequence[Any]) -> None:

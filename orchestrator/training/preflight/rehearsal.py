@@ -37,7 +37,7 @@ from orchestrator.training.preflight.first_step import (
     require_shares,
     require_trainable,
 )
-from orchestrator.training.record import Clock, Trained, measure, measure_all, record
+from orchestrator.training.record import StageClock, Trained, measure, measure_all, record
 from orchestrator.training.scoring.layer_by_layer import Blocks, Enough
 from orchestrator.training.scoring.ranking import Scoring
 from orchestrator.training.stage_inputs import StageInputs
@@ -226,7 +226,7 @@ class _Rehearsal:
 
     def run(self) -> None:
         """Take the steps of the stage; initial networks stand for those of other stages, and of any step."""
-        stage, clock = self.stage, Clock()
+        stage, clock = self.stage, StageClock()
         done = self._pruned_and_trained() if KINDS[stage.spec.kind].prunes else Trained(self._trained())
         record(stage, done, measure_all(stage, self._other_network(DENSE), self._measured, most_tokens=1), clock)
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.compare.comparison import Comparison, Point, Row
+from orchestrator.compare.comparison import Comparison, Point, TrialRow
 from orchestrator.compare.deployment_points import Deployed
 from orchestrator.compare.round_columns import Chosen
 from orchestrator.compare.secondary_figures import WindowDifference
@@ -64,12 +64,12 @@ def window_row(each: WindowDifference) -> dict[str, Any]:
     }
 
 
-def row_columns(each: Sequence[Row]) -> dict[str, list[Any]]:
+def row_columns(each: Sequence[TrialRow]) -> dict[str, list[Any]]:
     """Return column name -> values of a comparison's rows; None for a missing value.
 
-    The order: fields of `Row`, fields of `Chosen`, then other metrics and test sets by name.
+    The order: fields of `TrialRow`, fields of `Chosen`, then other metrics and test sets by name.
     """
-    found = _by_field(Row._fields, each)
+    found = _by_field(TrialRow._fields, each)
     chosen, others = found.pop("chosen"), found.pop("others")
     names = sorted({name for other in others for name in other})
     return found | _by_field(Chosen._fields, chosen) | {name: [other.get(name) for other in others] for name in names}

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from typing import Literal
 
-from orchestrator.core.events import Amount, StageEvent
+from orchestrator.core.events import KnownAmount, StageEvent
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.planning.pace import Pace, places, wall
@@ -114,7 +114,7 @@ class TimeLeft:
         """Count only these stages, which a search runs next."""
         self._left = dict.fromkeys(keys)
 
-    def seconds(self, now: float) -> Amount:
+    def seconds(self, now: float) -> KnownAmount:
         """Return the estimate at time `now`, with the number of stages whose time is unknown and left out."""
         expected: dict[str, float] = {}
         known: dict[int, float | None] = {}  # thousands of stages have few distinct places
@@ -127,4 +127,4 @@ class TimeLeft:
                 begun = self._started.get(key)
                 expected[key] = whole if begun is None else max(whole - (now - begun), 0.05 * whole)
         slots = self._slots or self._most_at_once
-        return Amount(wall(self._plan, expected, slots), len(self._left) - len(expected))
+        return KnownAmount(wall(self._plan, expected, slots), len(self._left) - len(expected))

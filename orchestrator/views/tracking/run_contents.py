@@ -30,7 +30,7 @@ from orchestrator.views.tracking.view_database import links, saved_views
 _ODD = re.compile(r"[^/\w.\- ]")
 
 
-class Point(NamedTuple):
+class MetricPoint(NamedTuple):
     """One point of a metric; `time` is in Unix seconds."""
 
     key: str
@@ -44,7 +44,7 @@ class Content:
     """Content to write to one run: everything, or what the run lacks. Times are in Unix seconds."""
 
     status: str = "RUNNING"
-    points: list[Point] = field(default_factory=list)
+    points: list[MetricPoint] = field(default_factory=list)
     params: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
@@ -95,7 +95,7 @@ def trial_ids(sweep: SweepInfo, trials: Iterable[TrialSpec]) -> tuple[str, ...]:
     return tuple(ids)
 
 
-def points_of(record: StageRecord, prefixes: Iterable[str] = ("",)) -> Iterator[Point]:
+def points_of(record: StageRecord, prefixes: Iterable[str] = ("",)) -> Iterator[MetricPoint]:
     """Yield a stage's figures with step = round, once under each prefix.
 
     The primary metric comes first, because MLflow lists metrics in this order, and by default plots the first.
@@ -104,7 +104,7 @@ def points_of(record: StageRecord, prefixes: Iterable[str] = ("",)) -> Iterator[
     figures = {name: record.figures[name] for name in first if name in record.figures} | record.figures
     for prefix in prefixes:
         for name, value in figures.items():
-            yield Point(key_of(f"{prefix}{name}"), value, record.ended, record.round)
+            yield MetricPoint(key_of(f"{prefix}{name}"), value, record.ended, record.round)
 
 
 def _prefixes(record: StageRecord, trial: TrialSpec) -> list[str]:
@@ -119,10 +119,10 @@ def _prefixes(record: StageRecord, trial: TrialSpec) -> list[str]:
     return [*own, *([ROUNDS] if sum(key != record.key for key in trial.stages) > 1 else [])]
 
 
-def _curve_points(curve: Iterable[CurvePoint], offset: int) -> Iterator[Point]:
+def _curve_points(curve: Iterable[CurvePoint], offset: int) -> Iterator[MetricPoint]:
     for point in curve:
         for name, value in point.metrics.items():
-            yield Point(key_of(f"curve/{name}"), float(value), point.time, offset + point.step)
+            yield MetricPoint(key_of(f"curve/{name}"), float(value), point.time, offset + point.step)
 
 
 def logged_tag(chain: Sequence[StageRecord], curve: Sequence[CurvePoint] = ()) -> str:
@@ -228,7 +228,7 @@ class SweepView:
         content = Content(self.outcome, files=dict(self._report), end=end or None)
         if self.outcome == "FINISHED":
             values = {"trials/finished": len(self.plan.trials), **json.loads(self._report.get(METRICS_FILE, b"{}"))}
-            content.points = [Point(key_of(key), float(value), end, 0) for key, value in values.items()]
+            content.points = [MetricPoint(key_of(key), float(value), end, 0) for key, value in values.items()]
         if self._decision is not None:
             content.files[SEARCH_FILE] = _json(asdict(self._decision))
         if NOTE_FILE in self._report:
@@ -273,7 +273,7 @@ class SweepView:
             if key in self._records:
                 content.files[f"records/{key[:16]}.json"] = _json(self._records[key].to_json())
         content.points += [
-            Point(key_of(name), value, at, len(trial.stages) - 1)
+            MetricPoint(key_of(name), value, at, len(trial.stages) - 1)
             for name, value, at in (*self._difference(trial), *headline(trial, self._records))
         ]
         if len(chain) == len(trial.stages):  # MLflow compares runs by the metric that was written first

@@ -22,7 +22,7 @@ SHOWN = 10
 """Maximum number of unknown characters that a message names."""
 
 
-class Codec(Protocol):
+class TextCodec(Protocol):
     """Conversion between a text and its tokens."""
 
     def encode(self, text: str) -> list[int]:
@@ -185,7 +185,7 @@ def _blocks(tokens: Tensor, block: int, part: str) -> TensorSplit:
     return TensorSplit(inputs, following, Tensor.long, in_order=True)
 
 
-def _encoded(codec: Codec, key: str, path: str) -> list[int]:
+def _encoded(codec: TextCodec, key: str, path: str) -> list[int]:
     whole = _read(path)
     if isinstance(codec, Bytes):
         return [*whole]
@@ -206,7 +206,7 @@ def _decoded(whole: bytes, key: str, path: str) -> str:
         ) from None
 
 
-def _codec(tokenizer: str, letters: NDArray[Any]) -> Codec:
+def _codec(tokenizer: str, letters: NDArray[Any]) -> TextCodec:
     """Return the codec of a tokenizer; `letters` are the code points of the tokens if they are characters."""
     if tokenizer == "bytes":
         return Bytes()

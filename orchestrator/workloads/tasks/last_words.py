@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from orchestrator.core.errors import DataError
 from orchestrator.planning import pinned_content
 from orchestrator.planning.file_places import Misplaced, absolute
-from orchestrator.workloads.data_sets.text import Codec
+from orchestrator.workloads.data_sets.text import TextCodec
 from orchestrator.workloads.tasks.batch import answer_of, outputs_of
 from orchestrator.workloads.tasks.task import TestInputs
 from orchestrator.workloads.tasks.totals import Totals
@@ -107,7 +107,7 @@ def _add_batch(totals: Totals, model: nn.Module, batch: Sequence[Passage], lengt
     totals.count("passages", len(batch))
 
 
-def _passage(text: str, codec: Codec) -> Passage:
+def _passage(text: str, codec: TextCodec) -> Passage:
     """Return the tokens of a whole passage; those of the last word are behind the tokens that its context has too."""
     tokens, context = codec.encode(text.strip()), codec.encode(text.strip().rsplit(None, 1)[0])
     shared = next((n for n, pair in enumerate(zip(tokens, context, strict=False)) if pair[0] != pair[1]), len(context))
@@ -118,7 +118,7 @@ IN_WORDS = "'\u2019\ufffd"
 """Characters of words besides letters and digits: apostrophes, and parts of a character whose token is incomplete."""
 
 
-def add_last_words(totals: Totals, predicted: Tensor, targets: Tensor, codec: Codec | None) -> None:
+def add_last_words(totals: Totals, predicted: Tensor, targets: Tensor, codec: TextCodec | None) -> None:
     """Count the windows with a last word, and those in which every token of it is the most probable one.
 
     Args:
@@ -142,7 +142,7 @@ def add_last_words(totals: Totals, predicted: Tensor, targets: Tensor, codec: Co
     totals.count("right_last_words", sum(found))
 
 
-def last_word(tokens: Sequence[int], codec: Codec) -> tuple[int, int] | None:
+def last_word(tokens: Sequence[int], codec: TextCodec) -> tuple[int, int] | None:
     """Return the start and the end of the last word that another token ends; None if there is none.
 
     A word is a run of tokens whose text, without spaces around it, consists of letters, digits and apostrophes, and
@@ -162,7 +162,7 @@ def last_word(tokens: Sequence[int], codec: Codec) -> tuple[int, int] | None:
     return None
 
 
-def _piece(tokens: Sequence[int], place: int, codec: Codec) -> str:
+def _piece(tokens: Sequence[int], place: int, codec: TextCodec) -> str:
     """Return the text that a token adds to the text of the token before it."""
     before = codec.decode(tokens[place - 1 : place]) if place else ""
     return codec.decode(tokens[max(0, place - 1) : place + 1])[len(before) :]

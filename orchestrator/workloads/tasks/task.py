@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.core.metrics import Metric
-from orchestrator.workloads.data_sets.text import Codec
+from orchestrator.workloads.data_sets.text import TextCodec
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class TestInputs:
     """Tokens of an example, for data that are a text; else the first size of an example."""
     dense: nn.Module | None = None
     """Dense network of the trial, in evaluation mode; None for that network itself, and if no task asks for it."""
-    codec: Codec | None = None
+    codec: TextCodec | None = None
     """Conversion between a text and its tokens; None if the data have none."""
     most_tokens: int | None = None
     """Maximum number of tokens of a continuation; None for the number that the task asks for."""

@@ -19,7 +19,7 @@ from pruning.measure.macs import counted, rule_of
 
 
 @dataclass(frozen=True)
-class Place:
+class ParameterAxis:
     """Dimension of a tensor along which channels lie."""
 
     tensor: str
@@ -75,27 +75,27 @@ class StockTransformer:
         key = self.family.keys.key_value_heads
         return self.size(key) if key else self.heads
 
-    def outputs_of(self, path: str) -> Iterator[Place]:
+    def outputs_of(self, path: str) -> Iterator[ParameterAxis]:
         """Yield the places of a layer's outputs in its weight and its bias."""
         module = self.modules.get(path)
         for leaf, parameter in plain_parameters(module) if module is not None else ():
             last = parameter.ndim - 1
-            yield Place(joined(path, leaf), last if type(module).__name__ == "Conv1D" else 0)
+            yield ParameterAxis(joined(path, leaf), last if type(module).__name__ == "Conv1D" else 0)
 
-    def inputs_of(self, path: str) -> Iterator[Place]:
+    def inputs_of(self, path: str) -> Iterator[ParameterAxis]:
         """Yield the place of a layer's inputs in its weight."""
         module = self.modules.get(path)
         if module is not None:
-            yield Place(joined(path, "weight"), 0 if type(module).__name__ == "Conv1D" else 1)
+            yield ParameterAxis(joined(path, "weight"), 0 if type(module).__name__ == "Conv1D" else 1)
 
-    def stream(self) -> Iterator[Place]:
+    def stream(self) -> Iterator[ParameterAxis]:
         """Yield the places of the residual stream's channels, in everything that reads, writes or normalises them."""
         family, known = self.family, self.tensors
         outside = {joined(self.base, name): dim for name, dim in family.stream.items()}
         outside |= {joined(self.path, name): dim for name, dim in family.readers.items()}
         for name, dim in outside.items():
             if name in known:
-                yield Place(name, dim)
+                yield ParameterAxis(name, dim)
         for layer in self.layers:
             for norm in family.norms:
                 yield from self.outputs_of(joined(layer, norm))
@@ -289,8 +289,8 @@ def _hidden_units(found: StockTransformer, layer: str, tensors: Mapping[str, Ten
 
 
 def _group(
-    places: Collection[Place],
-    numbers: Mapping[Place, Tensor],
+    places: Collection[ParameterAxis],
+    numbers: Mapping[ParameterAxis, Tensor],
     tensors: Mapping[str, Tensor],
     counts: tuple[int, ...] = (),
 ) -> DependencyGroup:

@@ -10,7 +10,7 @@ from factories import EPOCH, config, make_plan, make_record, make_records, plan_
 from rich.console import Console
 
 from orchestrator.compare.compare_trials import compare_trials
-from orchestrator.core.events import Amount, Forecast
+from orchestrator.core.events import Forecast, KnownAmount
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import FileInfo, StageRecord
 from orchestrator.core.specs import NETWORK, Plan, StageSpec
@@ -46,9 +46,9 @@ def test_other_seeds_and_sparsities_take_what_stages_alike_took() -> None:
 
     dense, rounds = 2, 16  # 3 s for 300 steps, 1 s for 100 steps
     assert found.stages == len(plan.stages) == dense + rounds
-    assert found.work == Amount(dense * 3.0 + rounds * 1.0)
-    assert found.steps == Amount(dense * 300 + rounds * 100)
-    assert found.wall == Amount((6.0 + 16.0) / 2)
+    assert found.work == KnownAmount(dense * 3.0 + rounds * 1.0)
+    assert found.steps == KnownAmount(dense * 300 + rounds * 100)
+    assert found.wall == KnownAmount((6.0 + 16.0) / 2)
 
 
 def test_a_stage_that_a_search_leaves_out_is_as_long_as_in_the_whole_plan() -> None:
@@ -63,7 +63,7 @@ def test_equal_work_is_counted_once_and_what_that_saves_is_told() -> None:
     plan = make_plan(methods=("l1_unstructured",), sparsities=(0.5, 0.9), seeds=(0,), rounds=1)
     found = made(plan, paced(plan, make_records(plan)))
 
-    assert found.work == Amount(3.0 + 1.0 + 1.0)
+    assert found.work == KnownAmount(3.0 + 1.0 + 1.0)
     assert found.shared == 3.0, "the dense training of the second trial"
 
 
@@ -73,10 +73,10 @@ def test_finished_stages_cost_nothing() -> None:
     dense = plan.trials[0].dense
     pace = paced(plan, records)
 
-    assert made(plan, pace, {dense: records[dense]}).work == Amount(8.0)
+    assert made(plan, pace, {dense: records[dense]}).work == KnownAmount(8.0)
     assert made(plan, pace, {dense: records[dense]}).done == 3.0
     nothing = made(plan, pace, records)
-    assert (nothing.stages, nothing.work, nothing.bytes) == (0, Amount(), Amount())
+    assert (nothing.stages, nothing.work, nothing.bytes) == (0, KnownAmount(), KnownAmount())
     assert list(told(nothing)) == []
 
 
@@ -87,15 +87,15 @@ def test_the_estimate_scales_with_the_steps(times: float) -> None:
     found = made(longer, paced(before, make_records(before)))
 
     assert found.work.known == pytest.approx(3.0 + 8 * times)
-    assert found.steps == Amount(300 + 8 * 100 * times)
+    assert found.steps == KnownAmount(300 + 8 * 100 * times)
 
 
 def test_steps_that_the_configuration_gives_are_known_without_any_record() -> None:
     plan = trained(make_plan(seeds=(0,)), epochs=None, steps=50)
     found = made(plan, Pace())
 
-    assert found.steps == Amount(8 * 50, unknown=1)
-    assert found.work == Amount(0.0, unknown=9)
+    assert found.steps == KnownAmount(8 * 50, unknown=1)
+    assert found.work == KnownAmount(0.0, unknown=9)
     assert list(told(replace(found, basis="nothing is there"))) == [
         "unknown: nothing is there",
         "known: at least 400 steps",
@@ -107,14 +107,14 @@ def test_another_network_and_other_data_tell_nothing(part: str) -> None:
     before = make_plan(seeds=(0,))
     other = plan_of([config("l1_unstructured", 0.5, 0, 2, **{part: {"name": "x", "kind": "x"}})])
 
-    assert made(other, paced(before, make_records(before))).work == Amount(0.0, unknown=3)
+    assert made(other, paced(before, make_records(before))).work == KnownAmount(0.0, unknown=3)
 
 
 def test_another_batch_size_tells_nothing() -> None:
     before = make_plan(seeds=(0,))
     found = made(trained(before, batch_size=8), paced(before, make_records(before)))
 
-    assert found.work == Amount(3.0, unknown=8), "of the dense training alone"
+    assert found.work == KnownAmount(3.0, unknown=8), "of the dense training alone"
     assert "at least 0:03 of work" in next(told(found))
 
 
@@ -173,7 +173,7 @@ def test_the_length_of_a_training_in_its_own_terms(fields: dict[str, Any], expec
 def test_an_estimate_in_words() -> None:
     plan = make_plan(seeds=(0,))
     found = replace(
-        made(plan, paced(plan, make_records(plan))), basis="from 9 finished stages on X", bytes=Amount(1.5e6)
+        made(plan, paced(plan, make_records(plan))), basis="from 9 finished stages on X", bytes=KnownAmount(1.5e6)
     )
     lines = list(told(found))
 
@@ -187,8 +187,8 @@ def test_what_a_run_took_counts_what_ended_after_its_estimate() -> None:
     estimate = replace(made(plan, paced(plan, records), {dense: records[dense]}, slots=1), ended=EPOCH + 60)
 
     took = taken(estimate, plan, records)
-    assert (took.stages, took.work, took.steps) == (1, Amount(1.0), Amount(100))
-    assert took.wall == Amount(records[last].ended - records[last].started), "without the start of Ray"
+    assert (took.stages, took.work, took.steps) == (1, KnownAmount(1.0), KnownAmount(100))
+    assert took.wall == KnownAmount(records[last].ended - records[last].started), "without the start of Ray"
     assert afterwards(estimate, plan, records).startswith(
         "Estimated as it began: 0:01 of work, 0:01 one at a time, 100"
     )
@@ -209,10 +209,12 @@ def test_what_another_sweep_trained_after_a_run_is_not_what_that_took() -> None:
 
 
 def test_what_is_known_of_a_part_is_told_as_the_least() -> None:
-    found = replace(made(make_plan(seeds=(0,)), Pace()), work=Amount(61.0, 2), wall=Amount(31.0, 2), steps=Amount(5))
+    found = replace(
+        made(make_plan(seeds=(0,)), Pace()), work=KnownAmount(61.0, 2), wall=KnownAmount(31.0, 2), steps=KnownAmount(5)
+    )
 
     assert next(told(found)).startswith("at least 1:01 of work, at least 0:31 with 2 at once, 5 steps")
-    assert next(told(replace(found, work=Amount(0.2, 2), wall=Amount(0.1, 2)))) == "5 steps"
+    assert next(told(replace(found, work=KnownAmount(0.2, 2), wall=KnownAmount(0.1, 2)))) == "5 steps"
 
 
 def test_the_report_says_what_was_estimated_and_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +253,7 @@ def test_a_store_tells_of_other_sweeps(stored: tuple[Store, Plan]) -> None:
     store, _ = stored
     pace, found = estimated(store, located(make_plan(seeds=(5,))), {})
 
-    assert found.work == Amount(3.0 + 8 * 1.0)
+    assert found.work == KnownAmount(3.0 + 8 * 1.0)
     assert found.slots == 1
     assert found.basis == f"from 9 finished stages on {processor_model()}"
     assert pace.learned == 9
@@ -263,7 +265,7 @@ def test_a_sweep_that_was_interrupted_hides_no_older_one(stored: tuple[Store, Pl
         store.save_sweep(f"later-{count}", manifest(sweep_info("later"), make_plan(seeds=range(20, 40))))
 
     _, found = estimated(store, located(make_plan(seeds=(5,))), {})
-    assert found.work == Amount(3.0 + 8 * 1.0)
+    assert found.work == KnownAmount(3.0 + 8 * 1.0)
 
 
 def test_stages_of_another_network_are_not_told_as_what_an_estimate_is_from(stored: tuple[Store, Plan]) -> None:
@@ -281,10 +283,10 @@ def test_a_store_of_another_processor_tells_nothing_and_says_so(tmp_path: Path) 
     store.save_sweep("before", manifest(sweep_info("before"), plan))
 
     _, found = estimated(store, located(make_plan(seeds=(5,))), {})
-    assert found.work == Amount(0.0, unknown=9)
+    assert found.work == KnownAmount(0.0, unknown=9)
     assert found.basis.endswith("only on Z80")
     _, elsewhere = estimated(store, located(make_plan(seeds=(5,)), kind="ray", address="head:6379"), {})
-    assert elsewhere.work == Amount(11.0)
+    assert elsewhere.work == KnownAmount(11.0)
     assert elsewhere.slots is None
     assert "on Z80; the hardware of this run is not known yet" in elsewhere.basis
 

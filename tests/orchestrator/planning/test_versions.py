@@ -47,7 +47,7 @@ def test_the_closure_holds_what_decides_bits() -> None:
     assert {
         f"{WORKLOADS}.data_loading._cut",
         f"{WORKLOADS}.splits._Orders",
-        f"{TRAINING}.loop.training_loop._Run",
+        f"{TRAINING}.loop.training_loop._LoopRun",
     } <= set(training)
     assert {"orchestrator.core.seeding.derive", f"{WORKLOADS}.weight_files.plain_state"} <= set(training)
     assert {"orchestrator.core.stage_fields.choices_of", "pruning.engine.classes.masks_of_class"} <= set(rounds)

@@ -237,10 +237,10 @@ def test_the_start_of_a_training_is_a_stage_that_the_whole_may_go_on_from(store:
     assert not [name for name in {**begun.after, **initialised.after} if name.startswith("test/")]
     assert len({dense.key, start.key, nothing.key}) == 3
     steps = list[int]()
-    train = training_loop._Run.train
+    train = training_loop._LoopRun.train
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training_loop._Run, "train", lambda run, *hooks: (steps.append(run.step), train(run, *hooks)))
+        patch.setattr(training_loop._LoopRun, "train", lambda run, *hooks: (steps.append(run.step), train(run, *hooks)))
         (record,) = run(store, (replace(dense, starts_from=(nothing.key, start.key)),))
     assert steps == [4]
     assert bits(record, store) == bits(expected, other)

@@ -18,7 +18,7 @@ from sklearn import metrics as reference
 from torch import Tensor, nn
 
 from orchestrator.catalogue.tasks import TASKS
-from orchestrator.catalogue.tasks import Task as Row
+from orchestrator.catalogue.tasks import TaskRow as Row
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.metrics import Metric
 from orchestrator.workloads.tasks import task_building

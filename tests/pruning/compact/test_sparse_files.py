@@ -21,7 +21,7 @@ from pruning.compact import sparse_files
 from pruning.compact.sparse_files import LAYERS, TENSORS, load_layers, save_layers
 from pruning.kernels import library, lookup
 from pruning.kernels.compiling import KernelsUnavailable
-from pruning.kernels.sparse_layer import Choice, SparseLayer
+from pruning.kernels.sparse_layer import KernelChoice, SparseLayer
 from pruning.kernels.sparse_weight import LayerShape, SparseWeight
 
 NAMES = ("layers.conv", "layers.flat", "layers.linear", "layers.whole", "scale", "table", "again")
@@ -44,7 +44,7 @@ def drawn(*shape: int, sparsity: float = 0.9) -> Tensor:
 
 
 def layer(shape: LayerShape, weight: Tensor, *choices: tuple[int, str, dict[str, int]]) -> SparseLayer:
-    made = [Choice(size, name, setting, 1e-5, 2e-5) for size, name, setting in choices]
+    made = [KernelChoice(size, name, setting, 1e-5, 2e-5) for size, name, setting in choices]
     return SparseLayer(shape, SparseWeight.of(weight), drawn(shape.outputs, sparsity=0), made)
 
 

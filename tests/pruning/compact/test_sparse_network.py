@@ -21,7 +21,7 @@ import pruning
 from pruning.catalogue.kernels import DENSE
 from pruning.compact import sparse_graph, sparse_network
 from pruning.compact.sparse_network import Sparse
-from pruning.kernels.sparse_layer import Choice, SparseLayer, _candidates
+from pruning.kernels.sparse_layer import KernelChoice, SparseLayer, _candidates
 from pruning.kernels.sparse_weight import LayerShape, SparseWeight
 
 NETWORKS, FEW = 100, 6
@@ -36,10 +36,10 @@ def _drawn_kernels(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReque
         return
     draw = random.Random(request.node.name)
 
-    def drawn(weight: SparseWeight, layer: LayerShape, bias: Tensor, x: Tensor, added: Tensor | None) -> Choice:
+    def drawn(weight: SparseWeight, layer: LayerShape, bias: Tensor, x: Tensor, added: Tensor | None) -> KernelChoice:
         found = [(name, setting) for name, setting, _ in _candidates(weight, layer, bias, x) if name != DENSE]
         name, setting = draw.choice(found) if found else (DENSE, {})
-        return Choice(layer.examples(x.shape), name, dict(setting), 1.0, 1.0)
+        return KernelChoice(layer.examples(x.shape), name, dict(setting), 1.0, 1.0)
 
     monkeypatch.setattr(sparse_graph, "chosen", drawn)
     monkeypatch.setattr(sparse_graph, "LEAST_SPARSITY", 0.0)

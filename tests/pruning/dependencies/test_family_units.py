@@ -30,7 +30,7 @@ def scored(network: nn.Module, low: str) -> Any:
     return score
 
 
-def zeros_of(plan: pruning.Plan, name: str, dim: int) -> list[int]:
+def zeros_of(plan: pruning.PruningPlan, name: str, dim: int) -> list[int]:
     """Return the positions along a dimension whose entries are all masked; the others must be whole."""
     rows = plan.masks[name].movedim(dim, 0)
     rows = rows.reshape(len(rows), -1)

@@ -25,7 +25,7 @@ UNITS = {**dict.fromkeys(("GPT2", "Bert"), ("layer", "mlp"))}
 TOLERANCE = 1e-4
 
 
-def pruned(kind: str, unit: FamilyUnit, seed: int) -> tuple[Any, pruning.Plan, str]:
+def pruned(kind: str, unit: FamilyUnit, seed: int) -> tuple[Any, pruning.PruningPlan, str]:
     """Return a random network pruned by a random budget, its plan, and the budget."""
     draw = random.Random(1000 * seed + KINDS.index(kind))
     network = network_of(kind, seed, **random_sizes(kind, draw))

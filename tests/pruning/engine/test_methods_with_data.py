@@ -150,7 +150,7 @@ def test_entries_on_dead_paths_count_as_pruned():
     kept = {"fc1.weight": torch.ones(4, 4), "fc2.weight": torch.ones(3, 4)}
     kept["fc1.weight"][0] = 0  # nothing flows into unit 0, so its 3 weights in the next layer do nothing
     kept["fc2.weight"][:, 1] = 0  # nothing flows out of unit 1, so its 4 weights before do nothing
-    pruning.commit(model, pruning.Plan(pruning.MaskSet(kept)))
+    pruning.commit(model, pruning.PruningPlan(pruning.MaskSet(kept)))
 
     assert pruning.sparsity(model) == pytest.approx(7 / 28)
     assert pruning.effective_sparsity(model) == pytest.approx(14 / 28)

@@ -390,16 +390,16 @@ def test_values_come_into_force_with_the_masks_or_not_at_all():
     model = Golden()
     values = {"fc1.weight": torch.full((4, 4), 2.0), "fc2.bias": torch.full((3,), 7.0)}
 
-    pruning.commit(model, pruning.Plan(masks, values))
+    pruning.commit(model, pruning.PruningPlan(masks, values))
 
     assert torch.equal(model.fc1.weight, 2 * torch.eye(4).double())
     assert model.fc2.bias.tolist() == [7.0] * 3
     state = copy.deepcopy(model.state_dict())
     values = {"fc1.weight": torch.full((4, 4), 3.0)}
     for wrong in (
-        pruning.Plan(masks, {**values, "fc3.bias": torch.ones(3)}),
-        pruning.Plan(masks, {"fc1.bias": torch.ones(4), "fc2.bias": torch.ones(4)}),
-        pruning.Plan(pruning.MaskSet({"fc1.weight": torch.ones(4, 4), "fc2.weight": torch.ones(4, 4)}), values),
+        pruning.PruningPlan(masks, {**values, "fc3.bias": torch.ones(3)}),
+        pruning.PruningPlan(masks, {"fc1.bias": torch.ones(4), "fc2.bias": torch.ones(4)}),
+        pruning.PruningPlan(pruning.MaskSet({"fc1.weight": torch.ones(4, 4), "fc2.weight": torch.ones(4, 4)}), values),
     ):
         with pytest.raises(ValueError, match=r"fc3.bias|fc2.bias|fc2.weight"):
             pruning.commit(model, wrong)

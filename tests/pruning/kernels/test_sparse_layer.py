@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pruning.catalogue.kernels import DENSE, KERNELS
-from pruning.kernels.sparse_layer import Choice, SparseLayer, kernel_named
+from pruning.kernels.sparse_layer import KernelChoice, SparseLayer, kernel_named
 from pruning.kernels.sparse_weight import LayerShape, SparseWeight
 
 INPUTS, OUTPUTS = 20, 24
@@ -30,7 +30,7 @@ def layers(kind: Any) -> list[tuple[str, SparseLayer, Tensor]]:
     layer, weight = LayerShape(kind, INPUTS, OUTPUTS, low=0.0, **size), SparseWeight.of(dense)
     bias = torch.randn(OUTPUTS, generator=draw)
     return [
-        (name, SparseLayer(layer, weight, bias, [Choice(3, name, dict(setting), 1.0, 1.0)]), dense)
+        (name, SparseLayer(layer, weight, bias, [KernelChoice(3, name, dict(setting), 1.0, 1.0)]), dense)
         for name, row in KERNELS.items()
         if kind in row.kinds
         for setting in kernel_named(name).settings(weight, layer, 3)

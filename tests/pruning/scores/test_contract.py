@@ -14,7 +14,7 @@ from scored_networks import Batch, assert_close, conv_batch, conv_network, cross
 from torch import Tensor, nn
 
 import pruning
-from pruning.catalogue.scores import SCORES, Score
+from pruning.catalogue.scores import SCORES, ScoreRow
 
 SHARED = ["model", "batches", "loss", "size", "generator", "masks", "parameters"]
 OF_WEIGHTS = {name: score for name, score in SCORES.items() if not score.of_layers}
@@ -69,7 +69,7 @@ def test_data_that_draws_does_not_move_the_global_generator(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "score"), OF_WEIGHTS.items())
-def test_all_take_the_same_arguments_and_return_a_score_for_each_entry_or_unit(name: str, score: Score) -> None:
+def test_all_take_the_same_arguments_and_return_a_score_for_each_entry_or_unit(name: str, score: ScoreRow) -> None:
     model = conv_network()
 
     scores = scored(name, model)

@@ -37,7 +37,7 @@ COUNTED = ("parameters", "macs")
 """Quantities of `X_LABELS` in % of dense."""
 SECOND = 1000.0
 """A second in milliseconds."""
-Place = tuple[float, float]
+Coordinates = tuple[float, float]
 Value = float | Estimate | None
 Kind = tuple[str, int, str]
 """Format, batch size and machine."""
@@ -273,7 +273,7 @@ def _of_kind(point: Point, kind: Kind) -> Iterator[Deployed]:
     yield from (each for each in point.deployed if _kind(each) == kind)
 
 
-Compared = Iterator[tuple[Place, Place]]
+Compared = Iterator[tuple[Coordinates, Coordinates]]
 """Place of a point, and that of its dense network."""
 
 
@@ -305,9 +305,9 @@ def _with_front(panel: Panel, name: str, against: str, places: Callable[[Point, 
     return Plot(name, panel.metric, _drawn({**drawn, FRONT: best}), None, X_LABELS[against])
 
 
-def front(places: Sequence[Place], metric: Metric) -> list[Place]:
+def front(places: Sequence[Coordinates], metric: Metric) -> list[Coordinates]:
     """Return the Pareto front: places that no other place beats in both, in order of x."""
-    found: list[Place] = []
+    found: list[Coordinates] = []
     for x, y in sorted(places, key=lambda place: (place[0], -metric.gain(place[1], 0.0))):
         if not found or metric.gain(y, found[-1][1]) > 0:
             found.append((x, y))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from orchestrator.core.events import Amount, Decision, Failure, Look, StageEvent
+from orchestrator.core.events import Decision, Failure, KnownAmount, Look, StageEvent
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.planning.number_formats import duration
@@ -419,10 +419,10 @@ def test_after_a_third_the_time_to_finish_is_right_within_a_fifth(slots: int, se
 
 @pytest.mark.parametrize(
     ("left", "text"),
-    [(Amount(0.3, 2), ""), (Amount(75.0, 2), ", at least 1:15 left"), (Amount(75.0), ", 1:15 left")],
+    [(KnownAmount(0.3, 2), ""), (KnownAmount(75.0, 2), ", at least 1:15 left"), (KnownAmount(75.0), ", 1:15 left")],
 )
 def test_a_time_left_of_which_nothing_is_known_is_not_shown(
-    left: Amount, text: str, monkeypatch: pytest.MonkeyPatch
+    left: KnownAmount, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TimeLeft, "seconds", lambda self, now: left)
     progress = Progress(make_plan(), {}, console=Console(file=io.StringIO()))
@@ -435,7 +435,7 @@ def test_nothing_is_estimated_before_something_alike_has_finished() -> None:
     dense, first, *_ = plan.stages
     left = TimeLeft(plan, {})
 
-    assert left.seconds(0.0) == Amount(0.0, len(plan.stages))
+    assert left.seconds(0.0) == KnownAmount(0.0, len(plan.stages))
     left.started(dense, 0.0)
     assert left.seconds(5.0).known == 0.0
     left.finished(dense, 12.0, make_record(plan, dense))
@@ -463,5 +463,5 @@ def test_an_estimate_is_made_once_for_stages_that_take_equally_long(monkeypatch:
     expect = Pace.expect
     monkeypatch.setattr(Pace, "expect", lambda self, place, spec: asked.append(spec.key) or expect(self, place, spec))
 
-    assert left.seconds(0.0) == Amount(0.0, len(plan.stages))
+    assert left.seconds(0.0) == KnownAmount(0.0, len(plan.stages))
     assert len(asked) < 5 < len(plan.stages)
