@@ -41,8 +41,8 @@ from orchestrator.store.leases import Leases
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.store import Store
 from orchestrator.sweep.earlier_sweeps import continuing, earlier_forecast, estimated, past_searches
+from orchestrator.sweep.first_checks import environment, preflight, probing
 from orchestrator.sweep.outcome import Outcome, behind, command
-from orchestrator.sweep.preflight import environment, preflight, probing
 from orchestrator.sweep.search.building import PlannedSearch, planned_search
 from orchestrator.views.report.figures import drawing
 from orchestrator.views.terminal.progress import Progress

@@ -31,17 +31,20 @@ DENSE = "dense"
 KERNELS: Mapping[str, KernelRow] = named(
     (
         KernelRow(
-            DENSE, "pruning.kernels.dense:KERNEL", "PyTorch's own operation on all weights", kinds=(LINEAR, CONVOLUTION)
+            DENSE,
+            "pruning.kernels.dense_kernel:KERNEL",
+            "PyTorch's own operation on all weights",
+            kinds=(LINEAR, CONVOLUTION),
         ),
-        KernelRow("rows", "pruning.kernels.rows:KERNEL", "one output of one example at a time"),
+        KernelRow("rows", "pruning.kernels.row_kernel:KERNEL", "one output of one example at a time"),
         KernelRow(
             "lookup",
-            "pruning.kernels.lookup:KERNEL",
+            "pruning.kernels.lookup_kernel:KERNEL",
             "16 outputs of one example at a time, inputs looked up in registers; needs AVX-512",
         ),
-        KernelRow("columns", "pruning.kernels.columns:KERNEL", "each weight times a tile of examples"),
+        KernelRow("columns", "pruning.kernels.column_kernel:KERNEL", "each weight times a tile of examples"),
         KernelRow(
-            "pixels", "pruning.kernels.pixels:KERNEL", "each weight times a tile of pixels", kinds=(CONVOLUTION,)
+            "pixels", "pruning.kernels.pixel_kernel:KERNEL", "each weight times a tile of pixels", kinds=(CONVOLUTION,)
         ),
     )
 )

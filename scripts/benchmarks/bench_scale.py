@@ -39,8 +39,8 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.store.saved_sweep import manifest, plan_of
 from orchestrator.store.store import Store
+from orchestrator.sweep.first_checks import environment
 from orchestrator.sweep.outcome import Outcome
-from orchestrator.sweep.preflight import environment
 from orchestrator.views.report.report_files import report
 from orchestrator.views.terminal.progress import Progress
 from orchestrator.views.tracking.process import TrackerProcess

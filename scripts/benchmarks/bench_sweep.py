@@ -38,7 +38,7 @@ from orchestrator.core.events import StageEvent, SweepInfo, Tracker
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.execution.on_ray.ray_executor import RayExecutor
-from orchestrator.sweep.preflight import environment
+from orchestrator.sweep.first_checks import environment
 from orchestrator.views.report.report_files import report
 from orchestrator.views.terminal.progress import Progress
 from orchestrator.views.tracking.process import TrackerProcess

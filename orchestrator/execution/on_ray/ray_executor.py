@@ -38,7 +38,7 @@ from orchestrator.execution.inline import InlineExecutor
 from orchestrator.execution.interrupts import SENT_TO_ALL
 from orchestrator.execution.on_ray import embedded_ray
 from orchestrator.execution.on_ray.embedded_ray import Address, ClusterError, address_of
-from orchestrator.execution.on_ray.ranks import seat_of
+from orchestrator.execution.on_ray.rank_tasks import seat_of
 from orchestrator.execution.on_ray.ray_tasks import Outdated, Tasks
 from orchestrator.execution.perform import DEFAULT_WORK, PREFLIGHT, failure_of
 from orchestrator.execution.placement import Node, Watch, refusal, request, share_of, slots

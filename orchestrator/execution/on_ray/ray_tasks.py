@@ -24,7 +24,7 @@ from orchestrator.core.plain_data import canonical_json, digest, parse_json, rea
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.work_order import Attempt, AttemptStart, Item, Report, Seat, WorkOrder
 from orchestrator.execution.interrupts import SENT_TO_ALL
-from orchestrator.execution.on_ray import ranks
+from orchestrator.execution.on_ray import rank_tasks
 from orchestrator.execution.output_capture import captured_output, interrupt_flag
 from orchestrator.execution.own_modules import ProcessOutdated, hold_planned, modules_of
 from orchestrator.execution.perform import perform
@@ -65,7 +65,7 @@ class Tasks(Generic[Item]):
         self._function: Any = ray.remote(**options)(body)
         self._follower: Any = ray.remote(**{**options, "num_returns": 1})(_follow)
         self._wanted, self._one_node = wanted, cluster.placement == "pack"
-        self._teams: dict[ObjectRefGenerator, ranks.Team] = {}
+        self._teams: dict[ObjectRefGenerator, rank_tasks.Team] = {}
         """Processes of the trials of several."""
         self._variables: dict[str, str] = runtime_env.get("runtime_env", {}).get("env_vars", {})
         self._running: dict[ObjectRefGenerator, Attempt] = {}
@@ -102,12 +102,12 @@ class Tasks(Generic[Item]):
     ) -> ObjectRefGenerator:
         """Submit the processes of a trial; return the stream of rank 0."""
         share = share_of(self._wanted, seat.size)
-        team, own = ranks.placed(share, seat.size, one_node=self._one_node), {**_amounts(share), **options}
+        team, own = rank_tasks.placed(share, seat.size, one_node=self._one_node), {**_amounts(share), **options}
         generator: ObjectRefGenerator = self._function.options(**own, **team.option(0)).remote(order, work)
         team.log = log = order.worker.log
         team.followers = [
             self._follower.options(**own | {"name": f"rank {rank} of {own['name']}"}, **team.option(rank)).remote(
-                order.done_by(seat=replace(seat, rank=rank), log=ranks.log_of(log, rank))
+                order.done_by(seat=replace(seat, rank=rank), log=rank_tasks.log_of(log, rank))
             )
             for rank in range(1, seat.size)
         ]
@@ -278,7 +278,7 @@ def _run(
     device = cuda_device(ray.get_gpu_ids(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     with interrupt_flag() as cancelled, captured_output(order.worker.log) as log, _reporting() as report:
         yield AttemptStart(socket.gethostname(), ray.get_runtime_context().get_node_id(), log, time.time())
-        done = work if order.worker.seat is None else partial(ranks.in_ranks, work)
+        done = work if order.worker.seat is None else partial(rank_tasks.in_ranks, work)
         yield from perform(order.done_by(device=device, cancelled=cancelled, log=log, report=report), done)
         if device != "cpu" and "torch" in sys.modules:
             sys.modules["torch"].cuda.empty_cache()  # the next worker on this GPU may need this memory
@@ -292,7 +292,7 @@ def _follow(order: WorkOrder) -> Failure | None:
     device = cuda_device(ray.get_gpu_ids(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     with interrupt_flag(), captured_output(order.worker.log) as log:  # rank 0 says when to end
         here = order.done_by(device=device, log=log)
-        return next((each for each in perform(here, ranks.following) if isinstance(each, Failure)), None)
+        return next((each for each in perform(here, rank_tasks.following) if isinstance(each, Failure)), None)
 
 
 @contextmanager

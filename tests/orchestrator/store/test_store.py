@@ -17,7 +17,7 @@ from orchestrator.core.specs import Plan
 from orchestrator.store.backends import seal
 from orchestrator.store.finished_stages import StageDamaged
 from orchestrator.store.store import Store
-from orchestrator.sweep.preflight import Probe, probing
+from orchestrator.sweep.first_checks import Probe, probing
 
 KEY = key_of(0)
 

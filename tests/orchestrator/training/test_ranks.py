@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore, TCPStore
 
 from orchestrator.core.work_order import Seat, Worker, WorkOrder
-from orchestrator.execution.on_ray.ranks import interface_of, seated
+from orchestrator.execution.on_ray.rank_tasks import interface_of, seated
 from orchestrator.execution.perform import failure_of
 from orchestrator.store.store import Store
 from orchestrator.training.loop.steps import TrainingError

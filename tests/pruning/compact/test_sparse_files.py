@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 from pruning.catalogue.kernels import DENSE
 from pruning.compact import sparse_files
 from pruning.compact.sparse_files import LAYERS, TENSORS, load_layers, save_layers
-from pruning.kernels import library, lookup
+from pruning.kernels import library, lookup_kernel
 from pruning.kernels.compiling import KernelsUnavailable
 from pruning.kernels.sparse_layer import KernelChoice, SparseLayer
 from pruning.kernels.sparse_weight import LayerShape, SparseWeight
@@ -353,7 +353,7 @@ def test_the_number_of_vectors_is_one_that_the_kernel_offers(folder: Path) -> No
 
 def test_a_processor_without_a_kernel_takes_another_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changed(folder, "layers", "layers.linear", "choices", 0, "kernel", to="lookup")
-    monkeypatch.setattr(lookup, "library", lambda: type("Old", (), {"has_lookup": lambda _: False})())
+    monkeypatch.setattr(lookup_kernel, "library", lambda: type("Old", (), {"has_lookup": lambda _: False})())
     with pytest.warns(UserWarning, match="layer layers.linear runs on other kernels"):
         found: Any = load_layers(folder, Network(), NAMES)
     assert [each.kernel for each in found.layers.linear.plan.choices] == ["rows", "columns"]

@@ -94,7 +94,7 @@ def test_a_sanitizer_catches_a_kernel_that_reads_too_far(tmp_path: Path) -> None
     assert text.count(WRONG[0]) == 1
     code = (
         "from pathlib import Path; import torch\n"
-        "from pruning.kernels import compiling; from pruning.kernels.rows import KERNEL\n"
+        "from pruning.kernels import compiling; from pruning.kernels.row_kernel import KERNEL\n"
         "from pruning.kernels.sparse_weight import LayerShape, SparseWeight\n"
         f"compiling.SOURCES = Path({str(sources)!r})\n"
         "layer, weight = LayerShape('linear', 8, 2), SparseWeight.of(torch.ones(2, 8))\n"
