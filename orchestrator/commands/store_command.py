@@ -76,8 +76,8 @@ def _missing(store: Store, sweep: SavedSweep) -> dict[str, list[str]]:
     """Return reason -> names of the trials that have not finished for that reason."""
     plan, found = sweep.plan, dict[str, list[str]]()
     begun = {
-        key: checkpointed(plan.stages[key], step, store.checkpoints.curve(key))
-        for key, step in store.checkpoints.steps(plan.stages.keys() - sweep.records.keys()).items()
+        key: checkpointed(plan.stages[key], place, store.checkpoints.curve(key))
+        for key, place in store.checkpoints.places(plan.stages.keys() - sweep.records.keys()).items()
     }
     for trial, keys in zip(plan.trials, plan.work, strict=True):
         missing = [key for key in keys if key not in sweep.records]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from orchestrator.core.plain_data import Count, Margin, Number, Seconds, Sha256
-from orchestrator.core.records import StageRecord
+from orchestrator.core.records import NOWHERE, Reached, StageRecord
 from orchestrator.core.redact import shown, shown_tree
 from orchestrator.core.specs import Plan
 
@@ -51,8 +51,8 @@ class StageEvent:
     record: StageRecord | None = None
     failure: Failure | None = None
     attempt: int = 1
-    reached: int = -1
-    """Step of the checkpoint from which a `retried` stage continues; -1 if there is none."""
+    reached: Reached = NOWHERE
+    """Place of the checkpoint from which a `retried` stage continues."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from msgspec import Meta
 from msgspec.json import encode
@@ -27,6 +27,20 @@ BUSY = 0.5
 
 BLOCKS = "blocks"
 """Part of a checkpoint with the blocks pruned so far, and figure of a live point with the number of all blocks."""
+
+
+class Reached(NamedTuple):
+    """Place of a checkpoint in its stage: a pruned block, or a step of the training after all blocks."""
+
+    trains: bool
+    number: int
+
+    def __str__(self) -> str:
+        return f"{'step' if self.trains else 'block'} {self.number}"
+
+
+NOWHERE = Reached(False, -1)
+"""Place of a stage without a checkpoint; less than every other place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 
 from orchestrator.core.metrics import Metric
 from orchestrator.core.plain_data import Seconds
-from orchestrator.core.records import CurvePoint, StageRecord
+from orchestrator.core.records import NOWHERE, CurvePoint, Reached, StageRecord
 from orchestrator.core.specs import StageSpec
 
 FileWriter = Callable[[BinaryIO], object]
@@ -68,8 +68,8 @@ class States(Protocol):
         """Return the verified checkpoint of a stage; None if there is none. Raises `CheckpointDamaged`."""
         ...
 
-    def reached(self, key: str) -> int:
-        """Return the step of a stage's checkpoint; -1 if there is none."""
+    def reached(self, key: str) -> Reached:
+        """Return the place of a stage's checkpoint; `NOWHERE` if there is none."""
         ...
 
     def put_aside(self, key: str, reason: str) -> None:
@@ -262,8 +262,8 @@ class Attempt:
     done: int = 0
     start: AttemptStart | None = None
     """Where the attempt runs, once it has started in another process."""
-    reached: int = -1
-    """Step of the first stage's checkpoint when the previous attempt was lost."""
+    reached: Reached = NOWHERE
+    """Place of the first stage's checkpoint when the previous attempt was lost."""
     spared: int = 0
     """Number of previous attempts that left a newer checkpoint, and so do not count as retries."""
 

@@ -18,7 +18,7 @@ from orchestrator.config.cluster import Cluster
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import EventKind, Failure, StageEvent
 from orchestrator.core.file_names import WEIGHTS
-from orchestrator.core.records import StageRecord
+from orchestrator.core.records import NOWHERE, Reached, StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import Attempt, AttemptStart
@@ -58,7 +58,7 @@ class Dispatcher:
         finished: keys -> records of the durable ones; called after a loss, and before a claimed segment begins
         clock: returns monotonic seconds
         claims: claims of the drivers that share the store; None if this is the only driver
-        reached: key -> step of its checkpoint, -1 if it has none; called after a loss
+        reached: key -> place of its checkpoint; called after a loss
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Dispatcher:
         finished: Callable[[Iterable[str]], Mapping[str, StageRecord]],
         clock: Callable[[], float] = time.monotonic,
         claims: Claims | None = None,
-        reached: Callable[[str], int] = lambda _: -1,
+        reached: Callable[[str], Reached] = lambda _: NOWHERE,
     ) -> None:
         self.stopping, self._reached = False, reached
         self._reason = INTERRUPTED
@@ -250,7 +250,7 @@ class Dispatcher:
     def _finish(self, attempt: Attempt, record: StageRecord) -> list[StageEvent]:
         record = record.sharing(attempt.specs[attempt.done])
         finished = replace(_event("finished", record.key, attempt, time.time()), record=record)
-        attempt.done, attempt.number, attempt.spared, attempt.reached = attempt.done + 1, 1, 0, -1
+        attempt.done, attempt.number, attempt.spared, attempt.reached = attempt.done + 1, 1, 0, NOWHERE
         self._release_claims([record.key])
         if not attempt.left:
             self._settle(attempt.segment)

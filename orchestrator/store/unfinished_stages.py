@@ -19,7 +19,7 @@ from typing import Any
 from orchestrator.core.errors import CheckpointDamaged, StoreError
 from orchestrator.core.file_names import component
 from orchestrator.core.plain_data import Count, read_as
-from orchestrator.core.records import CurvePoint, FileInfo
+from orchestrator.core.records import BLOCKS, NOWHERE, CurvePoint, FileInfo, Reached
 from orchestrator.core.work_order import Checkpoint, FileWriter, PastFailure
 from orchestrator.store.backends import Backend, seal, store_logger, unseal
 
@@ -96,10 +96,11 @@ class Checkpoints:
             )
         return Checkpoint(pointer.step, pointer.values, path)
 
-    def reached(self, key: str) -> int:
-        """Return the step of a stage's checkpoint; -1 if there is none, or it cannot be read."""
-        pointer = self._pointer_or_none(key)
-        return -1 if pointer is None else pointer.step
+    def reached(self, key: str) -> Reached:
+        """Return the place of a stage's checkpoint; `NOWHERE` if there is none, or it cannot be read."""
+        if (pointer := self._pointer_or_none(key)) is None:
+            return NOWHERE
+        return Reached(BLOCKS not in pointer.values.get("state", {}), pointer.step)
 
     def curve(self, key: str) -> tuple[CurvePoint, ...]:
         """Return the learning curve in a stage's checkpoint; no points if there is none, or it cannot be read."""
@@ -123,10 +124,10 @@ class Checkpoints:
         """Return the keys of the stages that have a checkpoint, or leftovers of one."""
         return self._backend.names(FOLDER)
 
-    def steps(self, keys: Collection[str]) -> dict[str, int]:
-        """Return key -> step of the checkpoint, for the stages among `keys` that have one."""
+    def places(self, keys: Collection[str]) -> dict[str, Reached]:
+        """Return key -> place of the checkpoint, for the stages among `keys` that have one."""
         found = {key: self.reached(key) for key in self.known() if key in keys}
-        return {key: step for key, step in found.items() if step >= 0}
+        return {key: place for key, place in found.items() if place != NOWHERE}
 
     def drop_all(self, keys: Iterable[str]) -> None:
         """Remove the checkpoints of those of `keys` that have one."""

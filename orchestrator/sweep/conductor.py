@@ -26,7 +26,7 @@ from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact_argument
 from orchestrator.core.specs import Job, Plan
-from orchestrator.core.work_order import Report, unheard
+from orchestrator.core.work_order import Report
 from orchestrator.execution.inline import InlineExecutor
 from orchestrator.execution.interrupts import Interruptible
 from orchestrator.execution.on_ray.ray_executor import RayExecutor, make_executor
@@ -201,7 +201,7 @@ def _save(outcome: Outcome, info: SweepInfo, store: Store) -> None:
     plan = outcome.plan
     try:
         store.save_sweep(info.name, manifest(info, plan, outcome.failures, outcome.decision, outcome.searches))
-        outcome.reached = store.checkpoints.steps(plan.stages.keys()) if outcome.interrupted else {}
+        outcome.reached = store.checkpoints.places(plan.stages.keys()) if outcome.interrupted else {}
         outcome.without_weights(retention.prune_sweep(store, plan, outcome.records))
         retention.limit(store, plan)
     except StoreError as error:  # finished stages are durable, so show the results all the same
@@ -236,21 +236,21 @@ def _train(
         return
     with ExitStack() as stack:
         leases, held = store.leases(), stack.enter_context(ExitStack())  # released after the executor has ended
-        watch = progress.point if progress.live else unheard
         most = max(processes(trial.config) for trial in outcome.plan.trials)
-        executor = _executor(config["cluster"], store, info.name, leases, watch, most)
+        executor = _executor(config["cluster"], store, info.name, leases, progress.point, most)
         progress.say(_starting(config["cluster"]))
         executor.prestart()
         with _nothing_started():
             stack.enter_context(_running(executor, outcome, later))
-            preflight(executor, store, outcome.plan, outcome.records, info.environment)  # before any write
+            known = outcome.plan, outcome.records, info.environment
+            preflight(executor, store, *known, say=progress.say)  # before any write
             held.enter_context(leases)
             _save_decision(outcome, info, store)  # first, as the weights of a saved sweep are kept
             retention.limit(store, outcome.plan)
             todo = _still_missing(outcome, todo, portions, store)
             if config["retry_failed"]:
                 store.failures.drop_all(outcome.plan.without(set(outcome.records)).stages)
-        progress.opening(info.name, places, store.checkpoints.steps(todo.stages.keys()), portions.told())
+        progress.opening(info.name, places, store.checkpoints.places(todo.stages.keys()), portions.told())
         executor.on_every_node(stack.enter_context(probing(store)))
         tracker.start(info, outcome.plan, outcome.records)
         interrupt.works(executor.cancel)
@@ -325,9 +325,9 @@ def _executor(
 def _starting(cluster: Mapping[str, Any]) -> str:
     """Return a line for the seconds without any other output."""
     if cluster["kind"] == "inline":
-        return "Importing torch, then trying new combinations on a few examples."
+        return "Importing torch."
     ray = f"Connecting to Ray at {cluster['address']}" if cluster["address"] else "Starting Ray"
-    return f"{ray} and importing torch, about 10 s; then trying new combinations on a few examples."
+    return f"{ray} and importing torch, about 10 s."
 
 
 def _tracker(tracking: Mapping[str, Any], store: Store, say: Callable[[str], None]) -> AbstractContextManager[Tracker]:

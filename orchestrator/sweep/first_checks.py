@@ -5,8 +5,9 @@ from __future__ import annotations
 import platform
 import socket
 import subprocess
+import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -20,10 +21,14 @@ from orchestrator.core.specs import Plan
 from orchestrator.execution.inline import InlineExecutor
 from orchestrator.execution.on_ray.ray_executor import RayExecutor
 from orchestrator.planning.combinations import combinations
+from orchestrator.planning.number_formats import counted
 from orchestrator.planning.pinned_content import release_of
 from orchestrator.planning.plan import refusal
 from orchestrator.store.store import Store
 from orchestrator.sweep.outcome import invalid_margin, own_frames, unmeasured
+
+QUIET = 10.0
+"""Seconds after which a finished combination is told."""
 
 
 def preflight(
@@ -34,6 +39,7 @@ def preflight(
     environment: Mapping[str, str],
     *,
     own_only: bool = False,
+    say: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Try each combination of parts of the unfinished stages once, on the executor.
 
@@ -47,6 +53,7 @@ def preflight(
         environment: package -> release
         own_only: for a dry run, which writes nothing: try only combinations with custom code, as the rules of the
             configuration cover built-in parts
+        say: prints what is tried, and how many are left after `QUIET` seconds
 
     Raises:
         ConfigError: a combination cannot run; each reason appears once with its trials
@@ -56,8 +63,14 @@ def preflight(
     left = [each for each in found if each.key not in passed]
     wrong: dict[str, list[str]] = {}
     unmatched, misfits = [], []
-    for index, outcome in executor.preflight([each.specs for each in left]):
+    if left:
+        say(f"Trying {counted(len(left), 'new combination')} on a few examples; a large network takes minutes.")
+    spoken = time.monotonic()
+    for done, (index, outcome) in enumerate(executor.preflight([each.specs for each in left]), start=1):
         each = left[index]
+        if done < len(left) and time.monotonic() - spoken >= QUIET:
+            say(f"Tried {done} of {len(left)} combinations.")
+            spoken = time.monotonic()
         if not isinstance(outcome, Failure):
             passed.add(each.key)
             sentences = [*unmeasured(each.objectives, outcome.figures), *invalid_margin(plan, outcome.primary)]

@@ -17,7 +17,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Decision, Failure, PastSearch, StageEvent
 from orchestrator.core.file_names import DROPPABLE
 from orchestrator.core.metrics import Metric, margin_fault
-from orchestrator.core.records import StageRecord
+from orchestrator.core.records import Reached, StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.execution.interrupts import EXIT_INTERRUPTED
@@ -97,8 +97,8 @@ class Outcome:
     interrupted: bool = False
     killed: bool = False
     """Whether a stage was ended before it finished, by an interrupt or by `cluster.on_error=stop`."""
-    reached: Mapping[str, int] = field(default_factory=dict)
-    """Steps of the checkpoints of an interrupted sweep, by stage."""
+    reached: Mapping[str, Reached] = field(default_factory=dict)
+    """Places of the checkpoints of an interrupted sweep, by stage."""
     behind: str = ""
     """Message with the command that completes the view; empty if the view is complete."""
     ran: bool = True
@@ -205,9 +205,9 @@ class Outcome:
                 lines.append(f"  and {len(self.causes) - SHOWN} more failures")
             again = any(failure.repeats for failure in self.causes.values())
             less = ", except stages that would fail again (retry_failed=true runs them, too)" if again else ""
-            reached = sorted(step for step in self.reached.values() if step)
-            steps = ", ".join(map(str, reached))
-            states = f", and a checkpoint of {counted(len(reached), 'stage')} (at step {steps})" if steps else ""
+            reached = sorted(place for place in self.reached.values() if place.number)
+            places = ", ".join(map(str, reached))
+            states = f", and a checkpoint of {counted(len(reached), 'stage')} (at {places})" if places else ""
             kept = "Interrupted; what finished is kept" if self.interrupted else "What finished is kept"
             lines.append(f"{kept}{states}: the same command runs the rest{less}.")
         error = SweepIncomplete("\n".join([*lines, self.behind] if self.behind else lines))

@@ -169,7 +169,7 @@ def disturbed(
         list(run_segment(WorkOrder(specs[:-1], Worker(store))))
     moments, found = sorted(rng.randrange(max(1, steps * 9 // 10)) for _ in range(kills)), []
     while not store.finished([last]):
-        kept, progress = max(store.checkpoints.reached(last), 0), context.Value(Progress, -1, lock=False)
+        kept, progress = max(store.checkpoints.reached(last).number, 0), context.Value(Progress, -1, lock=False)
         process = context.Process(target=_work, args=(root, specs, progress))
         process.start()
         while process.is_alive() and (progress.began < 0 or (moments and progress.step < moments[0])):
@@ -183,7 +183,7 @@ def disturbed(
         process.join()
         assert process.exitcode in (0, -9)
         assert progress.began == kept, "an attempt goes on from the last checkpoint"
-        assert store.finished([last]) or max(store.checkpoints.reached(last), 0) >= kept, "no checkpoint is lost"
+        assert store.finished([last]) or max(store.checkpoints.reached(last).number, 0) >= kept, "no checkpoint is lost"
     return found
 
 
@@ -191,7 +191,7 @@ def _killed(process: BaseProcess, progress: Any, checkpoints: Checkpoints, key: 
     now = time.monotonic()
     process.join()
     write = max(progress.write, now - progress.writing if progress.writing else 0.0)
-    kept = max(checkpoints.reached(key), 0)
+    kept = max(checkpoints.reached(key).number, 0)
     return Kill(progress.step, kept, now - progress.safe, write, max(progress.batch, 0.0))
 
 

@@ -37,7 +37,7 @@ def key_of(folder: Path) -> str:
 
 def reached(folder: Path) -> int:
     """Return the step of the only checkpoint."""
-    return Store(str(folder / "store")).checkpoints.reached(key) if (key := key_of(folder)) else -1
+    return Store(str(folder / "store")).checkpoints.reached(key).number if (key := key_of(folder)) else -1
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -195,11 +196,16 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-def test_a_network_of_tokens_is_trained_pruned_and_counted(run: Run) -> None:
+def test_a_network_of_tokens_is_trained_pruned_and_counted(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.sweep.first_checks.QUIET", 0.0)
     outcome = run([])
+    said = capsys.readouterr().out
 
     assert outcome.status == "finished"
     assert {record.macs for record in outcome.records.values()} == {6 * 4 * 2}, "of the head: looking up is no product"
+    assert said.index("Trying 2 new combinations") < said.index("Tried 1 of 2 combinations.") < said.index("Sweep ")
 
 
 def test_all_misfits_are_listed_once_with_their_trials_before_anything_trains(
@@ -292,7 +298,9 @@ def test_a_misfit_is_told_once_and_before_a_report_is_announced(
 
     assert str(caught.value).count("\n  `") == 1
     assert said in str(caught.value)
-    assert capsys.readouterr().out == "Importing torch, then trying new combinations on a few examples.\n"
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "Importing torch."
+    assert re.fullmatch(r"Trying \d new combinations? on a few examples; a large network takes minutes\.", second)
 
 
 def part(where: str, name: str, key: str = "kind: null") -> list[str]:

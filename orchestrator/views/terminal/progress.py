@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from orchestrator.core.events import Decision, StageEvent
 from orchestrator.core.metrics import Metric
-from orchestrator.core.records import CurvePoint, StageRecord
+from orchestrator.core.records import NOWHERE, CurvePoint, Reached, StageRecord
 from orchestrator.core.redact import shown
 from orchestrator.core.specs import Plan
 from orchestrator.core.stage_kinds import KINDS
@@ -34,6 +34,8 @@ LONG = 100
 """Number of stages from which, without a display, only finished trials, dense trainings and failures get a line."""
 
 REFRESHES_PER_SECOND = 4
+QUIET = 60.0
+"""Seconds without a line after which a log tells how far a stage has come."""
 
 
 class Progress:
@@ -77,6 +79,8 @@ class Progress:
         """Key of a running stage -> last point of its curve."""
         self._speeds: dict[str, str] = {}
         """Key of a running stage -> its examples a second between its last two points."""
+        self._spoken = clock()
+        """Time of the last line about stages."""
         self._interrupted = False
         self._asked: set[str] | None = None
         """Stages that a search has asked for; None without a search."""
@@ -105,27 +109,25 @@ class Progress:
             self._live.stop()
             self._live = None
 
-    @property
-    def live(self) -> bool:
-        """Whether there is a live display, which shows the progress of running stages."""
-        return self._live is not None
-
     def point(self, key: str, point: CurvePoint, metric: Metric) -> None:
-        """Update the progress of a running stage and its primary metric on validation."""
+        """Update the progress of a running stage; without a live display, print that of a stage once a minute."""
         with self._lock:
             if key in self._points:
                 self._speeds[key] = speed(self._plan.stages[key], self._points[key][0], point)
             self._points[key] = (point, metric)
+            now, far = self._clock(), self._figure(key)
+        if self._live is None and now - self._spoken >= QUIET:
+            self.say(f"{duration(now - self._begun):>8}  working   {named(self._plan, key)}  {far}")
 
     def opening(
-        self, sweep: str, places: Mapping[str, str], steps: Mapping[str, int] | None = None, search: str = ""
+        self, sweep: str, places: Mapping[str, str], reached: Mapping[str, Reached] | None = None, search: str = ""
     ) -> None:
         """Print what will run, what is done already, and where to find things.
 
         Args:
             sweep: name of the sweep
             places: label -> place, for example {"MLflow": "mlflow ui", ...}
-            steps: stage key -> step of the checkpoint that the stage resumes from
+            reached: stage key -> place of the checkpoint that the stage resumes from
             search: sentence about the search; empty without a search
         """
         stages, tally = self._plan.stages, self._tally
@@ -140,7 +142,7 @@ class Progress:
             self.say(f"Done already: {done}{left}.")
         if search:
             self.say(search)
-        if resumed := [f"{named(self._plan, key)} from step {step}" for key, step in (steps or {}).items()]:
+        if resumed := [f"{named(self._plan, key)} from {place}" for key, place in (reached or {}).items()]:
             more = f" and {len(resumed) - 3} more" if len(resumed) > 3 else ""
             self.say(f"Resumed from checkpoints: {'; '.join(resumed[:3])}{more}.")
         if self._live is None and len(stages) >= LONG:
@@ -212,6 +214,7 @@ class Progress:
         """Print a line, above the live display if there is one."""
         from rich.text import Text
 
+        self._spoken = self._clock()
         self._console.print(Text(shown(text)), soft_wrap=True)
 
     def _say_places(self, places: Mapping[str, str]) -> None:
@@ -250,7 +253,7 @@ class Progress:
             if event.failure.log:
                 parts.append(f"log: {event.failure.log}")
         if event.kind == "retried":
-            parts.append(f"attempt {event.attempt}{f', from step {event.reached}' if event.reached >= 0 else ''}")
+            parts.append(f"attempt {event.attempt}{f', from {event.reached}' if event.reached != NOWHERE else ''}")
         if event.kind == "finished":
             parts.append(f"[{self._tally.settled}/{self._total}{self._seen()[0]}]")
         return "  ".join(parts)
@@ -320,9 +323,12 @@ class Progress:
         if parent is not None and key not in self._points:
             figure += f", which had {validated(parent)}"
         if key in self._points:
-            figure = reached(spec, *self._points[key]) + ("; " if figure else "") + figure
+            figure = self._figure(key) + ("; " if figure else "") + figure
         time = duration(self._clock() - self._tally.running[key])
         return shown(named(self._plan, key)), shown(figure.strip()), time
+
+    def _figure(self, key: str) -> str:
+        return reached(self._plan.stages[key], *self._points[key])
 
     def _in_use(self) -> str:
         """Return the CPUs and GPUs that running stages have reserved; all trials of a sweep take equally many."""

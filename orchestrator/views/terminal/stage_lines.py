@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from orchestrator.core.metrics import Metric
-from orchestrator.core.records import BLOCKS, BUSY, CurvePoint, StageRecord
+from orchestrator.core.records import BLOCKS, BUSY, CurvePoint, Reached, StageRecord
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.stage_kinds import KINDS, place_in_words
 from orchestrator.planning.number_formats import byte_size, percent, ratio, whole_number
@@ -97,17 +97,17 @@ def speed(spec: StageSpec, earlier: CurvePoint, point: CurvePoint) -> str:
     return f"{whole_number(rate) if rate >= 10 else f'{rate:.1f}'} examples/s" if rate else ""
 
 
-def checkpointed(spec: StageSpec, step: int, curve: Sequence[CurvePoint]) -> str:
+def checkpointed(spec: StageSpec, place: Reached, curve: Sequence[CurvePoint]) -> str:
     """Return the progress of a stage's checkpoint, as `round 2 is at step 120 (34%)`.
 
     Args:
         spec: the stage
-        step: step of the checkpoint
+        place: place of the checkpoint
         curve: training curve in the checkpoint
     """
-    epoch = step * curve[-1].epoch / curve[-1].step if curve and curve[-1].step else None
-    done = share(spec, step, epoch)
-    return f"{KINDS[spec.kind].named(spec.typed)} is at step {step}{'' if done is None else f' ({percent(done, 0)})'}"
+    epoch = place.number * curve[-1].epoch / curve[-1].step if curve and curve[-1].step else None
+    done = share(spec, place.number, epoch) if place.trains else None
+    return f"{KINDS[spec.kind].named(spec.typed)} is at {place}{'' if done is None else f' ({percent(done, 0)})'}"
 
 
 def share(spec: StageSpec, step: int, epoch: float | None) -> float | None:

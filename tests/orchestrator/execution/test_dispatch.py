@@ -12,7 +12,7 @@ from fakes import chain, plan_of, record_of, stage
 from orchestrator.config.cluster import Cluster
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
-from orchestrator.core.records import StageRecord
+from orchestrator.core.records import NOWHERE, Reached, StageRecord
 from orchestrator.core.specs import DENSE, NETWORK, Plan, StageSpec
 from orchestrator.core.work_order import Attempt, Worker, WorkOrder
 from orchestrator.execution.dispatch import Dispatcher
@@ -257,9 +257,10 @@ def test_a_stage_of_several_inputs_waits_for_all_of_them() -> None:
 
 
 def test_an_attempt_that_left_a_further_checkpoint_costs_no_retry() -> None:
-    """Lose a stage at steps 4, 9 and 9: two attempts advanced, so the third and one more use up the two retries."""
-    plan, clock, steps = plan_of(chain("a", {})), Clock(), iter((4, 9, 9, 9))
-    dispatcher = Dispatcher(plan, Cluster(retries=1, backoff=8.0), nothing, clock=clock, reached=lambda _: next(steps))
+    """Lose a stage at block 9, step 4 and step 4: two attempts advanced, so two more use up the two retries."""
+    places = Reached(False, 9), *[Reached(True, 4)] * 3
+    plan, clock, left = plan_of(chain("a", {})), Clock(), iter(places)
+    dispatcher = Dispatcher(plan, Cluster(retries=1, backoff=8.0), nothing, clock=clock, reached=lambda _: next(left))
     delays, goes_on_from = [], []
     for number in (1, 2, 3, 4):
         attempt = take(dispatcher)
@@ -271,26 +272,26 @@ def test_an_attempt_that_left_a_further_checkpoint_costs_no_retry() -> None:
             goes_on_from.append(events[0].reached)
             clock.now += delays[-1]
     assert delays == [8.0, 8.0, 8.0]
-    assert goes_on_from == [4, 9, 9]
+    assert goes_on_from == [*places[:3]]
     assert [event.kind for event in events] == ["failed"]
 
 
 def test_what_a_checkpoint_spares_ends_with_its_stage() -> None:
     specs = chain("a", {}, {})
     plan = plan_of(specs)
-    dispatcher = Dispatcher(plan, Cluster(retries=0, backoff=0.0), nothing, reached=lambda _: 5)
+    dispatcher = Dispatcher(plan, Cluster(retries=0, backoff=0.0), nothing, reached=lambda _: Reached(True, 5))
     first = take(dispatcher)
     dispatcher.take(first, LOST)
     second = take(dispatcher)
     dispatcher.take(second, record(specs[0]))
-    assert (second.spared, second.reached) == (0, -1)
+    assert (second.spared, second.reached) == (0, NOWHERE)
     dispatcher.take(second, LOST)
     third = take(dispatcher)
     assert [event.kind for event in dispatcher.take(third, LOST)] == ["failed"]
 
 
 def test_where_the_store_is_away_no_attempt_is_spared() -> None:
-    def away(_: str) -> int:
+    def away(_: str) -> Reached:
         raise OrchestratorError("the store is away")
 
     dispatcher = Dispatcher(plan_of(chain("a", {})), Cluster(retries=0), nothing, reached=away)

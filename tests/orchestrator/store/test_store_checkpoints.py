@@ -28,7 +28,7 @@ def files(store: Store) -> list[str]:
 
 def test_the_last_state_is_found_by_another_process(store: Store) -> None:
     assert store.checkpoints.latest(KEY) is None
-    assert store.checkpoints.reached(KEY) == -1
+    assert store.checkpoints.reached(KEY).number == -1
     for step in (3, 7):
         save(store, step, bytes([step]) * 100, loss=0.1)
     found = fresh(store).checkpoints.latest(KEY)
@@ -36,7 +36,7 @@ def test_the_last_state_is_found_by_another_process(store: Store) -> None:
     assert found is not None
     assert (found.step, found.values) == (7, {"loss": 0.1})
     assert found.tensors.read_bytes() == b"\x07" * 100
-    assert store.checkpoints.reached(KEY) == 7
+    assert store.checkpoints.reached(KEY).number == 7
     assert len(files(store)) == 2, "the one before is gone"
     store.checkpoints.drop(KEY)
     assert store.checkpoints.latest(KEY) is None
@@ -61,7 +61,7 @@ def test_a_write_that_fails_leaves_the_state_before(store: Store) -> None:
     save(store, 3)
     with pytest.raises(StoreError, match="full"):
         store.checkpoints.save(KEY, 5, {}, broken)
-    assert store.checkpoints.reached(KEY) == 3
+    assert store.checkpoints.reached(KEY).number == 3
     assert store.checkpoints.latest(KEY) is not None
     assert len(files(store)) == 2
 
@@ -98,7 +98,7 @@ def test_a_damaged_state_is_told_and_set_aside_with_a_warning(
     (aside,) = (tmp_path / "store" / "quarantine").iterdir()
     assert (aside / "reason.txt").read_text().strip() in caplog.text
     save(store, 1)
-    assert store.checkpoints.reached(KEY) == 1
+    assert store.checkpoints.reached(KEY).number == 1
 
 
 def test_a_state_is_plain_json_and_tensors(tmp_path: Path) -> None:

@@ -284,7 +284,7 @@ def test_checkpoints_and_failures_stay_while_a_sweep_goes_on_from_them(tmp_path:
 
     assert {path.split("/")[1] for path in pruned.leftovers} == {specs[0].key, other}
     assert pruned.bytes > 2 * len(FILES[WEIGHTS])
-    assert [key for key in plan.stages if store.checkpoints.reached(key) >= 0] == [specs[1].key]
+    assert [key for key in plan.stages if store.checkpoints.reached(key).number >= 0] == [specs[1].key]
     assert store.failures.known() == [specs[1].key]
     assert {"checkpoints", "failures"} < sizes(store).keys()
     assert prune(store).leftovers == ()
@@ -298,5 +298,5 @@ def test_a_sweep_that_ends_leaves_no_checkpoint_or_failure_of_what_is_finished(t
     store.failures.save(spec.key, PastFailure("Diverged", "it diverged", 0.0, {}))
     retention.prune_sweep(store, Plan({spec.key: spec}, (trial_of("a", [spec]),)), {spec.key: record})
 
-    assert store.checkpoints.reached(spec.key) == -1
+    assert store.checkpoints.reached(spec.key).number == -1
     assert store.failures.of(spec.key) is None

@@ -4,6 +4,7 @@ import pytest
 from factories import make_plan, make_records
 
 from orchestrator.core.events import Failure, StageEvent
+from orchestrator.core.records import Reached
 from orchestrator.core.redact import shown
 from orchestrator.sweep.outcome import Outcome, behind
 
@@ -35,11 +36,12 @@ def test_one_exit_status_and_what_completes_the_view_last(
 
 
 def test_an_interrupt_says_how_far_its_stages_had_come() -> None:
-    told = str(Outcome(PLAN, {}, interrupted=True, reached={DENSE: 40, ROUND: 7, "f" * 64: 0}).incomplete())
+    reached = {DENSE: Reached(True, 40), ROUND: Reached(False, 7), "f" * 64: Reached(True, 0)}
+    told = str(Outcome(PLAN, {}, interrupted=True, reached=reached).incomplete())
 
     assert told == (
-        "Interrupted; what finished is kept, and a checkpoint of 2 stages (at step 7, 40): the same command runs the "
-        "rest."
+        "Interrupted; what finished is kept, and a checkpoint of 2 stages (at block 7, step 40): the same command runs "
+        "the rest."
     )
     assert "kept: the same" in str(Outcome(PLAN, {}, interrupted=True).incomplete())
 

@@ -56,7 +56,7 @@ def kept(store: Store, clock: Clock, until: float, cost: float, **options: Any) 
 
 def test_a_checkpoint_is_kept_at_each_interval_and_at_the_end(store: Store) -> None:
     assert kept(store, Clock(), 150, cost=0.0) == [60, 120, 150]
-    assert store.checkpoints.reached(KEY) == 3
+    assert store.checkpoints.reached(KEY).number == 3
 
 
 def test_never_is_never(store: Store) -> None:
@@ -92,7 +92,7 @@ def test_what_cannot_be_kept_is_warned_of_and_fails_nothing(store: Store) -> Non
     assert len(checkpoints.warnings) == 2
     assert "the disk is full" in checkpoints.warnings[0]
     assert "memory" in checkpoints.warnings[1]
-    assert store.checkpoints.reached(KEY) == -1
+    assert store.checkpoints.reached(KEY).number == -1
 
 
 def test_what_a_network_of_ones_own_raises_is_warned_of(store: Store) -> None:
@@ -217,11 +217,11 @@ def test_a_stage_that_takes_too_long_goes_on_in_the_next_attempt(store: Store, t
     (expected,) = run(other, (spec,))
     order, attempts = WorkOrder((spec,), Worker(store, grace=5, stage_timeout=1e-9)), 0
     while not store.finished([spec.key]):
-        before = store.checkpoints.reached(spec.key)
+        before = store.checkpoints.reached(spec.key).number
         attempts += 1
         with suppress(TimeoutError):
             list(run_segment(order.done_by(stage_timeout=1e-9 if attempts < 3 else None)))
-        assert before <= store.checkpoints.reached(spec.key) or attempts == 3
+        assert before <= store.checkpoints.reached(spec.key).number or attempts == 3
 
     assert attempts == 3
     assert bits(store.finished([spec.key])[spec.key], store) == bits(expected, other)

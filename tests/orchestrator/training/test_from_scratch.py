@@ -100,7 +100,7 @@ def test_an_interrupted_training_goes_on_to_the_same_record(store: Store, tmp_pa
         list(
             run_segment(WorkOrder((spec,), Worker(store, grace=9, cancelled=lambda: next(asked) > 6), lineage=lineage))
         )
-    assert store.checkpoints.reached(spec.key) == 7
+    assert store.checkpoints.reached(spec.key).number == 7
     (found,) = run_segment(WorkOrder((spec,), Worker(store, grace=9), lineage=lineage))
 
     assert found.result() == expected.result()

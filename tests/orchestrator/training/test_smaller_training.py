@@ -134,7 +134,7 @@ def test_an_interrupted_training_goes_on_to_the_same_bits(folder: Path) -> None:
     asked, lineage = iter(range(99)), plan.lineage(spec.key)
     with suppress(training_loop.Cancelled):
         list(run_segment(WorkOrder((spec,), Worker(one, grace=9, cancelled=lambda: next(asked) > 6), lineage=lineage)))
-    assert one.checkpoints.reached(spec.key)
+    assert one.checkpoints.reached(spec.key).number
     (found,) = run_segment(WorkOrder((spec,), Worker(one, grace=9), lineage=lineage))
 
     assert found.result() == expected.result()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from orchestrator.core.events import Decision, Failure, KnownAmount, Look, StageEvent
-from orchestrator.core.records import CurvePoint
+from orchestrator.core.records import NOWHERE, CurvePoint, Reached
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.planning.number_formats import duration
 from orchestrator.planning.pace import Pace
@@ -35,7 +35,7 @@ def shown(
     clock = iter(range(100_000))
     records = {key: make_record(plan, key) for key in done}
     with Progress(plan, records, console=console, clock=lambda: EPOCH + next(clock)) as progress:
-        begun = dict.fromkeys(list(plan.stages)[:begun_stages], 40)
+        begun = dict.fromkeys(list(plan.stages)[:begun_stages], Reached(True, 40))
         progress.opening("digits", {"store": "/data/store", "MLflow": "mlflow ui"}, begun)
         for event in events:
             progress.event(event)
@@ -138,10 +138,13 @@ def test_a_failure_is_told_with_its_reason_and_log() -> None:
     assert "1 failed" in text
 
 
-@pytest.mark.parametrize(("reached", "said"), [(-1, "attempt 2"), (0, "attempt 2, from step 0"), (40, "from step 40")])
-def test_a_retry_says_from_which_step_it_goes_on(reached: int, said: str) -> None:
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [(NOWHERE, "attempt 2"), (Reached(True, 0), "attempt 2, from step 0"), (Reached(False, 11), "from block 11")],
+)
+def test_a_retry_says_from_which_place_it_goes_on(place: Reached, said: str) -> None:
     plan = make_plan(seeds=(0,))
-    event = StageEvent("retried", next(iter(plan.stages)), EPOCH, failure=Failure("lost"), attempt=2, reached=reached)
+    event = StageEvent("retried", next(iter(plan.stages)), EPOCH, failure=Failure("lost"), attempt=2, reached=place)
 
     (line,) = (line for line in shown(plan, [event]).splitlines() if "retried" in line)
     assert line.endswith(said)
@@ -201,7 +204,21 @@ def test_the_live_display_shows_how_far_a_stage_is() -> None:
     assert " 3%, validation accuracy 91.20%" in rendered()
     progress.event(started(dense, EPOCH))
     assert "91.20%" not in rendered(), "an attempt starts again"
-    assert not progress.live, "and without a terminal nobody needs to ask for points"
+
+
+def test_without_a_terminal_a_quiet_minute_is_followed_by_how_far_a_stage_is() -> None:
+    plan, out, now = make_plan(methods=("l1_unstructured",), sparsities=(0.9,), seeds=(0,)), io.StringIO(), EPOCH
+    key = plan.trials[0].stages[1]
+    progress = Progress(plan, {}, console=Console(file=out, width=200), clock=lambda: now)
+    progress.event(started(key, EPOCH))
+    for number in range(1, 7):
+        now = EPOCH + 25 * number
+        progress.point(key, CurvePoint(number, 0.0, now, {"blocks": 30}), ACCURACY)
+
+    assert [line.split("  ")[-1] for line in out.getvalue().splitlines() if "working" in line] == [
+        "pruned block 3/30",
+        "pruned block 6/30",
+    ]
 
 
 def test_examples_a_second_are_those_of_whole_batches_between_two_points() -> None:
