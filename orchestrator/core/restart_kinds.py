@@ -53,7 +53,7 @@ class RestartControl(Row):
     small: bool = False
 
 
-_REWINDING = "orchestrator.training.state.rewinding"
+_REWINDING = "orchestrator.training.state.resuming"
 RESTARTS: Mapping[str, RestartWeights] = named(
     (
         RestartWeights("keep", "", "the pruned weights"),

@@ -1,4 +1,4 @@
-"""Run one stage: train the dense network, or prune and fine-tune one round. No Ray, no MLflow.
+"""Run one stage: train the dense network, or prune and fine-tune one round, on one rank or several. No Ray, no MLflow.
 
 The result depends only on the stage's spec and on the network it starts from. That network is on its device already, or
 it is restored from the store; both give the same bits.
@@ -9,35 +9,116 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from orchestrator.core.file_names import STATE
 from orchestrator.core.records import BLOCKS, CurvePoint
+from orchestrator.core.seeding import derive
 from orchestrator.core.specs import DENSE, RATES, TEACHER
-from orchestrator.core.work_order import Result, StageOrder
-from orchestrator.training import pruning_rounds, ways
-from orchestrator.training.loop import training_loop
+from orchestrator.core.stage_kinds import KINDS
+from orchestrator.core.work_order import Result, StageOrder, WorkOrder
+from orchestrator.training import pruning_rounds
+from orchestrator.training.loop import sparse_training, training_loop
 from orchestrator.training.loop.own_loop import run_own_loop
 from orchestrator.training.loop.sparse_training import cost_of, first_masks
-from orchestrator.training.loop.steps import TrainingError
-from orchestrator.training.loop.training_job import FitResult, TrainingJob
-from orchestrator.training.record import StageClock, Trained, measure, measure_all, record, require_number
-from orchestrator.training.scoring.layer_by_layer import Blocks
+from orchestrator.training.loop.training_job import FitResult, TrainingError, TrainingJob, kept_gradients
+from orchestrator.training.pruning_rounds import Blocks, masked
 from orchestrator.training.scoring.ranking import Scoring
-from orchestrator.training.stage_inputs import StageInputs
-from orchestrator.training.stage_networks import Network, fitting, initialised, restored
+from orchestrator.training.stage_networks import Network, fitting, initialised, masks_of, restored
+from orchestrator.training.stage_record import (
+    StageClock,
+    StageInputs,
+    Trained,
+    measure,
+    measure_all,
+    record,
+    require_number,
+)
+from orchestrator.training.state import from_scratch
 from orchestrator.training.state.checkpointing import Checkpointing, environment
-from orchestrator.training.state.resuming import Unfit
-from orchestrator.training.state.rewinding import furthest, onward, restart
+from orchestrator.training.state.resuming import Unfit, furthest, onward, restart
 from orchestrator.training.state.train_state import TrainState, as_bytes, as_tensor
 from orchestrator.workloads import model_building
 from orchestrator.workloads.inspection import require_finite
 from orchestrator.workloads.tasks.task import Measured
 from orchestrator.workloads.weight_files import plain_state
-from pruning import MaskSet
+from pruning import LowRankUpdates, MaskKeeper, MaskSet, remove_all
+
+Run = Callable[[TrainingJob, Sequence[Tensor | None] | None], FitResult]
+"""Runs a job; gets the masks of its trained parameters, in order, if it may continue the dense training."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to train the network of a stage, whose masks are set."""
+
+    applies: Callable[[StageInputs], bool]
+    train: Callable[[StageInputs, TrainingJob, Run], FitResult | None]
+    """Trains the job's network in place; returns None if this network must be trained in another way."""
+
+
+def train_network(stage: StageInputs, job: TrainingJob, run: Run) -> FitResult:
+    """Train the network of a stage in the first way that applies."""
+    ways = (way for way in WAYS if way.applies(stage))
+    return next(fit for way in ways if (fit := way.train(stage, job, run)) is not None)
+
+
+def _train_plain(_stage: StageInputs, job: TrainingJob, run: Run) -> FitResult:
+    return run(job, None)
+
+
+def _train_hooked(_stage: StageInputs, job: TrainingJob, run: Run) -> FitResult:
+    """Train under masks that forward hooks apply, as `torch.nn.utils.prune` does."""
+    in_order = masks_of(job.model, job.masks)
+    job.masks.apply(job.model)
+    fit = run(job, in_order)
+    remove_all(job.model)
+    return fit
+
+
+def _train_masked(_stage: StageInputs, job: TrainingJob, run: Run) -> FitResult:
+    """Train under masks that stay, which hooks of the optimizer keep in force."""
+    in_order = masks_of(job.model, job.masks)
+    keeper = MaskKeeper(job.model, job.masks, kept_gradients(job.config))
+    fit = run(replace(job, on_optimizer=keeper.attach), in_order)
+    keeper.release()
+    return fit
+
+
+def _train_low_rank(stage: StageInputs, job: TrainingJob, run: Run) -> FitResult:
+    """Train low-rank updates of linear layers and merge them; they begin anew, so they continue no dense training."""
+    config, spec = job.config, stage.spec
+    job = replace(job, cost=cost_of(job.model, job.data, job.device, job.masks, None))
+    masked(job.model, job.masks)
+    draws = torch.Generator().manual_seed(derive(spec.typed.seed, f"{spec.round}/lora"))
+    settings = (config["lora_rank"], config["lora_alpha"], config["lora_targets"])
+    try:
+        updates = LowRankUpdates(job.model, job.masks, *settings, draws)
+    except ValueError as error:
+        raise TrainingError(
+            f"{str(error).replace('`targets`', '`finetune.lora_targets`')} Pass another pattern, or "
+            "finetune.lora_rank=null."
+        ) from error
+    fit = run(job, None)
+    updates.merge()
+    return fit
+
+
+WAYS = (
+    Way(lambda stage: not KINDS[stage.spec.kind].prunes, _train_plain),
+    Way(lambda stage: stage.is_small, from_scratch.train_anew),
+    Way(lambda stage: from_scratch.may_be_smaller(stage.spec), from_scratch.train_smaller),
+    Way(lambda stage: stage.asked.choices.dynamics.row.in_training, sparse_training.train_changing),
+    Way(lambda stage: stage.config.get("lora_rank") is not None, _train_low_rank),
+    Way(lambda stage: stage.spec.typed.prune.holding == "hooks" and stage.network.masks.sparsity() > 0, _train_hooked),
+    Way(lambda _: True, _train_masked),
+)
+"""In order: a later way may assume that no earlier one applies."""
+
 
 Start = tuple[MaskSet, Mapping[str, float], Scoring]
 """Start of a round's training: its masks, metrics before fine-tuning, and scoring costs."""
@@ -216,7 +297,7 @@ def _fit(stage: StageInputs, state: TrainState | None) -> FitResult:
             job = replace(job, state=onward(job.model, masks, stage.spec, stage.order.store))
         return run_job(stage, job)
 
-    return ways.train(stage, stage.job(stage.other_network(TEACHER), state), run)
+    return train_network(stage, stage.job(stage.other_network(TEACHER), state), run)
 
 
 def run_job(stage: StageInputs, job: TrainingJob) -> FitResult:
@@ -238,3 +319,24 @@ def run_job(stage: StageInputs, job: TrainingJob) -> FitResult:
     if job.ranks is not None:
         job.ranks.weights_of_leader(job.model)
     return run_own_loop(job, partial(measure, stage.training(job), job.data.val))
+
+
+def follow(order: WorkOrder) -> None:
+    """Take part in every training that rank 0 begins, until it says that the work has ended.
+
+    Raises:
+        RankLost: another rank failed.
+        training_loop.Cancelled: rank 0 was asked to end within a training.
+    """
+    ranks, stages, network = order.worker.ranks, {stage.spec.key: stage for stage in order.stages}, None
+    while (said := ranks.hear()) is not None:
+        stage = stages[said["stage"]]
+        network = network or initialised(stage)
+        masks = ranks.bytes_of_leader(None)
+        network.masks = MaskSet.from_bytes(masks, network.model) if masks else MaskSet({})
+        _take_part(StageInputs.of(stage, network))
+
+
+def _take_part(stage: StageInputs) -> None:
+    """Train as rank 0 does, with its state."""
+    train_network(stage, stage.job(stage.other_network(TEACHER)), lambda job, _: run_job(stage, job))

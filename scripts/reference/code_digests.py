@@ -26,11 +26,9 @@ SHARED = {
     ],
     "own_class": ["pruning.engine.classes._build_method"],
     "deploy": [f"orchestrator.deploy.deployment_stages.{name}" for name in ("deploy", "measure")],
-    "layerwise": [f"{TRAINING}.scoring.layer_by_layer.prune_layers", "pruning.reconstruction.layer_problem.wanda"],
+    "layerwise": [f"{TRAINING}.pruning_rounds.prune_layers", "pruning.reconstruction.layer_problem.wanda"],
     "lora": ["pruning.holding.low_rank.LowRankUpdates"],
-    "ranks": [
-        f"{TRAINING}.team.{name}" for name in ("together.Together", "ranks.Ranks", "synchronised_norm.synchronised")
-    ],
+    "ranks": [f"{TRAINING}.team.{name}" for name in ("together.Together", "ranks.Ranks", "together.synchronised")],
     "smaller": [f"{TRAINING}.state.from_scratch.{name}" for name in ("transformer_left", "small_transformer_of")],
     "round": [f"{TRAINING}.pruning_rounds.{name}" for name in ("prune_round", "hold_laws", "hold_finite")],
 }

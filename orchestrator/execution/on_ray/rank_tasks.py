@@ -27,7 +27,7 @@ PATIENCE = 300.0
 LOOK = 0.02
 """Seconds between two looks."""
 LOOPBACK = "127.0.0.1"
-FOLLOW = "orchestrator.training.team.following:follow"
+FOLLOW = "orchestrator.training.training_stages:follow"
 WAIT_FOR_RANKS = 3.0
 """Seconds that the driver waits for the other ranks to say why a trial failed."""
 _log = logger(__name__)

@@ -21,8 +21,7 @@ from orchestrator.core.plain_data import LARGEST
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.seeding import derive, reseed, seeded
 from orchestrator.training.loop.sparse_training import SparseTraining
-from orchestrator.training.loop.steps import TrainingError
-from orchestrator.training.loop.training_job import FitResult, TrainingJob
+from orchestrator.training.loop.training_job import FitResult, TrainingError, TrainingJob
 from orchestrator.training.loop.training_loop import Cancelled, Diverged
 from orchestrator.training.pruning_rounds import LawBroken
 from orchestrator.training.state.resuming import Unfit

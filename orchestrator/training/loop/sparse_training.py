@@ -37,8 +37,8 @@ from pruning.measure.macs import WeightMacs, weight_macs
 
 if TYPE_CHECKING:
     from orchestrator.training.loop.training_job import FitResult, TrainingJob
-    from orchestrator.training.stage_inputs import StageInputs
-    from orchestrator.training.ways import Run
+    from orchestrator.training.stage_record import StageInputs
+    from orchestrator.training.training_stages import Run
 
 T = TypeVar("T")
 CALLED = ("begin", "wants_dense", "before_step", "after_step", "own_state", "load_own_state", "try_update")

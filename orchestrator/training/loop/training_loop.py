@@ -20,23 +20,23 @@ from orchestrator.core.errors import Cancelled as Cancelled
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.seeding import derive, seeded
 from orchestrator.training.loop.evaluation import autocast, evaluate_together, monitored
-from orchestrator.training.loop.steps import (
+from orchestrator.training.loop.training_job import (
     Averages,
+    FitResult,
     Gradients,
     Steps,
     TrainingError,
+    TrainingJob,
     optimizer_of,
     scaler_of,
     scheduler_of,
 )
-from orchestrator.training.loop.steps import Diverged as Diverged
-from orchestrator.training.loop.training_job import FitResult, TrainingJob
+from orchestrator.training.loop.training_job import Diverged as Diverged
 from orchestrator.training.scoring.examples import count
 from orchestrator.training.stage_networks import MISFITS
 from orchestrator.training.state.resuming import Resumable, Unfit
 from orchestrator.training.state.train_state import TrainState, extra_state, restore_extra_state
-from orchestrator.training.team.synchronised_norm import synchronised
-from orchestrator.training.team.together import Together, require_reached
+from orchestrator.training.team.together import Together, require_reached, synchronised
 from orchestrator.workloads.inspection import require_finite
 from orchestrator.workloads.splits import Batch, Share
 from orchestrator.workloads.tasks.supervised import Supervised

@@ -20,7 +20,7 @@ from orchestrator.core.specs import StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import StageOrder
 from orchestrator.planning.number_formats import first_few
-from orchestrator.training.stage_inputs import StageInputs
+from orchestrator.training.stage_record import StageInputs
 from orchestrator.workloads.splits import Batch
 from orchestrator.workloads.targets import given
 from orchestrator.workloads.tasks import batch as forms

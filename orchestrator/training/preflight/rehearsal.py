@@ -22,7 +22,7 @@ from orchestrator.core.seeding import seeded
 from orchestrator.core.specs import DENSE, TEACHER
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import Passed, StageOrder, WorkOrder
-from orchestrator.training import pruning_rounds, ways
+from orchestrator.training import pruning_rounds
 from orchestrator.training.loop import training_loop
 from orchestrator.training.loop.evaluation import monitored
 from orchestrator.training.loop.training_job import FitResult, TrainingJob
@@ -37,12 +37,11 @@ from orchestrator.training.preflight.first_step import (
     require_shares,
     require_trainable,
 )
-from orchestrator.training.record import StageClock, Trained, measure, measure_all, record
-from orchestrator.training.scoring.layer_by_layer import Blocks, Enough
+from orchestrator.training.pruning_rounds import Blocks, Enough
 from orchestrator.training.scoring.ranking import Scoring
-from orchestrator.training.stage_inputs import StageInputs
 from orchestrator.training.stage_networks import data_node, initialised
-from orchestrator.training.training_stages import before_training, begin_unpruned, checked, run_job
+from orchestrator.training.stage_record import StageClock, StageInputs, Trained, measure, measure_all, record
+from orchestrator.training.training_stages import before_training, begin_unpruned, checked, run_job, train_network
 from orchestrator.workloads import data_loading, model_building
 from orchestrator.workloads.inspection import FEW, spoilt_in, unreadable
 from orchestrator.workloads.splits import Batch, Batches, Split, TensorSplit
@@ -252,7 +251,7 @@ class _Rehearsal:
         stage, nothing = self.stage, FitResult((), 1, 0)
         if stage.is_small and not all(mask.any() for mask in stage.network.masks.values()):
             return nothing
-        return ways.train(stage, stage.job(self._other_network(TEACHER)), lambda job, _: self._one_step(job))
+        return train_network(stage, stage.job(self._other_network(TEACHER)), lambda job, _: self._one_step(job))
 
     def _one_step(self, job: TrainingJob) -> FitResult:
         stage = self.stage.training(job)

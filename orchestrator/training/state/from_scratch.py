@@ -20,8 +20,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.specs import StageSpec
 from orchestrator.training.loop.sparse_training import cost_of
-from orchestrator.training.loop.steps import ELEMENTWISE
-from orchestrator.training.loop.training_job import FitResult, TrainingJob
+from orchestrator.training.loop.training_job import ELEMENTWISE, FitResult, TrainingJob
 from orchestrator.training.pruning_rounds import LawBroken, masked
 from orchestrator.training.scoring.ranking import example_of
 from orchestrator.training.state.train_state import module_state, restore_module
@@ -32,8 +31,8 @@ from pruning.dependencies.families.stock_transformer import stock_transformer
 from pruning.measure.macs import in_mode
 
 if TYPE_CHECKING:
-    from orchestrator.training.stage_inputs import StageInputs
-    from orchestrator.training.ways import Run
+    from orchestrator.training.stage_record import StageInputs
+    from orchestrator.training.training_stages import Run
 
 TOLERANCE = 1e-4
 """Largest allowed difference between outputs of the whole and the small network, relative to the largest output."""

@@ -15,7 +15,7 @@ from orchestrator.core.work_order import Result, Worker, WorkOrder
 from orchestrator.execution import segment
 from orchestrator.execution.perform import perform
 from orchestrator.store.store import Store
-from orchestrator.training.loop.steps import TrainingError
+from orchestrator.training.loop.training_job import TrainingError
 from orchestrator.training.loop.training_loop import Diverged
 from orchestrator.training.pruning_rounds import LawBroken, Overflow
 

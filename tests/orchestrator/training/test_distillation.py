@@ -18,7 +18,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.specs import NETWORK, TEACHER, Plan, StageSpec
 from orchestrator.core.work_order import Worker, WorkOrder
 from orchestrator.store.store import Store
-from orchestrator.training import stage_inputs
+from orchestrator.training import stage_record
 from orchestrator.training.preflight.rehearsal import run_preflight
 from orchestrator.workloads.tasks.classification import Classification
 from orchestrator.workloads.tasks.distilled import Distilled, with_teacher
@@ -176,7 +176,7 @@ def test_a_tuned_teacher_is_the_network_of_the_control_that_trains_as_long(
         teachers.append(state_digest(plain_state(teacher)))
         return with_teacher(task, teacher, *settings, **named)
 
-    monkeypatch.setattr(stage_inputs, "with_teacher", noted)
+    monkeypatch.setattr(stage_record, "with_teacher", noted)
     longer = planned(small("method=longer", "schedule.rounds=2"))
     records = train(longer, store)
     dense, *tuned = longer.trials[0].stages

@@ -23,9 +23,8 @@ from orchestrator.store.store import Store
 from orchestrator.training.loop.training_loop import Cancelled
 from orchestrator.training.preflight import rehearsal
 from orchestrator.training.preflight.rehearsal import run_preflight
-from orchestrator.training.record import measure
 from orchestrator.training.scoring.examples import ScoringData
-from orchestrator.training.stage_inputs import StageInputs
+from orchestrator.training.stage_record import StageInputs, measure
 from orchestrator.workloads.networks.classifiers import mlp
 from pruning import MaskSet
 

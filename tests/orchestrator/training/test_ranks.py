@@ -19,7 +19,7 @@ from orchestrator.core.work_order import Seat, Worker, WorkOrder
 from orchestrator.execution.on_ray.rank_tasks import interface_of, seated
 from orchestrator.execution.perform import failure_of
 from orchestrator.store.store import Store
-from orchestrator.training.loop.steps import TrainingError
+from orchestrator.training.loop.training_job import TrainingError
 from orchestrator.training.preflight.first_step import Misfit
 from orchestrator.training.preflight.rehearsal import run_preflight
 from orchestrator.training.team import ranks

@@ -27,7 +27,7 @@ from orchestrator.sweep.conductor import run
 from orchestrator.training import stage_networks
 from orchestrator.training.loop.training_loop import Cancelled
 from orchestrator.training.pruning_rounds import LawBroken
-from orchestrator.training.state import rewinding
+from orchestrator.training.state import resuming
 from pruning import MaskSet
 
 EPOCH, STEPS = 8, 24
@@ -141,8 +141,8 @@ def test_what_goes_on_from_a_step_has_nothing_of_what_is_pruned_nor_of_what_was_
     found = run_chain(plan, store)[-1]
     model, mask, spec = normed(), masks(store, found), plan.stages[found.key]
     in_order = stage_networks.masks_of(model, mask)
-    saved = rewinding.state_of(store, start_at(plan, store, 12).key)
-    state = rewinding.onward(model, in_order, spec, store)
+    saved = resuming.state_of(store, start_at(plan, store, 12).key)
+    state = resuming.onward(model, in_order, spec, store)
 
     assert state is not None
     momentum = state.part("optimizer")["state"]["state"]
@@ -199,14 +199,14 @@ def test_an_interrupted_round_goes_on_to_the_same_record(store: Store, tmp_path:
 
 def test_weights_of_another_step_fail_the_trial(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(small("restart=rewind"))
-    exact = rewinding.masked
+    exact = resuming.masked
 
     def off_by_a_bit(model: torch.nn.Module, given: MaskSet) -> None:
         exact(model, given)
         with torch.no_grad():
             next(model.parameters()).add_(1e-7)
 
-    monkeypatch.setattr(rewinding, "masked", off_by_a_bit)
+    monkeypatch.setattr(resuming, "masked", off_by_a_bit)
     with pytest.raises(LawBroken, match=r"rewound weights differ from the weights of the step to rewind to: 0\.weight"):
         run_chain(plan, store)
 
@@ -351,7 +351,7 @@ def test_a_training_goes_on_from_the_next_start_where_the_furthest_is_damaged(mo
             raise StageMissing("damaged", key)
         return f"state of {key}"
 
-    monkeypatch.setattr(rewinding, "state_of", state_of)
+    monkeypatch.setattr(resuming, "state_of", state_of)
     steps = {"near": 10, "far": 30, "between": 20}
     records = {key: SimpleNamespace(steps=each, started_from="", kind="start") for key, each in steps.items()}
     records["of other weights"] = SimpleNamespace(steps=90, started_from="others", kind="start")
@@ -359,6 +359,6 @@ def test_a_training_goes_on_from_the_next_start_where_the_furthest_is_damaged(mo
     found = []
     for key in (None, "far", "between", "near"):
         damaged |= {key} if key else set()
-        found.append(rewinding.furthest(store, [*records], "")[0])
+        found.append(resuming.furthest(store, [*records], "")[0])
 
     assert found == ["state of far", "state of between", "state of near", None]

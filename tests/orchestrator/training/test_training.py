@@ -37,7 +37,7 @@ from orchestrator.core.metrics import Metric
 from orchestrator.core.seeding import derive
 from orchestrator.training.loop import training_loop
 from orchestrator.training.loop.evaluation import evaluate
-from orchestrator.training.loop.steps import TrainingError
+from orchestrator.training.loop.training_job import TrainingError
 from orchestrator.workloads import data_loading as data_sets
 from orchestrator.workloads import model_building
 from orchestrator.workloads.data_loading import Data

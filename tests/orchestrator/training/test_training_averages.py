@@ -13,7 +13,7 @@ from training_cases import BATCH, CLASSES, CPU, EPOCH, after_step, fit, metrics,
 
 from orchestrator.training.loop import training_loop
 from orchestrator.training.loop.evaluation import evaluate
-from orchestrator.training.loop.steps import Steps
+from orchestrator.training.loop.training_job import Steps
 from orchestrator.workloads.splits import TensorSplit
 from pruning import MaskKeeper
 

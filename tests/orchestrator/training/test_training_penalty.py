@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from training_cases import TRAIN, fit, network, problem, same, state
 
 from orchestrator.config.training import Train
-from orchestrator.training.loop.steps import Gradients, TrainingError
+from orchestrator.training.loop.training_job import Gradients, TrainingError
 from pruning import MaskKeeper, MaskSet, remove_all
 
 LAMBDA = 0.03

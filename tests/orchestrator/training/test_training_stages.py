@@ -25,8 +25,8 @@ from orchestrator.core.stage_fields import PruneFields
 from orchestrator.core.work_order import Passed, Worker, WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
-from orchestrator.training import pruning_rounds, stage_inputs
-from orchestrator.training.loop import steps
+from orchestrator.training import pruning_rounds, stage_record
+from orchestrator.training.loop import training_job
 from orchestrator.training.preflight.first_step import Misfit
 from orchestrator.training.preflight.rehearsal import run_preflight
 from orchestrator.training.pruning_rounds import LawBroken
@@ -129,7 +129,7 @@ def test_a_keeper_and_hooks_train_to_the_same_bits(store: Store) -> None:
     assert not {each.key for each in kept} & {each.key for each in hooked}
 
 
-@pytest.mark.parametrize("name", [*sorted(steps.ELEMENTWISE), "torch.optim.Adafactor"])
+@pytest.mark.parametrize("name", [*sorted(training_job.ELEMENTWISE), "torch.optim.Adafactor"])
 def test_gradients_are_left_dense_only_where_that_gives_the_bits_of_masked_ones(
     name: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +137,7 @@ def test_gradients_are_left_dense_only_where_that_gives_the_bits_of_masked_ones(
     dense, pruned = chain(0.5)
     specs = dense, replace(pruned, fields={**pruned.fields, "finetune": finetune})
     chosen = run(store, specs)[1]
-    monkeypatch.setattr(steps, "ELEMENTWISE", frozenset())
+    monkeypatch.setattr(training_job, "ELEMENTWISE", frozenset())
     masked = run(Store(str(tmp_path / "other")), specs)[1]
 
     assert chosen.weights_digest == masked.weights_digest
@@ -188,9 +188,9 @@ def test_a_repeated_stage_of_other_bits_has_what_started_from_it_repeated(
 ) -> None:
     specs = chain(0.3, 0.6)
     run(store, specs)
-    derive = stage_inputs.derive
+    derive = stage_record.derive
     monkeypatch.setattr(
-        stage_inputs, "derive", lambda seed, place: derive(seed, f"elsewhere/{place}")
+        stage_record, "derive", lambda seed, place: derive(seed, f"elsewhere/{place}")
     )  # other random weights, as from another torch release
 
     assert without_dense(store, specs) == [spec.key for spec in specs]
@@ -318,7 +318,7 @@ def test_only_a_primary_metric_that_is_nan_of_a_finite_loss_fails(
     figures = Measured({"loss": 0.5, "accuracy": value})
     monkeypatch.setattr("orchestrator.training.record.evaluate", lambda *_, **__: figures)
     said = r"gives NaN as accuracy, its primary metric, of the val split, while the loss is finite; return a number"
-    with pytest.raises(steps.TrainingError, match=said) if math.isnan(value) else nullcontext():
+    with pytest.raises(training_job.TrainingError, match=said) if math.isnan(value) else nullcontext():
         run(store, (dense(),))
 
 
