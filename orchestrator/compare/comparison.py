@@ -45,9 +45,9 @@ class TrialRow(NamedTuple):  # a sweep can have tens of thousands
     val: float
     val_loss: float
     val_before: float | None
-    """Value before fine-tuning; None for the dense network."""
+    """Value before fine-tuning; None for the dense network and a round that trains from the start."""
     val_loss_before: float | None
-    """Value before fine-tuning; None for the dense network."""
+    """Value before fine-tuning; None for the dense network and a round that trains from the start."""
     early_step: int | None
     """Step of this stage with the smallest validation loss, where early stopping would end; None if not recorded."""
     early_val: float | None

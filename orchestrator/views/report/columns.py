@@ -54,6 +54,12 @@ MATCH = Column(
     "whether a loss of the margin or more is ruled out; –: not tested, after a line's first no",
 )
 SEEDS = Column("seeds", lambda p: seeds(p), 5)
+ASKED_WEIGHTS = Column(
+    "asked %",
+    lambda p: "" if p.requested_sparsity is None else in_points(p.requested_sparsity),
+    8,
+    "requested sparsity, of the prunable weights",
+)
 ASKED = Column("asked", lambda p: asked(p), 15, "requested sparsity, and the quantity it is a fraction of")
 REACHED = Column(
     "reached %",
@@ -117,7 +123,8 @@ def narrow(comparison: Comparison, points: Sequence[Point]) -> tuple[Column, ...
     """
     unequal = {id(point) for point, _ in comparison.costlier}
     cost = [COST] if any(id(point) in unequal for point in points) else []
-    asking = [ASKED] if any(map(reached_another, points)) else []
+    of_weights = all(point.budget == WEIGHTS for point in points)
+    asking = [ASKED_WEIGHTS if of_weights else ASKED] if any(map(reached_another, points)) else []
     asking += [REACHED] if any(REACHED.cell(point) for point in points) else []
     return (NARROW[0], *asking, *NARROW[1:], *cost)
 

@@ -270,7 +270,7 @@ def speedup_note(comparison: Comparison) -> Iterator[str]:
         both = any(each.speedup_pytorch for point in comparison.points for each in point.deployed)
         yield (
             f"Measured speed-ups: {'; '.join(over)}. Compare them only within a format"
-            + (", and formats of PyTorch by `of PyTorch`, over dense in PyTorch." if both else ".")
+            + ("; of PyTorch: over dense in PyTorch, whatever the format." if both else ".")
         )
 
 

@@ -46,7 +46,7 @@ LETTER = 0.08
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
-WITHIN = 6
+WITHIN = 5
 """Maximum number of legend entries within the axes; a longer legend goes beside them."""
 SPARSE = 0.05
 """Density below which the axis is logarithmic."""
@@ -55,7 +55,7 @@ ERROR = Metric("error", "", "lower", margin=0.0, format=".3g")
 WRITTEN = 480
 """Maximum number of matrix cells with written values: more take long to draw."""
 WIDE = 10
-"""Ratio of the largest and the smallest figure above which the axis of tokens a second is logarithmic."""
+"""Ratio of the largest and the smallest figure above which an axis of figures may be logarithmic."""
 LONGEST = 48
 """Maximum number of characters shown of a label."""
 
@@ -179,14 +179,17 @@ def token_speed(axes: Axes, found: Plot) -> None:
 
 
 def densities(axes: Axes, profile: Profile) -> None:
-    """Draw the density of each tensor by method; the axis is symmetric-logarithmic if a density is below SPARSE."""
+    """Draw the density of each tensor by method; the axis is symmetric-logarithmic if a density is below SPARSE and
+    they vary much.
+    """
     _profile(axes, profile, PERCENT, "density (% of the tensor)")
     least = min((y for series in profile.series for y in series.y if y), default=1.0)
-    if least < SPARSE:
+    most = max((y for series in profile.series for y in series.y), default=1.0)
+    if least < SPARSE and most > WIDE * least:
         axes.set_yscale("symlog", linthresh=100 * least)
         axes.yaxis.set_major_formatter(lambda percent, _: f"{percent:g}")  # powers of ten would be formulas
     scaled = axes.yaxis.get_transform()
-    top = float(scaled.transform([100 * (max((y for series in profile.series for y in series.y), default=0) or 1)])[0])
+    top = float(scaled.transform([100 * (most or 1)])[0])
     axes.set_ylim(*scaled.inverted().transform([-0.03 * top, 1.05 * top]))  # room for whole markers at both ends
 
 
@@ -231,7 +234,7 @@ def matrix(axes: Axes, found: Matrix, label: str) -> None:
                     chance = found.chance[row][column] if found.chance else None
                     text = f"{value:.2f}" if chance is None else f"{value:.2f}\n({chance:.2f})"
                     axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=7)
-    explained = f"{label} (in brackets: by chance)" if found.chance else label
+    explained = f"{label}\n(in brackets: by chance)" if found.chance else label
     axes.figure.colorbar(image, ax=axes, label=explained, fraction=0.04, pad=0.02)
 
 

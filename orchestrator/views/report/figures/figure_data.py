@@ -35,6 +35,8 @@ X_LABELS: Mapping[str, str] = {
 """Quantity on the x axis -> its label."""
 COUNTED = ("parameters", "macs")
 """Quantities of `X_LABELS` in % of dense."""
+APART = 0.02
+"""Smallest difference of costs that a figure shows, as a fraction."""
 SECOND = 1000.0
 """A second in milliseconds."""
 Coordinates = tuple[float, float]
@@ -415,8 +417,9 @@ def _figure_on(point: Point, text: str) -> Estimate | None:
 
 
 def _spread_out(found: Iterable[Series]) -> bool:
-    """Whether the points have more than one place on the x axis."""
-    return len({x for each in found for x in each.x}) > 1
+    """Whether the points lie apart on an x axis that begins at 0."""
+    places = [x for each in found for x in each.x]
+    return bool(places) and max(places) > (1 + APART) * min(places)
 
 
 def _chain(plan: Plan, records: Mapping[str, StageRecord], key: str) -> list[StageRecord]:

@@ -29,7 +29,7 @@ class Source(NamedTuple):
     read: ReadFile | None = None
     """Reads a file of a stage, for the overlap of masks; None: without this figure."""
     in_report: bool = True
-    """Whether the figure is for the report, which shows many layers in groups and no profile of a single method."""
+    """Whether the figure is for the report, which shows many layers in groups, and densities only where they differ."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ FIGURES: Mapping[str, FigureRow] = {
     ),
     "densities": FigureRow(
         lambda source: layer_data.densities(
-            source.records, source.comparison, least=1 + source.in_report, grouped=source.in_report
+            source.records, source.comparison, compared=source.in_report, grouped=source.in_report
         ),
         drawing.densities,
         f"Density of each tensor by method, at the most frequent requested sparsity; mean over seeds. {GROUPED}",

@@ -30,6 +30,8 @@ MOST = MOST_ENTRIES
 HEAT_ROWS, MOST_LAYERS, METHODS, SEEDS = 40, 40, 20, 3
 """Maximum number of operating points in a heat map, of layers in a figure, of lines at one sparsity, and of seeds
 compared for each line."""
+ROUNDING = 0.01
+"""Difference of densities up to which layers count as equally dense."""
 LOSS = Metric("loss", "", "lower", margin=0.0, format=".3g")
 SHARE = Metric("entries", "%", "higher", margin=0.01, format=".2%")
 SHARES = {"first_overlap": "kept from the first masks", "explored": "explored"}
@@ -143,14 +145,14 @@ def pooled(values: Mapping[str, float], group: Callable[[str], str], sizes: Mapp
 
 
 def densities(
-    records: Records, comparison: Comparison, least: int = 2, *, grouped: bool = False
+    records: Records, comparison: Comparison, *, compared: bool = False, grouped: bool = False
 ) -> tuple[Profile, ...]:
     """Return the density of each tensor by method at one sparsity, mean over seeds.
 
     Args:
         records: stage key -> record
         comparison: comparison of the trials
-        least: minimum number of methods of a panel to show
+        compared: leave out profiles of a single method, and of equal densities
         grouped: more than MOST_LAYERS tensors are shown by block and by role
     """
 
@@ -158,7 +160,13 @@ def densities(
         return {name: 1 - sparsity for name, sparsity in record.tensor_sparsity.items()}
 
     found = _profiles(records, comparison, density, grouped=grouped)
-    return tuple(profile for profile in found if len(profile.series) >= least)
+    return tuple(each for each in found if not compared or (len(each.series) > 1 and _differ(each)))
+
+
+def _differ(profile: Profile) -> bool:
+    """Whether the densities of a network's layers or of two methods differ by more than rounding to entries."""
+    densities = [density for series in profile.series for density in series.y]
+    return max(densities, default=0.0) - min(densities, default=0.0) > ROUNDING
 
 
 def layer_errors(records: Records, comparison: Comparison, *, grouped: bool = False) -> tuple[Profile, ...]:

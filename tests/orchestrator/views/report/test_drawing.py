@@ -168,6 +168,17 @@ def test_densities_are_those_of_each_method_at_the_sparsity_that_most_were_asked
     assert drawing.render(lambda: drawing.figure([profile], drawing.densities))["svg"]
 
 
+def test_a_report_shows_densities_only_where_layers_or_methods_differ() -> None:
+    def shown(first: float) -> int:
+        records = {
+            key: replace(each, tensor_sparsity={**each.tensor_sparsity, "conv1.weight": first})
+            for key, each in RECORDS.items()
+        }
+        return len(layer_data.densities(records, compare_trials(PLAN, records), compared=True))
+
+    assert (shown(0.895), shown(0.5)) == (0, 1)
+
+
 @pytest.mark.parametrize("least", [0.0, 0.001, 0.5])
 def test_marks_at_the_ends_of_the_densities_are_drawn_whole(least: float) -> None:
     profile = layer_data.Profile("cnn on digits", ("a", "b"), (figure_data.Series("l1", (0.0, 1.0), (least, 1.0)),))
@@ -183,7 +194,7 @@ def test_marks_at_the_ends_of_the_densities_are_drawn_whole(least: float) -> Non
 def test_brackets_in_a_matrix_are_explained_beside_its_colours() -> None:
     matrix = layer_data.Matrix("cnn on digits", ("a",), ("a",), ((0.5,),), ((0.25,),))
 
-    assert drawn("overlap", [matrix]).axes[1].get_ylabel() == "kept by both (in brackets: by chance)"
+    assert drawn("overlap", [matrix]).axes[1].get_ylabel() == "kept by both\n(in brackets: by chance)"
     assert drawn("layers", [replace(matrix, chance=())]).axes[1].get_ylabel() == "sparsity"
 
 
@@ -201,11 +212,8 @@ def test_what_one_method_cannot_show_is_not_drawn() -> None:
     records = make_records(plan)
     found = compare_trials(plan, records)
 
-    assert (
-        figure_data.tradeoff(found, "cost"),
-        layer_data.densities(records, found),
-        layer_data.overlapping(found),
-    ) == ((), (), ())
+    assert figure_data.tradeoff(found, "cost") == layer_data.densities(records, found, compared=True) == ()
+    assert layer_data.overlapping(found) == ()
     figures = report_files.draw(plan, records, found, lambda key, name: b"not asked for")
     assert figures.keys() == {"tradeoff", "fine_tuning", "curves", "layers"}
 
@@ -236,7 +244,7 @@ def test_a_run_without_training_has_no_figure_of_training() -> None:
     }
     found = compare_trials(PLAN, records)
 
-    assert report_files.draw(PLAN, records, found, None).keys() == {"tradeoff", "layers", "densities"}
+    assert report_files.draw(PLAN, records, found, None).keys() == {"tradeoff", "layers"}
 
 
 def test_more_layers_than_can_be_read_are_shown_by_block_and_by_role() -> None:

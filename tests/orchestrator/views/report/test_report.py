@@ -26,6 +26,7 @@ from store_cases import Content
 from orchestrator.commands.compare_command import main as compare_main
 from orchestrator.commands.store_command import main as store_main
 from orchestrator.commands.sync_command import main as sync_main
+from orchestrator.compare.audit.checklist import RULES
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.statistics import Estimate
 from orchestrator.core.file_names import NOTE_FILE
@@ -130,7 +131,7 @@ def test_a_report_has_a_page_tables_figures_and_the_audit(files: dict[str, bytes
         "README.md",
         *(f"figures/{name}.{kind}" for name in FIGURES for kind in ("svg", "png")),
     }
-    assert len(json.loads(files["comparison/audit.json"])) == 25
+    assert len(json.loads(files["comparison/audit.json"])) == len(RULES)
     dense = [record.after["test/accuracy"] for record in RECORDS.values() if record.round == 0]
     metrics = json.loads(files["comparison/metrics.json"])
     assert metrics["summary/dense_accuracy"] == pytest.approx(np.mean(dense))
@@ -558,7 +559,7 @@ def test_where_no_two_masks_are_of_one_shape_there_is_no_overlap() -> None:
     ("recorded", "said"),
     [
         (5, "has 6 entries, and the record says 5"),
-        (10**9, "without 6 of the networks: the figure compares at most 134217728 entries"),
+        (10**9, "is left out: the figure compares at most 134217728 entries of masks"),
     ],
 )
 def test_masks_that_claim_more_than_their_record_or_than_memory_holds_are_not_read(
@@ -572,7 +573,7 @@ def test_masks_that_claim_more_than_their_record_or_than_memory_holds_are_not_re
     assert said in caplog.text
 
 
-FIGURES = ("tradeoff", "fine_tuning", "curves", "layers", "densities", "overlap")
+FIGURES = ("tradeoff", "fine_tuning", "curves", "layers", "overlap")
 
 
 def fail(*_: object, **__: object) -> NoReturn:
