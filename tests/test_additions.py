@@ -270,12 +270,10 @@ SWEEP = (
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a copy of the tree."""
     folder = tmp_path_factory.mktemp("added") / "tree"
-    ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
-    for name in COPIED:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        folder.mkdir(exist_ok=True)
-        copy(ROOT / name, folder / name, **({"ignore": ignored} if (ROOT / name).is_dir() else {}))
-    shutil.copytree(ROOT / "tests", folder / "tests", ignore=ignored)
+    folder.mkdir()
+    for name in COPIED:  # with the byte code of the packages, which is not compiled again
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, folder / name)
+    shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     return folder
 
 

@@ -125,6 +125,7 @@ def small() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(48, 64), nn.ReLU(), nn.Linear(64, 10)).eval()
 
 
+@pytest.mark.slow
 def test_a_network_is_measured_in_each_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network("small", small, lambda batch: torch.ones(batch, 3, 4, 4), (0.0, 0.9))
     part, found = network_part([network]), dict[Cell, Found]()
@@ -226,6 +227,7 @@ def test_a_runtime_that_is_not_there_is_said() -> None:
     assert "OpenVINO fp32 was not measured: openvino is not installed." in its_page.page(record)
 
 
+@pytest.mark.slow  # draws the figure
 def test_the_page_and_the_figure_are_what_the_record_gives() -> None:
     record = json.loads((ROOT / "docs" / "does-it-pay.json").read_text())
 

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import get_type_hints
 
 import pytest
-from hydra import compose, initialize_config_dir
+from composition import composed
 
 from orchestrator.__main__ import CONF
-from orchestrator.config import hydra_options
 from orchestrator.config.config_groups import GROUPS, schema_of
 from orchestrator.config.hydra_options import stored_options
 from orchestrator.config.schema import Config
@@ -59,12 +58,10 @@ def test_every_key_has_a_sentence() -> None:
 
 
 def test_the_examples_of_the_first_keys_compose() -> None:
-    hydra_options.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        for key, (example, _) in configuration.FIRST.items():
-            settings = [word for word in shlex.split(example) if word != "-m"]
-            assert key in {setting.partition("=")[0] for setting in settings}
-            compose("config", overrides=[setting for setting in settings if "range" not in setting])
+    for key, (example, _) in configuration.FIRST.items():
+        settings = [word for word in shlex.split(example) if word != "-m"]
+        assert key in {setting.partition("=")[0] for setting in settings}
+        composed(*(setting for setting in settings if "range" not in setting))
 
     assert len(configuration.FIRST) == 20
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,6 +31,10 @@ def small_llama() -> Any:
 SMALL = Network("Llama", small_llama, SIZES, tied, {"layer": (3, 2), "mlp": (5, 2), "residual": (6, 3)})
 
 
+ONE = replace(SMALL, smaller={"mlp": (5, 2)})
+"""A unit alone: what finds a fault is the same for each."""
+
+
 def answers_in_process(fault: float = 0.0, token: int = 0) -> Any:
     """Return a replacement of the other process, whose logits and tokens are off by a fault."""
 
@@ -53,7 +58,7 @@ def test_each_unit_and_size_has_a_row_whose_parameters_the_arithmetic_gives(monk
 def test_other_logits_and_other_tokens_miss_the_bar(monkeypatch: pytest.MonkeyPatch, fault: float, token: int) -> None:
     monkeypatch.setattr(bench, "stock_answers", answers_in_process(fault, token))
 
-    assert not any(row.met for row in bench.rows(SMALL, "python"))
+    assert not any(row.met for row in bench.rows(ONE, "python"))
 
 
 def test_a_smaller_network_unlike_the_masked_one_misses_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +72,7 @@ def test_a_smaller_network_unlike_the_masked_one_misses_the_bar(monkeypatch: pyt
     monkeypatch.setattr(bench, "stock_answers", answers_in_process())
     monkeypatch.setattr(pruning, "smaller_transformer", with_a_fault)
 
-    assert not any(row.met for row in bench.rows(SMALL, "python"))
+    assert not any(row.met for row in bench.rows(ONE, "python"))
 
 
 def test_a_network_of_other_sizes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +98,4 @@ def test_random_weights_reach_every_parameter(network: Network) -> None:
 
 @pytest.mark.slow
 def test_another_process_loads_a_smaller_network_with_stock_transformers() -> None:
-    one = Network("Llama", small_llama, SIZES, tied, {"mlp": (5, 2)})
-
-    assert all(row.met and row.difference <= bench.BAR for row in bench.rows(one, sys.executable))
+    assert all(row.met and row.difference <= bench.BAR for row in bench.rows(ONE, sys.executable))

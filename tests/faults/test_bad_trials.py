@@ -9,13 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from composition import composed
 from fault_commands import Command
-from hydra import compose, initialize_config_dir
 
-from orchestrator.__main__ import CONF
-from orchestrator.config import hydra_options
 from orchestrator.config import schema as schema
-from orchestrator.config.compose import plain
 from orchestrator.config.schema import ConfigError
 from orchestrator.core.specs import Job
 from orchestrator.sweep import conductor
@@ -42,9 +39,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         monkeypatch.setattr(
             "orchestrator.views.report.report_files.report", lambda *_: {}
         )  # drawing figures takes longer than the rest of the test
-        hydra_options.register()
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            return conductor.run([Job(tuple(line), plain(compose("config", small(line)))) for line in trials])
+        return conductor.run([Job(tuple(line), composed(*small(line))) for line in trials])
 
     return start
 

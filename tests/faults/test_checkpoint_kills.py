@@ -11,7 +11,7 @@ from kills import VARIANTS, disturbed, each, stages, undisturbed
 
 from orchestrator.store.store import Store
 
-FAST = ("momentum, dropout, batch norm", "masked round")
+FAST = ("masked round",)
 INTERVAL = 0.05
 
 

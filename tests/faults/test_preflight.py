@@ -9,13 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
+from composition import composed
 from safetensors.torch import load_file
 
-from orchestrator.__main__ import CONF
-from orchestrator.config import hydra_options
 from orchestrator.config import schema as schema
-from orchestrator.config.compose import plain
 from orchestrator.config.schema import ConfigError
 from orchestrator.core.errors import StoreError
 from orchestrator.core.specs import Job
@@ -175,9 +172,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr("orchestrator.views.report.report_files.report", lambda *_: {})
 
     def start(*trials: list[str]) -> Outcome:
-        hydra_options.register()
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            return conductor.run([Job(tuple(line), plain(compose("config", chosen(line)))) for line in trials])
+        return conductor.run([Job(tuple(line), composed(*chosen(line))) for line in trials])
 
     return start
 

@@ -5,19 +5,15 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from composition import composed
 from fault_commands import SWEEP, Command, finished_stages, results_of
-from hydra import compose, initialize_config_dir
 
-from orchestrator.__main__ import CONF
-from orchestrator.config import hydra_options
 from orchestrator.config import schema as schema
-from orchestrator.config.compose import plain
-from orchestrator.core.errors import StoreError
+from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.records import FileInfo
 from orchestrator.core.specs import Job
 from orchestrator.core.work_order import FileWriter
@@ -40,11 +36,8 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> Outcome:
     return conductor.run([Job((f"seed={n}",), {**config, "seed": n}) for n in range(4)])
 
 
-@cache
 def configured(*more: str) -> dict[str, Any]:
-    hydra_options.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return plain(compose("config", [*LINE, "cluster=inline", "tracking=none", "finetune.epochs=1", *more]))
+    return composed(*LINE, "cluster=inline", "tracking=none", "finetune.epochs=1", *more)
 
 
 @pytest.mark.parametrize(
@@ -133,13 +126,12 @@ def test_a_file_too_large_for_the_limit_is_said_by_the_command(
     assert results_of(folder) == results_of(undisturbed)
 
 
-def test_a_store_where_a_file_lies_is_refused(start: Callable[..., Command], tmp_path: Path) -> None:
+def test_a_store_where_a_file_lies_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("mine")
-    command = start(tmp_path / "sweep", *SWEEP, "cluster=inline", "tracking=none", f"store.uri={tmp_path / 'file'}")
 
-    assert command.wait() == 2
-    assert "a part of that path is a file, not a directory" in command.stderr
-    assert "Traceback" not in command.stderr
+    with pytest.raises(OrchestratorError, match="a part of that path is a file, not a directory") as refused:
+        run(tmp_path, monkeypatch, f"store.uri={tmp_path / 'file'}")
+    assert refused.value.exit_status == 2
 
 
 def test_a_damaged_layout_is_refused_before_anything_starts(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import uuid
 from pathlib import Path
 
@@ -21,9 +23,15 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A fresh MLflow database, made once: its migration takes seconds."""
-    from mlflow import MlflowClient
+    """A fresh MLflow database, made once for all workers: its migration takes seconds."""
+    base = tmp_path_factory.getbasetemp()
+    folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with (folder / "empty.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "empty.db").exists():
+            from mlflow import MlflowClient
 
-    path = tmp_path_factory.mktemp("empty") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path.read_bytes()
+            path = tmp_path_factory.mktemp("empty") / "mlflow.db"
+            MlflowClient(f"sqlite:///{path}").search_experiments()
+            path.rename(folder / "empty.db")
+        return (folder / "empty.db").read_bytes()

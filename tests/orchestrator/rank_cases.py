@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import socket
+import sys
 from collections.abc import Iterable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.multiprocessing
@@ -85,15 +89,15 @@ class MedianLoss(Classification):
 
 F1 = {"_target_": "torchmetrics.classification.MulticlassF1Score", "num_classes": 3}
 CASES: Mapping[str, dict[str, Any]] = {
-    "cnn": {"network": "cnn", "steps": 100},
-    "cnn, one example": {"network": "cnn", "steps": 100, "batch_size": 5, "lr": 0.02, "eval_batch_size": 19},
+    "cnn": {"network": "cnn", "steps": 30},
+    "cnn, one example": {"network": "cnn", "steps": 30, "batch_size": 5, "lr": 0.02, "eval_batch_size": 19},
     "own measure": {"network": "cnn", "steps": 10, "eval_every": 5, "task": MedianLoss()},
     **(
         {"torchmetrics": {"network": "cnn", "steps": 10, "eval_every": 5, "task": TorchMetrics({"f1": F1})}}
         if find_spec("torchmetrics")
         else {}
     ),
-    "accumulated": {"network": "cnn", "steps": 60, "accumulate": 3, "clip_norm": 0.1, "ema": 0.9},
+    "accumulated": {"network": "cnn", "steps": 24, "accumulate": 3, "clip_norm": 0.1, "ema": 0.9},
     "best of plateaus": {
         "network": "cnn",
         "steps": 60,
@@ -102,10 +106,10 @@ CASES: Mapping[str, dict[str, Any]] = {
         "eval_every": 5,
         "select": "best",
     },
-    "masked": {"network": "cnn", "steps": 60, "masks": True},
+    "masked": {"network": "cnn", "steps": 24, "masks": True},
     "gpt": {
         "network": "gpt",
-        "steps": 100,
+        "steps": 30,
         "optimizer": {"_target_": "torch.optim.AdamW", "lr": 0.01, "eps": 1e-4},
     },
     "synchronised": {"network": "resnet20", "steps": 20, "sync": True, "lr": 0.02},
@@ -176,6 +180,10 @@ def together(size: int, folder: Path) -> dict[str, list[Any]]:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     names = [*CASES]
-    torch.multiprocessing.spawn(_work, (size, port, str(folder), names), nprocs=size)  # type: ignore[no-untyped-call]
+    multiprocessing.set_forkserver_preload(["rank_cases", "torch._dynamo"])  # once: takes longer than all trainings
+    with patch.dict(os.environ, {"PYTHONPATH": os.pathsep.join(sys.path)}):
+        torch.multiprocessing.start_processes(  # type: ignore[no-untyped-call]
+            _work, (size, port, str(folder), names), size, start_method="forkserver"
+        )
     files = {name: str(place) for place, name in enumerate(names)} | {"drawing": "drawing", "said": "said"}
     return {name: [torch.load(folder / f"{file}.{rank}.pt") for rank in range(size)] for name, file in files.items()}

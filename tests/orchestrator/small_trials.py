@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
-from hydra import compose, initialize_config_dir
+from composition import composed
 
-from orchestrator.__main__ import CONF
-from orchestrator.config import hydra_options
-from orchestrator.config.compose import plain
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Job, Plan
 from orchestrator.core.work_order import Worker, WorkOrder
@@ -22,14 +18,6 @@ SMALL = (
     *("schedule=one_shot", "schedule.sparsity=0.5", "train.epochs=3", "train.batch_size=8", "finetune.epochs=1"),
     "train.optimizer.lr=0.05",
 )
-
-
-@cache
-def composed(*overrides: str) -> dict[str, Any]:
-    """Return a trial's configuration."""
-    hydra_options.register()
-    with initialize_config_dir(str(CONF), version_base=None):
-        return plain(compose("config", list(overrides)))
 
 
 def small(*overrides: str) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from factories import make_plan, make_records, sweep_info
 
+from orchestrator.__main__ import main
+from orchestrator.execution import interrupts
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.store import Store
 
@@ -82,12 +84,17 @@ def test_a_module_of_a_command_runs_the_command_of_its_name(name: str, monkeypat
     assert begun == [name], "and so ends as each command does"
 
 
-def test_a_trial_whose_output_nobody_reads_ends_quietly_and_the_same_command_goes_on(folder: Path) -> None:
+def test_a_trial_whose_output_nobody_reads_ends_quietly_and_the_same_command_goes_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     figures = {"PYTHONPATH": os.pathsep.join(filter(None, [WITHOUT_FIGURES, os.environ.get("PYTHONPATH", "")]))}
     assert unread(folder, ("orchestrator", *TRIAL), **figures) == (141, "")
-    command = [sys.executable, "-m", "orchestrator", *TRIAL]
-    again = subprocess.run(command, cwd=folder, env=environment(**figures), capture_output=True, timeout=120)
-    assert again.returncode == 0, again.stderr
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(interrupts, "leave_when_interrupted", lambda *_: None)
+    monkeypatch.setattr("orchestrator.views.report.report_files.draw", lambda *_: {})
+    monkeypatch.setattr(sys, "argv", ["orchestrator", *TRIAL])
+    main()
+    assert "1 of 1 trials done" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [("orchestrator",), ("orchestrator.compare",)])

@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
+from composition import composed as whole
 from hydra import initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
@@ -39,36 +39,37 @@ def composed(hydra: Hydra, jobs: Sequence[Sequence[str]]) -> list[Job]:
     return list(compose.compose_jobs(*hydra, jobs))
 
 
-def whole(hydra: Hydra, job: Sequence[str]) -> dict[str, Any]:
-    """Return the configuration that Hydra itself composes for a job."""
-    return compose.plain(hydra[0].load_sweep_config(hydra[1], list(job)))
-
-
-@pytest.mark.parametrize(
-    "jobs",
+JOBS = (
+    [["seed=1"], ["seed=2"]],
     [
-        [["seed=1"], ["seed=2"]],
-        [
-            ["method=ln_structured", "method.n=1"],
-            ["method=identity", "seed=3"],
-            ["method=ln_structured", "method.n=inf"],
-        ],
-        [["schedule.sparsity=0.5"], ["schedule.sparsity=null", "schedule.amount=3"], ["schedule=amount"]],
-        [["model=mlp", "model.hidden=[8,4]"], ["model=mlp", "model.hidden=[2]"]],
-        [["train.optimizer.lr=0.1"], ["optimizer@train.optimizer=adam"], ["+train.optimizer.nesterov=true"]],
-        [["train.optimizer={_target_: torch.optim.SGD, lr: 1}"], ["train.optimizer.lr=0.5"]],
-        [["prune.exclude=['conv1*']", "seed=1"], ["prune.exclude=[]", "seed=2"]],
-        [["data.mean=[0.1]", "seed=0"], ["data.mean='${data.std}'", "seed=0"], ["data.mean='${data.std}'", "seed=1"]],
-        [["model=mlp", "+width=8", "model.hidden=['${width}','${width}']", f"seed={seed}"] for seed in (0, 1)],
-        [["train.epochs=3", "++train.epochs=5"], ["train.epochs=4", "++train.epochs=5"]],
-        [["train.optimizer.lr=0.5", f"train.optimizer={{lr: {lr}}}"] for lr in (1, 2)],
-        [["model=mlp", "model.hidden=[8,4]", f"model.hidden.0={width}"] for width in (2, 3)],
+        ["method=ln_structured", "method.n=1"],
+        ["method=identity", "seed=3"],
+        ["method=ln_structured", "method.n=inf"],
     ],
+    [["schedule.sparsity=0.5"], ["schedule.sparsity=null", "schedule.amount=3"], ["schedule=amount"]],
+    [["model=mlp", "model.hidden=[8,4]"], ["model=mlp", "model.hidden=[2]"]],
+    [["train.optimizer.lr=0.1"], ["optimizer@train.optimizer=adam"], ["+train.optimizer.nesterov=true"]],
+    [["train.optimizer={_target_: torch.optim.SGD, lr: 1}"], ["train.optimizer.lr=0.5"]],
+    [["prune.exclude=['conv1*']", "seed=1"], ["prune.exclude=[]", "seed=2"]],
+    [["data.mean=[0.1]", "seed=0"], ["data.mean='${data.std}'", "seed=0"], ["data.mean='${data.std}'", "seed=1"]],
+    [["model=mlp", "+width=8", "model.hidden=['${width}','${width}']", f"seed={seed}"] for seed in (0, 1)],
+    [["train.epochs=3", "++train.epochs=5"], ["train.epochs=4", "++train.epochs=5"]],
+    [["train.optimizer.lr=0.5", f"train.optimizer={{lr: {lr}}}"] for lr in (1, 2)],
+    [["model=mlp", "model.hidden=[8,4]", f"model.hidden.0={width}"] for width in (2, 3)],
 )
+
+
+def test_the_compositions_of_the_tests_are_hydra_s(hydra: Hydra) -> None:
+    """The other tests of this file compare with them: Hydra takes forty times as long."""
+    for job in (jobs[-1] for jobs in JOBS):
+        assert whole(*job) == compose.plain(hydra[0].load_sweep_config(hydra[1], list(job)))
+
+
+@pytest.mark.parametrize("jobs", JOBS)
 def test_each_config_is_what_hydra_composes(hydra: Hydra, jobs: list[list[str]]) -> None:
     for job, made in zip(jobs, composed(hydra, jobs), strict=True):
         assert made.error is None
-        assert made.config == whole(hydra, job)
+        assert made.config == whole(*job)
 
 
 @pytest.fixture
@@ -126,7 +127,7 @@ def composed_alike(hydra: Hydra, jobs: list[list[str]]) -> None:
     """Check that each job is composed as by Hydra, or refused if Hydra refuses it."""
     for job, made in zip(jobs, composed(hydra, jobs), strict=True):
         try:
-            expected = whole(hydra, job)
+            expected = whole(*job)
         except Exception:
             assert made.error is not None, job
         else:
@@ -191,7 +192,7 @@ def test_a_refused_job_carries_the_sentence_and_the_others_go_on(hydra: Hydra) -
 
 
 def test_a_thousand_trials_a_second_from_overrides_to_plan(hydra: Hydra) -> None:
-    jobs = [[f"schedule.sparsity={s / 100}", f"seed={seed}"] for seed in range(40) for s in range(1, 100, 2)]
+    jobs = [[f"schedule.sparsity={s / 100}", f"seed={seed}"] for seed in range(20) for s in range(1, 100, 2)]
     (first,) = composed(hydra, jobs[:1])
     ratios: list[float] = []
     while min(ratios, default=20) >= 20 and len(ratios) < 3:  # once, on an idle machine
@@ -202,13 +203,13 @@ def test_a_thousand_trials_a_second_from_overrides_to_plan(hydra: Hydra) -> None
             copy.deepcopy(first.config)
         ratios.append((planned - start) / (time.process_time() - planned))
 
-    assert len(plan.trials) == 2000
-    assert min(ratios) < 20, "2,000 copies take a sixth of a second on the machine that this was set on"
+    assert len(plan.trials) == 1000
+    assert min(ratios) < 20, "1,000 copies take a twelfth of a second on the machine that this was set on"
 
 
 def test_jobs_with_equal_settings_in_a_part_share_it(hydra: Hydra) -> None:
     settings = [[f"finetune.optimizer.lr={lr}", f"seed={seed}"] for seed, lr in enumerate((0.9, 0.5, 0.1, 0.5))]
     configs = [job.config or {} for job in composed(hydra, settings)]
 
-    assert configs == [whole(hydra, job) for job in settings]
+    assert configs == [whole(*job) for job in settings]
     assert configs[3]["finetune"] is configs[1]["finetune"]

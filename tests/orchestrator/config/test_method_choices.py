@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
+from composition import composed
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
 
 from orchestrator.__main__ import CONF
 from orchestrator.config import hydra_options, method_choices
-from orchestrator.config.compose import plain
 from orchestrator.config.config_groups import schema_of
 from orchestrator.config.round_amounts import without_file
 from orchestrator.core.plain_data import read_as
@@ -24,17 +25,6 @@ from pruning.choices.axes import Dynamics, Score, Unit
 from pruning.scores import SCORES
 
 METHODS = {path.stem for path in (Path(str(CONF)) / "method").glob("*.yaml")} - {"longer"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def conf() -> Iterator[None]:
-    hydra_options.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        yield
-
-
-def composed(*overrides: str) -> dict[str, Any]:
-    return plain(compose("config", overrides=list(overrides)))
 
 
 def refused(*overrides: str) -> str:
@@ -212,8 +202,10 @@ def test_what_cannot_be_together_is_refused_with_the_reason(overrides: tuple[str
 
 @pytest.mark.parametrize("kind", SCORES)
 def test_every_score_is_an_option_with_the_defaults_of_its_row(kind: str) -> None:
-    row, config = SCORES[kind], plain(compose(f"score/{kind}"))["score"]
+    hydra_options.register()
+    row, config = SCORES[kind], OmegaConf.to_container(ConfigStore.instance().load(f"score/{kind}.yaml").node)
 
+    assert isinstance(config, dict)
     assert config == vars(schema_of("score", kind)())
     assert config["kind"] == kind
     assert {name: config[name] for name in row.in_sweeps} == row.in_sweeps

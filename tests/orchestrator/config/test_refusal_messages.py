@@ -121,6 +121,7 @@ CASES = (
 )
 
 
+@pytest.mark.slow  # the messages change with a release of Hydra alone
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.message.name}-{case.setting or case.preset}")
 def test_each_pattern_matches_its_message(provoke: Provoke, case: Case) -> None:
     error = provoke(case.setting, preset=case.preset.encode())

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from composition import composed_tree, groups
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
@@ -16,10 +17,28 @@ from omegaconf import DictConfig
 from orchestrator import __main__ as command_line
 from orchestrator.catalogue.data import DATA
 from orchestrator.config import hydra_options
-from orchestrator.config.refusals.refused_settings import explain
+from orchestrator.config.compose import plain
+from orchestrator.config.refusals.refused_settings import explain, is_refusal
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.specs import Job
 from orchestrator.execution import interrupts
+from orchestrator.sweep.conductor import run
 
 Ask = Callable[..., str]
+
+
+def told(*settings: str) -> str:
+    """Return the explanation of a line without options: composed as Hydra does, and planned."""
+    try:
+        config = plain(composed_tree([*settings]))
+    except Exception as error:
+        if not is_refusal(error):
+            raise
+        return explain(error, composed_tree, settings, groups()) + "\n"
+    with pytest.raises(OrchestratorError) as refused:
+        run([Job(settings, {**config, "dry_run": True})])
+    assert refused.value.exit_status == 2
+    return f"{refused.value}\n"
 
 
 @pytest.fixture
@@ -130,18 +149,19 @@ TOGETHER: dict[tuple[str, ...], dict[str, str]] = {
 
 @pytest.mark.parametrize("line", TOGETHER)
 def test_all_mistakes_that_hydra_sees_are_answered_at_once(ask: Ask, line: tuple[str, ...]) -> None:
-    told = ask(*line, *TOGETHER[line])
+    typed = ask if any(each.startswith("-") for each in line) else told
+    answers = typed(*line, *TOGETHER[line])
 
-    assert [answer for answer in TOGETHER[line].values() if answer not in told] == [], told
-    assert told.count("\n") == len(list(filter(None, TOGETHER[line].values())))
+    assert [answer for answer in TOGETHER[line].values() if answer not in answers] == [], answers
+    assert answers.count("\n") == len(list(filter(None, TOGETHER[line].values())))
 
 
-def test_an_absent_choice_hides_no_other_mistake(ask: Ask) -> None:
-    told = ask("+sweep=reproduce/snpi", "optimizer@train.optimizer=adm", "modle=1")
+def test_an_absent_choice_hides_no_other_mistake() -> None:
+    answers = told("+sweep=reproduce/snpi", "optimizer@train.optimizer=adm", "modle=1")
 
-    assert "`sweep` (=reproduce/snpi)" in told
-    assert "`optimizer` (=adm)" in told
-    assert "`modle` (=1)" in told
+    assert "`sweep` (=reproduce/snpi)" in answers
+    assert "`optimizer` (=adm)" in answers
+    assert "`modle` (=1)" in answers
 
 
 @pytest.mark.parametrize(
@@ -154,15 +174,15 @@ def test_an_absent_choice_hides_no_other_mistake(ask: Ask) -> None:
     ],
 )
 def test_a_choice_that_is_in_order_is_not_blamed(ask: Ask, arguments: list[str], said: str) -> None:
-    told = ask(*arguments)
+    answers = ask(*arguments) if "-m" in arguments else told(*arguments)
 
-    assert said in told
-    assert "`model`" not in told
-    assert "`~restart`" not in told
+    assert said in answers
+    assert "`model`" not in answers
+    assert "`~restart`" not in answers
 
 
-def test_what_a_wrong_choice_would_have_is_not_judged(ask: Ask) -> None:
-    assert "method.dim" not in ask("method=foo", "method.dim=1")
+def test_what_a_wrong_choice_would_have_is_not_judged() -> None:
+    assert "method.dim" not in told("method=foo", "method.dim=1")
 
 
 RULES: tuple[dict[str, str], ...] = (
@@ -186,10 +206,10 @@ RULES: tuple[dict[str, str], ...] = (
 
 
 @pytest.mark.parametrize("line", RULES, ids=lambda line: next(iter(line)))
-def test_what_hydra_takes_is_held_to_types_and_rules(ask: Ask, line: dict[str, str]) -> None:
-    told = ask(*line)
+def test_what_hydra_takes_is_held_to_types_and_rules(line: dict[str, str]) -> None:
+    answers = told(*line)
 
-    assert [answer for answer in line.values() if answer not in told] == [], told
+    assert [answer for answer in line.values() if answer not in answers] == [], answers
 
 
 @pytest.mark.parametrize(
@@ -215,12 +235,8 @@ def test_what_hydra_takes_is_held_to_types_and_rules(ask: Ask, line: dict[str, s
         (["seed", "=", "3"], "`seed = 3`: a setting has no spaces around its equals sign; write seed=3."),
         (["-m", "seed=", "0,1"], "`seed= 0,1`: a setting has no spaces around its equals sign; write seed=0,1."),
         (["model=cnn", "name", "=a b"], "a setting has no spaces around its equals sign; write 'name=a b'."),
-        (["train.optimizer.lr=0,05"], "if the key takes a list; for a decimal number, write 0.05."),
-        (["schedule.sparsity=0,9"], "if the key takes a list; for a decimal number, write 0.9."),
         (["seed=0,1"], "brackets if the key takes a list.\n"),
-        (["schedule.sparsity=0.5,0.9"], "`schedule.sparsity` (=0.5,0.9) has several values; add"),
         (["-m", "train.epochs=20", "seed=0,1", "++train.epochs=2x"], "`train.epochs` (=2x) must be an integer, or n"),
-        (["train.epochs=2", "train.epochs=1,2"], "`train.epochs` (=1,2) has several values; add"),
         (
             [*OWN, "method=targetless"],
             "names no class or function; add `_target_: package.Thing` to its file, or method._",
@@ -237,7 +253,6 @@ def test_what_hydra_takes_is_held_to_types_and_rules(ask: Ask, line: dict[str, s
             ["search=none", "search.first=7"],
             "`search.first` (=7) is a key of search=halving or frontier, not of none; pass search=halving.",
         ),
-        (["seed=???"], "`seed` (=???) has no value; give it one."),
         (["-m", "seed=${no.such}", "train.epochs=1,2"], "`seed` (=${no.such}) cannot be resolved: Interpolation key"),
         (["+sweep=random_amounts", "seed=range(0)"], "`seed` (=range(0)) is an empty axis"),
         (["--dry-run"], "`--dry-run` is not an option; a setting has no dashes and an equals sign: dry_run=..."),
@@ -251,6 +266,20 @@ def test_what_hydra_takes_is_held_to_types_and_rules(ask: Ask, line: dict[str, s
 )
 def test_a_mistake_is_answered_with_what_to_do(ask: Ask, arguments: list[str], said: str) -> None:
     assert said in ask(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["train.optimizer.lr=0,05"], "if the key takes a list; for a decimal number, write 0.05."),
+        (["schedule.sparsity=0,9"], "if the key takes a list; for a decimal number, write 0.9."),
+        (["schedule.sparsity=0.5,0.9"], "`schedule.sparsity` (=0.5,0.9) has several values; add"),
+        (["train.epochs=2", "train.epochs=1,2"], "`train.epochs` (=1,2) has several values; add"),
+        (["seed=???"], "`seed` (=???) has no value; give it one."),
+    ],
+)
+def test_a_value_is_answered_with_what_to_type(settings: list[str], said: str) -> None:
+    assert said in told(*settings)
 
 
 PRESETS: dict[str, str] = {
@@ -295,14 +324,14 @@ def test_what_is_wrong_in_a_preset_is_told_with_what_was_meant(tmp_path: Path) -
             where = f"hydra.searchpath=[file://{tmp_path}]"
             return loader.load_configuration("config", [where, *settings], RunMode.RUN)
 
-        sound, groups = compose([]), loader.list_groups("")
+        sound, listed = compose([]), loader.list_groups("")
         for number, (text, said) in enumerate(PRESETS.items()):
             (folder / f"p{number}.yaml").write_text(f"# @package _global_\n{text}\n")
             with pytest.raises((HydraException, ValueError)) as refused:
                 compose([f"+sweep=p{number}"])
-            told = explain(refused.value, lambda _: sound, [f"+sweep=p{number}"], groups)
-            assert told.startswith(f"sweep/p{number}.yaml"), text
-            assert said in told, (text, told)
+            answer = explain(refused.value, lambda _: sound, [f"+sweep=p{number}"], listed)
+            assert answer.startswith(f"sweep/p{number}.yaml"), text
+            assert said in answer, (text, answer)
 
 
 def test_a_preset_that_cannot_be_read_is_named(ask: Ask) -> None:
@@ -314,9 +343,9 @@ def test_a_preset_that_cannot_be_read_is_named(ask: Ask) -> None:
         ),
     ):
         Path("mine/sweep/mysweep.yaml").write_bytes(content)
-        told = ask(*OWN, "+sweep=mysweep")
-        assert told.startswith("sweep/mysweep.yaml ")
-        assert told.endswith(f"{said}\n")
+        answer = ask(*OWN, "+sweep=mysweep")
+        assert answer.startswith("sweep/mysweep.yaml ")
+        assert answer.endswith(f"{said}\n")
 
 
 def test_an_axis_of_a_preset_is_told_to_have_no_brackets(ask: Ask) -> None:
@@ -384,14 +413,14 @@ def test_settings_and_options_stand_in_any_order(ask: Ask) -> None:
 
 
 def test_a_loss_of_ones_own_is_a_mapping(ask: Ask) -> None:
-    told = ask("train.loss={_target_: torch.nn.NoLoss}", "++finetune.loss={_target_: theirs.no_loss, width: 3}")
+    answer = ask("train.loss={_target_: torch.nn.NoLoss}", "++finetune.loss={_target_: theirs.no_loss, width: 3}")
 
-    assert "`finetune.loss._target_` (=theirs.no_loss) is not defined" in told
+    assert "`finetune.loss._target_` (=theirs.no_loss) is not defined" in answer
 
 
-def test_a_margin_in_points_is_refused(ask: Ask) -> None:
-    told = "`compare.margin` (=2.0) must lie in [0, 1): accuracy is a fraction; pass 0.01 for one point."
-    assert told in ask("compare.margin=2", "tracking=none")
+def test_a_margin_in_points_is_refused() -> None:
+    said = "`compare.margin` (=2.0) must lie in [0, 1): accuracy is a fraction; pass 0.01 for one point."
+    assert said in told("compare.margin=2", "tracking=none")
 
 
 def test_several_presets_in_one_command_are_refused_as_presets(ask: Ask) -> None:

@@ -15,16 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
+from composition import composed
 from small_workloads import classification_data
 from torch import Tensor, nn
 
 import pruning
-from orchestrator.__main__ import CONF
 from orchestrator.catalogue.formats import FORMATS
 from orchestrator.compare.compare_trials import compare_trials
-from orchestrator.config import hydra_options
-from orchestrator.config.compose import plain
 from orchestrator.core.plain_data import digest
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Job
@@ -48,9 +45,7 @@ SETTINGS = (
 
 
 def swept(monkeypatch: pytest.MonkeyPatch, folder: Path, *overrides: str, model: str = "linear") -> Outcome:
-    hydra_options.register()
-    with initialize_config_dir(str(CONF), version_base=None):
-        config = plain(compose("config", [*SETTINGS, *overrides]))
+    config = composed(*SETTINGS, *overrides)
     own: dict[str, Any] = {
         "model": {"_target_": f"small_workloads.{model}", "name": "own"},
         "data": {"_target_": "small_workloads.classification_data", "name": "own"},
@@ -312,12 +307,10 @@ def test_a_smaller_transformer_that_must_differ_has_figures_of_its_own(
     config.architectures = ["ViTForImageClassification"]
     config.save_pretrained(tmp_path / "vit")
     monkeypatch.chdir(tmp_path)
-    hydra_options.register()
     given = ("model=huggingface", "model.path=vit", "model.architecture=AutoModelForImageClassification")
     given += ("data=digits", "unit=residual", "method=magnitude", "deploy=huggingface", "deploy.batch_sizes=[1]")
     given += ("finetune.epochs=0", "prune.exclude=[]")
-    with initialize_config_dir(str(CONF), version_base=None):
-        jobs = [Job((), plain(compose("config", [*SETTINGS, *given])))]
+    jobs = [Job((), composed(*SETTINGS, *given))]
 
     outcome = run(jobs)
 

@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
+from composition import composed
 from small_trials import planned, small
 
-from orchestrator.__main__ import CONF
 from orchestrator.catalogue.tasks import AGAINST_DENSE
-from orchestrator.config import hydra_options
 from orchestrator.config import schema as schema
-from orchestrator.config.compose import plain
 from orchestrator.config.schema import ConfigError
 from orchestrator.core.specs import Job, Plan, StageSpec
 from orchestrator.planning.plan import make_plan, round_targets
@@ -26,9 +23,7 @@ from orchestrator.planning.plan import make_plan, round_targets
 
 @pytest.fixture(scope="session")
 def default() -> dict[str, Any]:
-    hydra_options.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return plain(compose("config"))
+    return composed()
 
 
 @pytest.fixture

@@ -7,11 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
+from composition import composed
 
-from orchestrator.__main__ import CONF
-from orchestrator.config import hydra_options
-from orchestrator.config.compose import plain
 from orchestrator.core.specs import Job
 from orchestrator.planning import plan, versions
 from orchestrator.planning.versions import components, version_of
@@ -87,9 +84,7 @@ def digest_of(text: str) -> str:
 
 
 def test_a_raised_version_changes_the_stages_that_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    hydra_options.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = plain(compose("config"))
+    config = composed()
 
     def keys() -> tuple[str, ...]:
         return plan.make_plan([Job((), config)]).trials[0].stages

@@ -117,7 +117,7 @@ def test_a_foreign_record_is_set_aside(store: Store, content: bytes, caplog: pyt
 def test_every_flipped_or_missing_byte_of_a_record_is_noticed(store: Store) -> None:
     store.commit(record_of(KEY), FILES)
     content = store.backend.read(f"stages/{KEY}/record.json")
-    for position in range(0, len(content), len(content) // 12):
+    for position in range(0, len(content), len(content) // (3 if store.uri.startswith("s3:") else 12)):
         for harmed in (
             content[:position],
             content[:position] + bytes([content[position] ^ 4]) + content[position + 1 :],

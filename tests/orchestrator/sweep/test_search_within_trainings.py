@@ -171,6 +171,7 @@ def test_a_search_that_is_turned_off_goes_on_from_the_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("orchestrator.views.report.report_files.draw", lambda *_: {})  # takes longer than all else
     searched = conductor.run(sweep(*SWEPT[:3]))
     store = Store("store")
     stopped = [trial for trial in searched.plan.trials if trial.stages[-1] not in searched.records]

@@ -9,12 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from hydra import compose, initialize_config_dir
+from composition import composed
 from training_cases import job
 
-from orchestrator.__main__ import CONF
-from orchestrator.config import hydra_options
-from orchestrator.config.compose import plain
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.seeding import derive
 from orchestrator.core.specs import Job, Plan
@@ -43,9 +40,7 @@ def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def jobs(*trials: list[str]) -> list[Job]:
-    hydra_options.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return [Job(tuple(line), plain(compose("config", [*SHORT, *line]))) for line in trials]
+    return [Job(tuple(line), composed(*SHORT, *line)) for line in trials]
 
 
 def run(*trials: list[str]) -> Outcome:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
-from hydra import compose, initialize_config_dir
+from composition import composed
 from torch import nn
 from training_cases import CLASSES, CPU, TRAIN, network, points, problem
 
 import pruning
-from orchestrator.__main__ import CONF
-from orchestrator.config import hydra_options
-from orchestrator.config.compose import plain
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.records import StageRecord
 from orchestrator.core.seeding import derive
@@ -299,12 +295,10 @@ def test_an_own_class_without_compute_mask_is_refused() -> None:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    hydra_options.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        yield tmp_path
+    return tmp_path
 
 
 QUICK = (
@@ -314,7 +308,7 @@ QUICK = (
 
 
 def trained(*overrides: str, **nodes: Any) -> list[StageRecord]:
-    config = {**plain(compose("config", overrides=[*QUICK, *overrides])), **nodes}
+    config = {**composed(*QUICK, *overrides), **nodes}
     outcome = run([Job((), config)])
 
     assert outcome.status == "finished", outcome

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,18 @@ def interrupted(specs: tuple[StageSpec, ...], store: Store, every: int) -> Stage
     return store.finished([specs[-1].key])[specs[-1].key]
 
 
-@pytest.mark.parametrize("ema", ["null", "0.9"], ids=["plain", "averages"])
-@pytest.mark.parametrize("method", METHODS)
+SAMPLE = (("rigl", "0.9"), ("gradual", "null"), ("soft_movement", "0.9"), ("sr_ste", "null"))
+"""Interrupted in each run of the tests; the others are slow."""
+
+
+@pytest.mark.parametrize(
+    ("method", "ema"),
+    [
+        pytest.param(*case, id=f"{case[0]}-{'averages' if case[1] != 'null' else 'plain'}", marks=marks)
+        for case in product(METHODS, ("null", "0.9"))
+        for marks in [() if case in SAMPLE else (pytest.mark.slow,)]
+    ],
+)
 def test_an_interrupted_training_gives_the_same_bits(method: str, ema: str, store: Store, tmp_path: Path) -> None:
     """Interruptions fall before, at and after updates, and checkpoints before and after the selected step."""
     specs = chain(asked(method, f"train.ema={ema}"))

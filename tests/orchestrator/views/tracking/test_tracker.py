@@ -100,26 +100,31 @@ def run_sweep(kept: Kept, plan: Plan, *, without: frozenset[str] = frozenset()) 
     tracker.finish("finished", {"comparison/table.csv": b"a,b\n"})
 
 
-def test_a_sweep_is_one_parent_and_one_child_a_trial(kept: Kept) -> None:
-    plan = make_plan()
-
-    run_sweep(kept, plan)
-
-    assert set(kept.children()) == {trial.name for trial in plan.trials}
-    assert {run.status for run in kept.children().values()} == {"FINISHED"}
-    assert kept.parent().status == "FINISHED"
-    assert kept.parent().tags["pruning.axes"] == "seed, method.name, schedule.sparsity"
-    assert {"comparison/table.csv", "plan.json", "config.yaml", "environment.json"} <= kept.parent().files
-    assert [value for _, value, _ in kept.parent().points["trials/finished"]] == [12]
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, empty_database: bytes) -> tuple[Run, dict[str, Run]]:
+    """Parent and children of a sweep that ran undisturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "mlflow.db").write_bytes(empty_database)
+    kept = Kept(folder)
+    run_sweep(kept, make_plan())
+    return kept.parent(), kept.children()
 
 
-def test_a_child_holds_every_round_and_the_whole_curve(kept: Kept) -> None:
+def test_a_sweep_is_one_parent_and_one_child_a_trial(whole: tuple[Run, dict[str, Run]]) -> None:
+    parent, children = whole
+
+    assert set(children) == {trial.name for trial in make_plan().trials}
+    assert {run.status for run in children.values()} == {"FINISHED"}
+    assert parent.status == "FINISHED"
+    assert parent.tags["pruning.axes"] == "seed, method.name, schedule.sparsity"
+    assert {"comparison/table.csv", "plan.json", "config.yaml", "environment.json"} <= parent.files
+    assert [value for _, value, _ in parent.points["trials/finished"]] == [12]
+
+
+def test_a_child_holds_every_round_and_the_whole_curve(whole: tuple[Run, dict[str, Run]]) -> None:
     plan = make_plan(methods=("l1_unstructured",), sparsities=(0.9,), seeds=(0,))
     records = make_records(plan)
-
-    run_sweep(kept, plan)
-
-    (run,) = kept.children().values()
+    run = whole[1][plan.trials[0].name]
     chain = [records[key] for key in plan.trials[0].stages]
     accuracy = [(r.round, r.after["test/accuracy"], round(1000 * (r.started + r.seconds))) for r in chain]
     assert run.points["dense/test/accuracy"] == accuracy[:1]
@@ -135,10 +140,8 @@ def test_a_child_holds_every_round_and_the_whole_curve(kept: Kept) -> None:
     assert {"config.yaml", "masks/round_1.npz", "masks/round_2.npz"} <= run.files
 
 
-def test_children_can_be_compared_column_by_column(kept: Kept) -> None:
-    run_sweep(kept, make_plan())
-
-    runs = list(kept.children().values())
+def test_children_can_be_compared_column_by_column(whole: tuple[Run, dict[str, Run]]) -> None:
+    runs = list(whole[1].values())
     assert len({frozenset(run.params) for run in runs}) == 1
     assert len({frozenset(run.points) for run in runs}) == 1
     assert {run.params["method.name"] for run in runs} == {"random_unstructured", "l1_unstructured"}
@@ -149,10 +152,8 @@ def test_children_can_be_compared_column_by_column(kept: Kept) -> None:
     assert not any(name.startswith(("tracking", "store", "cluster")) for run in runs for name in run.params)
 
 
-def test_secrets_are_not_shown(kept: Kept) -> None:
-    run_sweep(kept, make_plan(seeds=(0,)))
-
-    for run in [kept.parent(), *kept.children().values()]:
+def test_secrets_are_not_shown(whole: tuple[Run, dict[str, Run]]) -> None:
+    for run in [whole[0], *whole[1].values()]:
         assert "hunter2" not in repr(run)
 
 
@@ -329,23 +330,23 @@ def finish(kept: Kept, plan: Plan, records: Any, status: Any, report: dict[str, 
 
 
 def test_a_writer_killed_while_it_told_of_a_failure_leaves_no_stale_file(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from orchestrator.views.tracking.runs import MlflowRuns
+    from mlflow import MlflowClient
 
     plan = make_plan(methods=("l1_unstructured",), sparsities=(0.5,), seeds=(0,))
     records = make_records(plan)
-    last, write_files = plan.trials[0].stages[-1], MlflowRuns._write_files
+    last, log_batch = plan.trials[0].stages[-1], MlflowClient.log_batch
 
     class Killed(BaseException):
         """Exception that ends the writer's thread."""
 
-    def write_and_die(self: MlflowRuns, run: Any, files: dict[str, bytes]) -> None:
-        write_files(self, run, files)
-        if "failure.txt" in files:
+    def log_or_die(self: MlflowClient, *batch: Any) -> None:
+        if [*tmp_path.rglob("failure.txt")]:  # files are written before figures and tags
             raise Killed
+        log_batch(self, *batch)
 
-    monkeypatch.setattr(MlflowRuns, "_write_files", write_and_die)
+    monkeypatch.setattr(MlflowClient, "log_batch", log_or_die)
     monkeypatch.setattr("threading.excepthook", lambda _: None)
     tracker = kept.tracker()
     tracker.start(sweep_info(), plan, {key: record for key, record in records.items() if key != last})
@@ -404,10 +405,10 @@ def test_a_run_whose_artifacts_lie_outside_is_refused_too(kept: Kept, tmp_path: 
 
 
 def test_the_curve_of_a_stage_that_runs_is_there_once_a_checkpoint_holds_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = make_plan(methods=("l1_unstructured",), sparsities=(0.9,), seeds=(0,))
-    records, kept = make_records(plan), Kept(tmp_path)
+    records = make_records(plan)
     dense = records[plan.trials[0].stages[0]]
     monkeypatch.setattr(view_writer, "LOOK_EVERY", 0.05)
 
@@ -419,7 +420,6 @@ def test_the_curve_of_a_stage_that_runs_is_there_once_a_checkpoint_holds_it(
         tracker = Writing(kept.uri, curve=lambda key, count=count: dense.curve[: count * (key == dense.key)])
         tracker.start(sweep_info(), plan, {})
         tracker.record(StageEvent("started", dense.key, EPOCH))
-        kept.wait_for(lambda tracker=tracker: tracker.wrote > 0, 120)  # the database is there
         kept.wait_for(lambda count=count: shown() == count)
     for record in records.values():
         tracker.record(finished(record))

@@ -54,15 +54,17 @@ def assert_whole(uri: str) -> None:
 
 
 def test_two_drivers_that_start_at_once_share_one_parent(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow import MlflowClient
+
     both_looked = threading.Barrier(2)
-    create = MlflowRuns._create
+    create = MlflowClient.create_run
 
-    def create_together(self: MlflowRuns, view: Any, name: str, tags: Any, start: Any) -> Any:
-        if name == view.sweep.name:  # there is no run yet, so each goes on to create a parent
+    def create_together(self: MlflowClient, experiment: str, start: int, tags: Any, name: str) -> Any:
+        if "mlflow.parentRunId" not in tags:  # there is no run yet, so each goes on to create a parent
             both_looked.wait(60)
-        return create(self, view, name, tags, start)
+        return create(self, experiment, start, tags, name)
 
-    monkeypatch.setattr(MlflowRuns, "_create", create_together)
+    monkeypatch.setattr(MlflowClient, "create_run", create_together)
     trackers: list[Writing] = []
     drivers = [threading.Thread(target=lambda: trackers.append(track(uri, PLAN, RECORDS))) for _ in range(2)]
     for driver in drivers:
@@ -152,19 +154,21 @@ def test_drivers_that_both_write_settle_on_one_run_a_trial(uri: str, order: tupl
 def test_drivers_that_both_create_runs_as_they_end_settle_on_one_a_trial(
     uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from mlflow import MlflowClient
+
     track(uri, PLAN, {key: replace(record, started=record.started - 100) for key, record in RECORDS.items()})
     views = [SweepView(sweep_info(), PLAN, RECORDS) for _ in range(2)]  # other executions, so new runs replace these
     one, other = (MlflowRuns(uri, "pruning", masks, print) for _ in views)
-    create = MlflowRuns._create
+    create = MlflowClient.create_run
 
-    def create_later(self: MlflowRuns, *arguments: Any) -> Any:
-        monkeypatch.setattr(MlflowRuns, "_create", create)
+    def create_later(self: MlflowClient, *arguments: Any) -> Any:
+        monkeypatch.setattr(MlflowClient, "create_run", create)
         other.close(views[1])  # finds no run of the trial, and creates one
         return create(self, *arguments)
 
     for view in views:
         view.close("finished", {})
-    monkeypatch.setattr(MlflowRuns, "_create", create_later)
+    monkeypatch.setattr(MlflowClient, "create_run", create_later)
     one.close(views[0])
 
     assert_whole(uri)

@@ -1,0 +1,57 @@
+"""Configurations as Hydra composes them: each set of choices once, and settings on a copy."""
+
+from __future__ import annotations
+
+import pickle
+from functools import cache
+from typing import Any
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
+from omegaconf import DictConfig, open_dict
+
+from orchestrator.__main__ import CONF
+from orchestrator.config import hydra_options
+from orchestrator.config.compose import plain
+
+
+def composed(*overrides: str) -> dict[str, Any]:
+    """Return a trial's plain configuration."""
+    return plain(composed_tree(list(overrides)))
+
+
+def composed_tree(overrides: list[str]) -> DictConfig:
+    """Compose as Hydra does without axes, in a tenth of the time."""
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    ConfigLoaderImpl.validate_sweep_overrides_legal(parsed, RunMode.RUN, from_shell=True)
+    choices = [
+        each
+        for each in parsed
+        if each.is_hydra_override() or (each.key_or_group in groups() and not isinstance(each.value(), dict))
+    ]
+    tree: DictConfig = pickle.loads(_chosen(tuple(str(each.input_line) for each in choices)))
+    ConfigLoaderImpl._apply_overrides_to_config([each for each in parsed if each not in choices], tree)
+    return tree
+
+
+@cache
+def _loader() -> ConfigLoaderImpl:
+    hydra_options.register()
+    return ConfigLoaderImpl(create_config_search_path(str(CONF)))
+
+
+@cache
+def groups() -> frozenset[str]:
+    """Return the names of Hydra's groups."""
+    return frozenset(_loader().list_groups(""))
+
+
+@cache
+def _chosen(choices: tuple[str, ...]) -> bytes:
+    """Return the configuration of some choices, pickled: unpickling takes a fifth of the time of a deep copy."""
+    tree = _loader().load_configuration("config", list(choices), RunMode.RUN)
+    with open_dict(tree):
+        del tree["hydra"]  # half of what is to be copied
+    return pickle.dumps(tree)
