@@ -4,6 +4,7 @@ Each mutant is planted in a copy of the last commit, and the tests of its folder
 
     .venv/bin/python scripts/benchmarks/plant_mutants.py --count 80 --seed 0
     .venv/bin/python scripts/benchmarks/plant_mutants.py --count 20 --within orchestrator/config orchestrator/commands
+    .venv/bin/python scripts/benchmarks/plant_mutants.py --count 5 --within pruning/masks --tests tests/pruning/masks
 
 Equal arguments plant equal mutants in equal sources. Run it before and after a change of tests: as many must die.
 """
@@ -96,7 +97,8 @@ def _operations(node: ast.AST) -> Iterator[tuple[ast.expr, ast.AST, ast.expr]]:
 def drawn(count: int, seed: int, within: Sequence[str]) -> list[Mutant]:
     """Return mutants drawn by kind, then by file, then by place, so that no kind and no long file prevails."""
     by_kind: dict[str, dict[str, list[Mutant]]] = {}
-    for path in sorted(file for folder in within for file in (ROOT / folder).rglob("*.py")):
+    places = [ROOT / place for place in within]
+    for path in sorted(file for place in places for file in ([place] if place.is_file() else place.rglob("*.py"))):
         name = str(path.relative_to(ROOT))
         for mutant in mutants_of(name, path.read_text()):
             by_kind.setdefault(mutant.kind, {}).setdefault(name, []).append(mutant)
@@ -133,7 +135,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=80)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--within", nargs="+", default=["pruning", "orchestrator"], metavar="FOLDER")
+    parser.add_argument("--within", nargs="+", default=["pruning", "orchestrator"], metavar="PATH")
+    parser.add_argument("--tests", nargs="+", metavar="PATH", help="tests in place of those of a mutant's folder")
     parser.add_argument("--timeout", type=float, default=900, help="seconds for the tests of a mutant; longer is found")
     options = parser.parse_args()
     died, mutants = 0, drawn(options.count, options.seed, options.within)
@@ -145,7 +148,7 @@ def main() -> None:
                 file = copy / mutant.path
                 sound = file.read_text()
                 file.write_text(mutant.planted(sound))
-                found = not passes(copy, tests_of(mutant.path), options.timeout)
+                found = not passes(copy, options.tests or tests_of(mutant.path), options.timeout)
                 file.write_text(sound)
                 died += found
                 print("died    " if found else "survived", mutant, flush=True)

@@ -63,7 +63,6 @@ def unread(folder: Path, arguments: Sequence[str], **more: str) -> tuple[int, st
     ("arguments", "unbuffered"),
     [
         (("orchestrator", "--cfg", "job"), "1"),  # printed by Hydra
-        (("orchestrator", "-m", "dry_run=true", "seed=0,1"), ""),
         (("orchestrator.compare", "mine"), "1"),
         (("orchestrator.store", "--help"), ""),  # printed by argparse
     ],

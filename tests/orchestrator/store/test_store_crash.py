@@ -128,8 +128,14 @@ ACTS: dict[str, Callable[[Store], object]] = {
 }
 
 
-@pytest.mark.parametrize("act", ACTS)
-@pytest.mark.parametrize("store", ["memory", "s3"], indirect=True)
+@pytest.mark.parametrize(
+    ("store", "act"),
+    [
+        *(("memory", act) for act in ACTS),
+        *(pytest.param("s3", act, marks=() if act == "commit" else pytest.mark.slow) for act in ACTS),
+    ],
+    indirect=["store"],
+)
 def test_a_writer_to_an_object_store_killed_at_any_step(
     store: Store, act: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,7 +236,7 @@ def test_processes_that_commit_the_same_stages_agree_on_one_winner_each(store: S
 def test_writers_killed_at_random_moments_leave_whole_stages_only(tmp_path: Path) -> None:
     moments = random.Random(4)
     store = Store(str(tmp_path / "store"))
-    for attempt in range(1, 7):
+    for attempt in range(1, 4):
         writers = [start_writer(store, 2 * attempt + lane, 2000) for lane in (0, 1)]
         for writer in writers:
             say(writer)

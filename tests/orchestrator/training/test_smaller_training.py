@@ -69,7 +69,9 @@ def weights_of(store: Store, key: str) -> dict[str, Tensor]:
     return load(store.read(key, "weights.safetensors"))
 
 
-@pytest.mark.parametrize("unit", ["layer", "heads", "mlp", "layer_and_mlp"])
+@pytest.mark.parametrize(
+    "unit", [*(pytest.param(unit, marks=pytest.mark.slow) for unit in ("layer", "mlp")), "heads", "layer_and_mlp"]
+)
 def test_the_smaller_network_learns_what_the_masked_one_would(
     unit: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ from pruning import MaskSet
 from pruning.dynamics import Dynamics
 
 CHANGING = ("set", "rigl", "gradual", "sr_ste", "movement")
+A_FEW = [name if name in ("rigl", "movement") else pytest.param(name, marks=pytest.mark.slow) for name in CHANGING]
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "set": {"every": 4},
     "rigl": {"every": 4},
@@ -87,7 +88,7 @@ def test_a_plain_loop_gives_the_same_masks(method: str, store: Store) -> None:
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("method", CHANGING)
+@pytest.mark.parametrize("method", A_FEW)
 def test_a_function_of_ones_own_gives_the_same_masks_and_goes_on_from_checkpoints(
     method: str, store: Store, tmp_path: Path
 ) -> None:
@@ -108,7 +109,7 @@ def test_a_function_of_ones_own_gives_the_same_masks_and_goes_on_from_checkpoint
 @pytest.mark.filterwarnings(
     "ignore:.*does not have many workers:UserWarning", "ignore:.*isinstance.treespec, LeafSpec:FutureWarning"
 )
-@pytest.mark.parametrize("method", CHANGING)
+@pytest.mark.parametrize("method", A_FEW)
 def test_lightning_gives_the_same_masks(method: str, store: Store, tmp_path: Path) -> None:
     lightning = pytest.importorskip("pytorch_lightning", reason="pytorch-lightning is not installed")
     from pruning.integrations.lightning import KeepMasks

@@ -263,7 +263,7 @@ def test_unfit_inputs_are_refused_and_an_empty_batch_is_not() -> None:
     agree(sparse, model, x)
 
 
-@pytest.mark.parametrize("dynamic", [True, None])
+@pytest.mark.parametrize("dynamic", [pytest.param(True, marks=pytest.mark.slow), None])
 def test_torch_compile_sees_one_graph(dynamic: bool | None) -> None:
     model, sparse, _ = small()
     torch._dynamo.reset()

@@ -30,11 +30,11 @@ def same(one: nn.Module, other: nn.Module) -> bool:
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_training_continues_from_a_state_with_equal_bits(case: str, kind: str) -> None:
-    given = batches(61)
+    given = batches(41)
     model, steps, dynamics = attached(case, kind)
     states: dict[int, Any] = {}
     for number, batch in enumerate(given):
-        if number in (0, 9, 10, 11, 24, 25, 26, 40):
+        if number in (9, 10, 11, 25):
             states[number] = copy.deepcopy((model.state_dict(), steps.state_dict(), dynamics.state()))
         trained(dynamics, model, steps, [batch])
 

@@ -55,7 +55,13 @@ def test_a_model_without_masks_is_refused(cases: Any) -> None:
         cases.KeepMasks(reference.Network(), {})
 
 
-@pytest.mark.parametrize("name", reference.DYNAMICS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("rigl", "soft_movement") else pytest.param(name, marks=pytest.mark.slow)
+        for name in reference.DYNAMICS
+    ],
+)
 def test_masks_change_as_in_a_loop_by_hand_also_after_a_checkpoint(cases: Any, name: str, tmp_path: Path) -> None:
     make = reference.OPTIMIZERS["AdamW"]
     weights, masks = reference.changed_by_hand(make, reference.DYNAMICS[name]())

@@ -95,7 +95,7 @@ MANY = [pytest.mark.slow, pytest.mark.many]
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=MANY) for part in range(1, 5))])
 def test_random_layers_are_computed_like_float64_on_any_number_of_threads(part: int) -> None:
     drawn, used = random.Random(part), set()
-    for number in range(part * LAYERS // 5, (part + 1) * LAYERS // 5):
+    for number in range(part * LAYERS // 5, (part + 1) * LAYERS // 5, 1 if part else 3):
         generator = torch.Generator().manual_seed(number)
         layer, dense, bias, x, added = (convolution if number % 2 else linear)(drawn, generator)
         weight = SparseWeight.of(dense)
