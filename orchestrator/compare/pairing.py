@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.deployment_points import by_network, hardware_of, measured_figures
-from orchestrator.compare.panels import DENSE_SETTINGS, POINT_SETTINGS
-from orchestrator.compare.trial_settings import SettingsOfEach, as_typed
+from orchestrator.compare.panels import DENSE_SETTINGS, POINT_SETTINGS, SettingsOfEach, as_typed
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord

@@ -20,9 +20,9 @@ from orchestrator.compare.pairing import (
     name_of,
     pair,
 )
+from orchestrator.compare.panels import SettingsOfEach, as_typed
 from orchestrator.compare.round_columns import WEIGHTS
 from orchestrator.compare.statistics import LEVEL, Estimate, at_level, has_spread, least_gain
-from orchestrator.compare.trial_settings import SettingsOfEach, as_typed
 from orchestrator.compare.verdicts import Places, Values, Verdict, elsewhere, judge
 from orchestrator.core.metrics import Metric
 from orchestrator.core.stage_kinds import KINDS

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.deployment_points import by_network, deployed
-from orchestrator.compare.panels import Position, positions
+from orchestrator.compare.panels import Position, SettingsOfEach, as_typed, positions, varying
 from orchestrator.compare.sensitivity import SENSITIVITY_COLUMNS, sensitivity_curves, sensitivity_rows
 from orchestrator.compare.trial_rows import last_rows, reasons, rows_of_each, statuses
-from orchestrator.compare.trial_settings import SettingsOfEach, as_typed, varying
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import shown
 from orchestrator.core.specs import Plan, TrialSpec

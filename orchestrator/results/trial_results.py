@@ -7,8 +7,8 @@ from difflib import get_close_matches
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.compare.panels import SettingsOfEach
 from orchestrator.compare.trial_rows import reason, status
-from orchestrator.compare.trial_settings import SettingsOfEach
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.plain_data import quoted

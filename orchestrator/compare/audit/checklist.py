@@ -8,21 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from orchestrator.compare.audit import calibration, compared_points, controls, data_splits, rounds
+from orchestrator.compare.audit import compared_points, controls, data_splits, rounds
 from orchestrator.compare.audit.rule import Audited, Finding
 from orchestrator.compare.comparison import Comparison
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 
-RULES = (
-    *compared_points.MEASURED,
-    *controls.RULES,
-    *rounds.STARTS,
-    *rounds.LEFT,
-    *data_splits.RULES,
-    *calibration.RULES,
-    *compared_points.ENDED,
-)
+RULES = (*compared_points.RULES, *controls.RULES, *rounds.RULES, *data_splits.RULES)
 
 
 def audit(plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison) -> tuple[Finding, ...]:

@@ -160,7 +160,7 @@ def _without_warnings(sweep: Audited) -> RuleAnswer:
     return held(sweep.finished, faults, "no finished stage has one", NOTHING_FINISHED)
 
 
-MEASURED = (
+RULES = (
     AuditRule(f"{LEAST_POINTS} or more operating points on every line", _operating_points, of_many=True),
     AuditRule("compression and theoretical speed-up, both", _both_measures),
     AuditRule(f"{LEAST_SEEDS} or more seeds at every point", _seeds, of_many=True),
@@ -171,12 +171,8 @@ MEASURED = (
     AuditRule("compared after equal training", _equally_trained),
     AuditRule("gains over dense are gains over dense trained as long", _gained, of_many=True),
     AuditRule("matching is a test against a stated margin", _matching, of_many=True),
-)
-"""Rules about the number and the measurement of points."""
-ENDED = (
     AuditRule("one kind of processor, one release of torch", _one_kind),
     AuditRule("every trial finished", _finished),
     AuditRule("no stage has a warning", _without_warnings),
     AuditRule("a search says what it has seen and left out", _searched, searches_only=True),
 )
-"""Rules about the run."""

@@ -97,13 +97,9 @@ def _dead(sweep: Audited) -> RuleAnswer:
     return held(checked, dead, reason, apart if meant else "nothing was pruned")
 
 
-STARTS = (
+RULES = (
     AuditRule("the initialisation that was scored is the one that is trained", _same_initialisation),
     AuditRule("methods prune when their papers do", _when_published),
-)
-"""Rules about what rounds start from."""
-LEFT = (
     AuditRule("achieved sparsity is the requested one", _achieved),
     AuditRule("no dead layer", _dead),
 )
-"""Rules about what rounds leave."""

@@ -15,7 +15,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from orchestrator.compare.deployment_points import headline
-from orchestrator.compare.trial_settings import SettingsOfEach, as_typed, name_of, varying
+from orchestrator.compare.panels import SettingsOfEach, as_typed, name_of, varying
 from orchestrator.core.events import Decision, Failure, StageEvent, SweepInfo
 from orchestrator.core.file_names import METRICS_FILE, NOTE_FILE
 from orchestrator.core.plain_data import canonical_json, digest

@@ -5,7 +5,7 @@ from typing import Any
 
 from factories import config
 
-from orchestrator.compare.trial_settings import SettingsOfEach, as_typed, varying
+from orchestrator.compare.panels import SettingsOfEach, as_typed, varying
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
