@@ -120,7 +120,7 @@ def make_baseline(
             f"{len(missing)} of {len(comparison.trials)} trials of {info.name} have not finished, for example "
             f"{missing[0]!r}; a baseline needs all trials: run the sweep again, {again}."
         )
-    points = {name_of(point): point for point in (*comparison.dense, *comparison.operating_points)}
+    points = {name_of(point): point for point in comparison.shown}
     kept = {} if before is None else before.named_as(points)
     found = []
     for name, values in figures(comparison, plan, records).items():

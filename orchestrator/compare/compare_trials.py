@@ -238,7 +238,7 @@ def _rank(rows: Sequence[TrialRow]) -> Callable[[Point], tuple[int, int, float, 
     """Sort key: panel and line in order of first appearance, then sparsity and round."""
     panels = {panel: position for position, panel in enumerate(dict.fromkeys((row.model, row.data) for row in rows))}
     lines = {line: position for position, line in enumerate(dict.fromkeys(row.line for row in rows))}
-    return lambda point: (panels[point.model, point.data], lines[point.line], point.sparsity, point.round)
+    return lambda point: (panels[point.panel], lines[point.line], point.sparsity, point.round)
 
 
 def _marked(points: Sequence[Point]) -> tuple[Point, ...]:
@@ -246,16 +246,12 @@ def _marked(points: Sequence[Point]) -> tuple[Point, ...]:
     best = _best(points, lambda point: point.test)
     marked = [replace(point, best=True) if id(point) in best else point for point in points]
     for name in dict.fromkeys(each.name for point in points for each in point.further):
-        best = _best(points, partial(_on_further, name=name))
+        best = _best(points, partial(Point.on, text=name))
         for index, (point, own) in enumerate(zip(points, marked, strict=True)):
             if id(point) in best:
                 texts = (replace(each, best=each.best or each.name == name) for each in own.further)
                 marked[index] = replace(own, further=tuple(texts))
     return tuple(marked)
-
-
-def _on_further(point: Point, name: str) -> Estimate | None:
-    return next((each.test for each in point.further if each.name == name), None)
 
 
 def _best(points: Sequence[Point], figure: Callable[[Point], Estimate | None]) -> set[int]:

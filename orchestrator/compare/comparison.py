@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from orchestrator.compare.deployment_points import Deployed
 from orchestrator.compare.round_columns import WEIGHTS, Chosen
@@ -13,6 +13,7 @@ from orchestrator.compare.secondary_figures import AskedFigure, FurtherTestSet, 
 from orchestrator.compare.statistics import Estimate, Match
 from orchestrator.core.metrics import Metric
 
+V = TypeVar("V")
 LEAST_SKILL = 0.05
 """Smallest fraction of the way from a constant answer to a perfect one of a network that has learned its task."""
 TrialStatus = Literal["finished", "failed", "unfinished", "unmeasured", "stopped"]
@@ -162,6 +163,24 @@ class Point:
         return self.metric.gain(self.test.mean, self.constant) / way if way > 0 else None
 
     @property
+    def panel(self) -> tuple[str, str]:
+        """Model and data set."""
+        return self.model, self.data
+
+    @property
+    def stage_of(self) -> dict[int, str]:
+        """Seed -> key of its stage."""
+        return dict(zip(self.seeds, self.stages, strict=True))
+
+    def by_seed(self, values: Mapping[str, V]) -> dict[int, V]:
+        """Return seed -> value, from the values of stages."""
+        return {seed: values[stage] for seed, stage in self.stage_of.items()}
+
+    def on(self, text: str) -> Estimate | None:
+        """Return the primary metric on `test`, or on a further test set by its name; None if there is none."""
+        return self.test if text == "test" else next((each.test for each in self.further if each.name == text), None)
+
+    @property
     def line_key(self) -> LineKey:
         """Model, data set and line."""
         return self.model, self.data, self.line
@@ -276,6 +295,11 @@ class Comparison:
         return tuple(point for point in self.points if point.final or ends[point.line_key] == 1)
 
     @property
+    def shown(self) -> tuple[Point, ...]:
+        """Dense points and operating points."""
+        return (*self.dense, *self.operating_points)
+
+    @property
     def whole_points(self) -> tuple[Point, ...]:
         """Operating points that no search has stopped."""
         return tuple(point for point in self.operating_points if not point.stopped)
@@ -313,7 +337,7 @@ class Comparison:
     @property
     def panels(self) -> tuple[tuple[str, str], ...]:
         """Pairs of model and data set, in order."""
-        return tuple(dict.fromkeys((point.model, point.data) for point in (*self.dense, *self.points)))
+        return tuple(dict.fromkeys(point.panel for point in (*self.dense, *self.points)))
 
     @property
     def largest_matching(self) -> Mapping[LineKey, Point | None]:

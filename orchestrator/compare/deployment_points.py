@@ -59,7 +59,7 @@ def by_network(plan: Plan, records: Mapping[str, StageRecord]) -> dict[str, list
     """Return stage key -> finished measurements of the stage's network."""
     found: dict[str, list[StageRecord]] = {}
     for key in dict.fromkeys(key for trial in plan.trials for key in trial.measured):
-        if key in records and KINDS[records[key].kind].times:
+        if key in records and KINDS[plan.stages[key].kind].times:
             network = plan.stages[plan.stages[key].inputs[NETWORK]].inputs[NETWORK]
             found.setdefault(network, []).append(records[key])
     return found

@@ -38,7 +38,7 @@ class Side:
     @property
     def points(self) -> tuple[Point, ...]:
         """Points that can be paired: dense and operating points."""
-        return (*self.comparison.dense, *self.comparison.operating_points)
+        return self.comparison.shown
 
     @cached_property
     def settings(self) -> Mapping[str, Settings]:
@@ -193,7 +193,7 @@ def figures(
     """Return figure -> seed -> value for each dense and operating point."""
     rows, measured = {row.stage: row for row in comparison.rows}, by_network(plan, records)
     found: dict[PointName, dict[str, dict[int, float]]] = {}
-    for point in (*comparison.dense, *comparison.operating_points):
+    for point in comparison.shown:
         of_point = found.setdefault(name_of(point), {})
         for row in (rows[stage] for stage in point.stages):
             own = {primary_figure(point): row.test, "parameters/remaining": float(row.remaining_parameters)}

@@ -166,10 +166,10 @@ def window_differences(
 
 def _references(point: Point, points: Sequence[Point], dense: Mapping[str, str]) -> Iterator[tuple[str, Stages]]:
     """Yield name and stages of the dense networks, and of the earlier points at the level."""
-    yield DENSE, {seed: dense[key] for seed, key in _stages(point).items()}
+    yield DENSE, {seed: dense[key] for seed, key in point.stage_of.items()}
     level = [other for other in points if other.level == point.level]
     for other in level[: level.index(point)][:REFERENCES]:
-        yield other.line, _stages(other)
+        yield other.line, other.stage_of
 
 
 def _differences(
@@ -177,7 +177,7 @@ def _differences(
 ) -> Iterator[WindowDifference]:
     pairs = {
         seed: (records[key], records[reference[seed]])
-        for seed, key in _stages(point).items()
+        for seed, key in point.stage_of.items()
         if seed in reference and reference[seed] in records and _same_dense(key, reference[seed], dense, records)
     }
     for text in dict.fromkeys(text for record, _ in pairs.values() for text in _texts(record)):
@@ -221,7 +221,3 @@ def _same_dense(key: str, other: str, dense: Mapping[str, str], records: Mapping
 
 def _texts(record: StageRecord) -> list[str]:
     return [text for text in record.details.get("measured", {}) if text.startswith("test") and record.windows(text)[0]]
-
-
-def _stages(point: Point) -> dict[int, str]:
-    return dict(zip(point.seeds, point.stages, strict=True))

@@ -188,8 +188,8 @@ def compare_two(first: Side, second: Side) -> TwoSweeps:
     points = [
         _with_sparsity(
             _paired(one, other, found[0][name_of(one)], found[1][name_of(other)], (places[0], places[1], first.name)),
-            _by_seed(one, reached[0]),
-            _by_seed(other, reached[1]),
+            one.by_seed(reached[0]),
+            other.by_seed(reached[1]),
         )
         for one, other in pairing.pairs
         if set(one.seeds) & set(other.seeds)
@@ -207,7 +207,6 @@ def _paired(
     one: Point, other: Point, before: Mapping[str, Values], now: Mapping[str, Values], where: tuple[Places, Places, str]
 ) -> PairedPoint:
     seeds = [seed for seed in one.seeds if seed in other.seeds]
-    keys = [dict(zip(point.seeds, point.stages, strict=True)) for point in (one, other)]
     name = name_of(other)._replace(
         line=other.line if one.line == other.line else f"{one.line} | {other.line}",
         asked_of=other.asked_of if one.asked_of == other.asked_of else f"{one.asked_of} | {other.asked_of}",
@@ -226,7 +225,7 @@ def _paired(
         differences.append(Difference(verdict, judged))
     return PairedPoint(
         name,
-        all(keys[0][seed] == keys[1][seed] for seed in seeds),
+        all(one.stage_of[seed] == other.stage_of[seed] for seed in seeds),
         (
             tuple(seed for seed in one.seeds if seed not in other.seeds),
             tuple(seed for seed in other.seeds if seed not in one.seeds),
@@ -234,10 +233,6 @@ def _paired(
         tuple(differences),
         (one.asked_of, other.asked_of),
     )
-
-
-def _by_seed(point: Point, reached: Mapping[str, float]) -> Values:
-    return {seed: reached[stage] for seed, stage in zip(point.seeds, point.stages, strict=True)}
 
 
 def _with_sparsity(point: PairedPoint, before: Values, now: Values) -> PairedPoint:

@@ -191,7 +191,7 @@ def verdicts(
     Raises:
         OrchestratorError: the sweep has no point of the baseline, or compares a point by another metric
     """
-    points = {name_of(point): point for point in (*comparison.dense, *comparison.operating_points)}
+    points = {name_of(point): point for point in comparison.shown}
     held = baseline.named_as(points)
     if not held.keys() & points.keys() and not comparison.failures:
         there = ", ".join(dict.fromkeys(f"{name.line} of {name.panel}" for name in points)) or "none"
@@ -224,7 +224,7 @@ def alarms(comparison: Comparison, baseline: Baseline) -> Iterator[str]:
     """Yield a sentence about points whose margin an equally good run would miss too often, one about single seeds."""
     single: list[str] = []
     missed: list[tuple[float, str]] = []
-    points = (*comparison.dense, *comparison.operating_points)
+    points = comparison.shown
     of_points = f"{len(points)} points"
     margins = {point.name: {**baseline.margins, **point.margins} for point in baseline.points}
     for point in points:

@@ -14,7 +14,7 @@ from orchestrator.config import round_amounts
 from orchestrator.config.key_rules import key
 from orchestrator.core import stage_fields
 from orchestrator.core.plain_data import read_as
-from orchestrator.core.restart_kinds import CONTROLS, RestartControl
+from orchestrator.core.restart_kinds import control_of
 from orchestrator.core.stage_fields import RANKING, Component, StageFields, choices_of
 from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.catalogue.dynamics import DYNAMICS
@@ -179,7 +179,7 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     config = {**config, "scope": round_amounts.without_file(config["scope"])}
     fields: dict[str, Any] = {name: config[name] for name in ("method", *CHOICES)}
     fields |= {"inner": schedule["inner"], "order": order_of(config)}
-    control = _control(config)
+    control = control_of(config)
     fields["restart"] = {"control": control.name}
     try:
         for each in ("unit", "scope"):
@@ -245,7 +245,7 @@ def _of_a_class(config: Mapping[str, Any]) -> Iterator[str]:
             f"`scope` (={scope['kind']}) is for ranking by a score, but `method` (={named}) is a class that takes only "
             "layer or global; pass method=magnitude, or another scope."
         )
-    if (control := _control(config)).inverts:
+    if (control := control_of(config)).inverts:
         yield (
             f"`restart.control` (={control.name}) inverts scores, but `method` (={named}) has no scores; pass "
             "method=magnitude, or another control."
@@ -255,11 +255,6 @@ def _of_a_class(config: Mapping[str, Any]) -> Iterator[str]:
             f"`scope` (=global) ranks entries of all tensors, but {method['kind']} prunes whole channels of one "
             "tensor; pass scope=layer, or method=magnitude unit=channel."
         )
-
-
-def _control(config: Mapping[str, Any]) -> RestartControl:
-    """Return the row of a configuration's control; `none` for an unknown one, which its own rule refuses."""
-    return CONTROLS.get(config["restart"]["control"], CONTROLS["none"])
 
 
 def _named(score: Mapping[str, Any]) -> Any:

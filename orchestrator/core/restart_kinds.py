@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pruning.catalogue.rows import Row, named
 
@@ -74,6 +74,11 @@ CONTROLS: Mapping[str, RestartControl] = named(
     )
 )
 """Name -> row, as `restart.control`."""
+
+
+def control_of(config: Mapping[str, Any]) -> RestartControl:
+    """Return the row of a configuration's control; `none` for an unknown one, which its own rule refuses."""
+    return CONTROLS.get(str(config.get("restart", {}).get("control")), CONTROLS["none"])
 
 
 def any_of(rows: Mapping[str, Row]) -> str:

@@ -48,7 +48,7 @@ def at_equal_cost(
             f"`budget` (={budget!r}) must be a number of multiply-accumulates above 0, or None for those of the dense "
             "training."
         )
-    names = list(dict.fromkeys(_asked(point)[0] for point in (*comparison.dense, *comparison.operating_points)))
+    names = list(dict.fromkeys(_asked(point)[0] for point in comparison.shown))
     if reference is not None and reference not in names:
         raise not_there("reference", reference, names, "the sweep has")
     tests = {row.stage: row.test for row in comparison.rows}
@@ -61,8 +61,8 @@ def _panel_rows(
     comparison: Comparison, panel: tuple[str, str], budget: float | None, reference: str, tests: Mapping[str, float]
 ) -> Iterator[dict[str, Any]]:
     candidates: dict[Asked, list[Point]] = {}
-    for point in (*comparison.dense, *comparison.operating_points):
-        if (point.model, point.data) == panel:
+    for point in comparison.shown:
+        if point.panel == panel:
             candidates.setdefault(_asked(point), []).append(point)
     chosen = {asked: _costliest(points, budget) for asked, points in candidates.items()}
     for asked, points in candidates.items():
@@ -81,7 +81,7 @@ def _figures(point: Point, other: Point | None, tests: Mapping[str, float]) -> d
         name: getattr(point, name) for name in ("line", "round", "sparsity", "total_training_macs")
     }
     found["seeds"] = " ".join(map(str, point.seeds))
-    of_seeds = None if other is None else paired_difference(_by_seed(point, tests), _by_seed(other, tests))
+    of_seeds = None if other is None else paired_difference(point.by_seed(tests), other.by_seed(tests))
     for name, estimate in (("test", point.test), ("difference", of_seeds)):
         found |= {f"{name}_{part}": getattr(estimate, part, None) for part in ("mean", "std", "low", "high")}
     return found
@@ -110,10 +110,6 @@ def _costliest(points: Sequence[Point], budget: float | None) -> Point | None:
         if cost is not None and most is not None and cost <= most * (1 + ROUNDING):
             within.append((cost, point))
     return max(within, key=lambda each: each[0])[1] if within else None
-
-
-def _by_seed(point: Point, tests: Mapping[str, float]) -> dict[int, float]:
-    return {seed: tests[stage] for seed, stage in zip(point.seeds, point.stages, strict=True)}
 
 
 def paired_by_window(comparison: Comparison, reference: str | None) -> list[dict[str, Any]]:

@@ -218,7 +218,7 @@ def _of_points(plan: Plan, comparison: Comparison) -> Columns:
         line = point.line if point.round else ""
         return [index for stage in point.stages for index in trials_of[stage, line]]
 
-    groups = [trials(point) for point in (*comparison.dense, *comparison.operating_points)]
+    groups = [trials(point) for point in comparison.shown]
     return {
         name: [_agreed([values[index] for index in group]) for group in groups]
         for name, values in parameters(plan).items()

@@ -58,7 +58,7 @@ def _panels(sweep: Audited) -> RuleAnswer:
 
 def _dense(sweep: Audited) -> RuleAnswer:
     found = [(point, point.test.mean) for point in sweep.comparison.dense if point.test]
-    without = sorted(set(sweep.comparison.panels) - {(point.model, point.data) for point, _ in found})
+    without = sorted(set(sweep.comparison.panels) - {point.panel for point, _ in found})
     listed = some(f"{point.model} on {point.data}: {point.metric.said(mean)}" for point, mean in found)
     return held(sweep.comparison.points, (f"none for {model} on {data}" for model, data in without), listed)
 
@@ -83,7 +83,7 @@ def _paired(sweep: Audited) -> RuleAnswer:
     points = sweep.comparison.whole_points
     odd = []
     for panel in sweep.comparison.panels:
-        here = [point for point in points if (point.model, point.data) == panel]
+        here = [point for point in points if point.panel == panel]
         usual = Counter(point.seeds for point in here).most_common(1)
         odd += [f"{at(point)} has seeds {list(point.seeds)}" for point in here if point.seeds != usual[0][0]]
     return held(points, odd, "each pruned network is compared with the dense network of its own seed")
@@ -108,14 +108,13 @@ def _gained(sweep: Audited) -> RuleAnswer:
     """Check gains over dense of points that train on from it against the longest trained unpruned network."""
     longest: dict[tuple[str, str], float] = {}
     for point in (*sweep.comparison.dense, *(point for point in sweep.comparison.points if not point.sparsity)):
-        panel = point.model, point.data
-        longest[panel] = max(longest.get(panel, 0.0), point.total_cost)
+        longest[point.panel] = max(longest.get(point.panel, 0.0), point.total_cost)
     restarted = {key for key, spec in sweep.plan.stages.items() if not spec.typed.restart.weights_row.keeps}
     pairs = ((point, point.difference) for point in sweep.comparison.operating_points if point.sparsity)
     gained = [
         p for p, d in pairs if d and has_spread(d) and least_gain(d, p.metric) > 0 and not restarted & {*p.stages}
     ]
-    costs = ((point, point.total_cost / max(longest[point.model, point.data], 1.0)) for point in gained)
+    costs = ((point, point.total_cost / max(longest[point.panel], 1.0)) for point in gained)
     faults = (
         f"{at(p)} trained {ratio(cost)} as long as dense; add +control=longer"
         for p, cost in costs

@@ -6,7 +6,7 @@ from orchestrator.compare.audit.rule import Audited, AuditRule, RuleAnswer, held
 from orchestrator.compare.panels import positions
 from orchestrator.config.method_choices import decides_itself
 from orchestrator.config.training import row_of
-from orchestrator.core.restart_kinds import CONTROLS
+from orchestrator.core.restart_kinds import CONTROLS, control_of
 from orchestrator.core.specs import Plan
 from orchestrator.core.stage_fields import RestartFields, StageFields
 from orchestrator.core.stage_kinds import KINDS
@@ -48,8 +48,7 @@ def trials_by(plan: Plan, baseline: Baseline) -> set[str]:
         own = decides_itself(trial.config["method"])
         node = trial.config["method"] if own else trial.config.get("score", {"kind": "magnitude"})
         row = (METHODS if own else SCORES).get(str(node.get("kind")))
-        control = CONTROLS[trial.config.get("restart", {}).get("control", "none")]
-        changed = control.inverts or control.shuffles
+        changed = (control := control_of(trial.config)).inverts or control.shuffles
         moving = baseline == "random" and _changes_masks(plan.stages[trial.stages[-1]].typed)
         if row is not None and row.baseline == baseline and not changed and not moving:
             found.add(trial.name)

@@ -52,7 +52,7 @@ def method_pairs(comparison: Comparison) -> list[MethodPair]:
         for other in points if best is not None else ():
             if best is None or other.line == best.line:
                 continue
-            one, two = ({seed: tests[key] for seed, key in zip(p.seeds, p.stages, strict=True)} for p in (best, other))
+            one, two = (point.by_seed(tests) for point in (best, other))
             if (found := paired_difference(one, two)) is not None:
                 pairs.append(MethodPair(best, other, found))
     return sorted(pairs, key=lambda pair: (comparison.panels.index(pair.best.line_key[:2]), pair.best.asked_sparsity))

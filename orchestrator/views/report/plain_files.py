@@ -82,7 +82,7 @@ def _by_field(names: Sequence[str], each: Sequence[tuple[Any, ...]]) -> dict[str
 
 def points(comparison: Comparison) -> list[dict[str, Any]]:
     """Return column name -> value of each point, dense points first; an estimate takes several columns."""
-    return [_flat(point) for point in (*comparison.dense, *comparison.operating_points)]
+    return [_flat(point) for point in comparison.shown]
 
 
 def as_json(comparison: Comparison) -> bytes:

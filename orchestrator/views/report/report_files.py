@@ -181,6 +181,6 @@ def note(comparison: Comparison, findings: Sequence[Finding], drawn: Sequence[st
         table = tables.point_table(narrow(comparison, points), points)
         lines += [f"**{markdown(title)}**", "", *table.markdown(MARKDOWN_ROWS)]
     if comparison.points:
-        tested = (point.test for point in (*comparison.dense, *comparison.operating_points))
+        tested = (point.test for point in comparison.shown)
         lines += [tables.match_note(comparison), *tables.two_seeds_note(tested)]
     return "\n".join(lines)

@@ -92,9 +92,8 @@ def test_trainings_of_several_lengths_are_candidates_together() -> None:
         else point
         for point in comparison.operating_points
     ]
-    longer = SimpleNamespace(
-        dense=comparison.dense, operating_points=moved, panels=comparison.panels, rows=comparison.rows
-    )
+    shown = (*comparison.dense, *moved)
+    longer = SimpleNamespace(shown=shown, panels=comparison.panels, rows=comparison.rows)
 
     def chosen(budget: float) -> Any:
         return next(row["line"] for row in at_equal_cost(longer, budget) if row["method"] == "rigl")  # type: ignore[arg-type]
