@@ -63,7 +63,7 @@ def unread(folder: Path, arguments: Sequence[str], **more: str) -> tuple[int, st
     ("arguments", "unbuffered"),
     [
         (("orchestrator", "--cfg", "job"), "1"),  # printed by Hydra
-        (("orchestrator.compare", "mine"), "1"),
+        (("orchestrator.store", "list"), "1"),
         (("orchestrator.store", "--help"), ""),  # printed by argparse
     ],
 )

@@ -61,7 +61,7 @@ JOBS = (
 
 def test_the_compositions_of_the_tests_are_hydra_s(hydra: Hydra) -> None:
     """The other tests of this file compare with them: Hydra takes forty times as long."""
-    for job in (jobs[-1] for jobs in JOBS):
+    for job in (jobs[-1] for jobs in JOBS[::2]):
         assert whole(*job) == compose.plain(hydra[0].load_sweep_config(hydra[1], list(job)))
 
 

@@ -34,6 +34,8 @@ ROUNDS = {
     "low rank": ("finetune.lora_rank=2",),
 }
 """Kinds of rounds by their overrides."""
+SLOW = ("averages", "by steps", "hooks", "two rounds", "gradual", "scored on data")
+"""Rounds whose training is that of another, with other numbers."""
 
 
 def raced(case: str) -> Plan:
@@ -51,7 +53,9 @@ def bits(record: StageRecord, store: Store) -> list[Any]:
     return [record.result(), store.read(record.key, "weights.safetensors"), store.read(record.key, "masks.npz")]
 
 
-@pytest.mark.parametrize("case", ROUNDS)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if case in SLOW else ()) for case in ROUNDS]
+)
 def test_a_round_that_continues_from_its_parts_has_the_same_bits(case: str, store: Store, tmp_path: Path) -> None:
     plan = raced(case)
     trial, alone = plan.trials[0], Store(str(tmp_path / "alone"))

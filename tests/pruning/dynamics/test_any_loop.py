@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_plain_loops import CASES, STEPS, batches, drawn, masks, network, optimizer, trained
+from test_plain_loops import ALTERNATELY, CASES, STEPS, batches, drawn, masks, network, optimizer, trained
 from torch import Tensor, nn
 
 import pruning
@@ -27,8 +27,7 @@ def same(one: nn.Module, other: nn.Module) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adam"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "kind"), ALTERNATELY)
 def test_a_training_continues_from_a_state_with_equal_bits(case: str, kind: str) -> None:
     given = batches(41)
     model, steps, dynamics = attached(case, kind)

@@ -106,8 +106,15 @@ CASES: dict[str, tuple[Callable[[], Dynamics], float, Loop]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adam"])
-@pytest.mark.parametrize("case", CASES)
+ALTERNATELY = [
+    pytest.param(case, kind, id=f"{case}-{kind}", marks=() if (number + place) % 2 else pytest.mark.slow)
+    for number, case in enumerate(CASES)
+    for place, kind in enumerate(("sgd", "adam"))
+]
+"""Each case with one of the optimizers; with the other one, it is slow."""
+
+
+@pytest.mark.parametrize(("case", "kind"), ALTERNATELY)
 def test_masks_and_weights_are_those_of_a_plain_loop(case: str, kind: str) -> None:
     make, density, loop = CASES[case]
     model, plain = network(), network()
