@@ -9,38 +9,32 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from orchestrator.commands.arguments import CommandParser, add_store, open_store, replace_named
+from orchestrator.commands.arguments import CommandParser, add_sweep, named_sweep, replace_named, run_command
 from orchestrator.compare.sensitivity import Allocation, SensitivityCurve, allocation, sensitivity_curves
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.planning.number_formats import percent
-from orchestrator.store import saved_sweep
-from orchestrator.store.backends import given_as
 from orchestrator.store.saved_sweep import SavedSweep
-from orchestrator.views.terminal.standard_streams import say, show_what_can_be_shown
+from orchestrator.views.terminal.standard_streams import say
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the densities for each sparsity to a file; return 0, or 2 for a mistake."""
-    show_what_can_be_shown()
-    options = _parser().parse_args(arguments)
-    try:
-        sparsities = _sparsities(options.sparsity)
-        with given_as("--store"):
-            store = open_store(options)
-            sweep = saved_sweep.load(store, saved_sweep.chosen_sweep(store, options.sweep))
-        _refuse_unfinished(sweep)
-        curves = _chosen(sweep, options.network, options.method)
-        found = [allocation(curves, sparsity) for sparsity in sparsities]
-        replace_named("--output", Path(options.output), _text(sweep, curves, found).encode())
-        for each in found:
-            say(_line(each))
-        say(f"{options.output}: type scope=given scope.densities_file={options.output}")
-        names = ",".join(name for curve in curves for name in curve.sizes)
-        say(f"If the network would prune tensors that were not measured, add 'prune.include=[{names}]'.")
-        return 0
-    except OrchestratorError as error:
-        say(error, amiss=True)
-    return 2
+    return run_command(_parser(), _allocate, arguments)
+
+
+def _allocate(options: argparse.Namespace) -> int:
+    sparsities = _sparsities(options.sparsity)
+    _, sweep = named_sweep(options)
+    _refuse_unfinished(sweep)
+    curves = _chosen(sweep, options.network, options.method)
+    found = [allocation(curves, sparsity) for sparsity in sparsities]
+    replace_named("--output", Path(options.output), _text(sweep, curves, found).encode())
+    for each in found:
+        say(_line(each))
+    say(f"{options.output}: type scope=given scope.densities_file={options.output}")
+    names = ",".join(name for curve in curves for name in curve.sizes)
+    say(f"If the network would prune tensors that were not measured, add 'prune.include=[{names}]'.")
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -48,10 +42,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="pruning-orchestrator allocate",
         description="Solve densities from a finished sweep that pruned each layer alone (+sweep=sensitivity).",
     )
-    parser.add_argument(
-        "sweep", nargs="?", metavar="SWEEP", help="name of a sweep, or its beginning (default: the last saved)"
-    )
-    add_store(parser)
+    add_sweep(parser)
     parser.add_argument(
         "--sparsity", required=True, metavar="S[,S]", help="total sparsities, as in 0.8,0.9: fractions of these layers"
     )

@@ -18,9 +18,11 @@ from typing import NoReturn
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.planning.number_formats import byte_size
-from orchestrator.store.saved_sweep import summaries
+from orchestrator.store import saved_sweep
+from orchestrator.store.backends import given_as
+from orchestrator.store.saved_sweep import SavedSweep, summaries
 from orchestrator.store.store import Keep, Store
-from orchestrator.views.terminal.standard_streams import say
+from orchestrator.views.terminal.standard_streams import say, show_what_can_be_shown
 
 SHOWN = 100
 """Maximum length of a sweep's command in a list on a terminal."""
@@ -46,6 +48,38 @@ class CommandParser(argparse.ArgumentParser):
                 for name, parser in action.choices.items():
                     yield name
                     yield from parser._words()
+
+
+def run_command(
+    parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int], arguments: Sequence[str] | None
+) -> int:
+    """Parse arguments and run a command; return its exit status, 2 for a mistake, which is printed."""
+    show_what_can_be_shown()
+    options = parser.parse_args(arguments)
+    try:
+        return run(options)
+    except OrchestratorError as error:
+        say(error, amiss=True)
+    except OSError as error:
+        if getattr(options, "output", None) is None:
+            raise
+        say(f"`--output` (={options.output!r}) cannot be written: {error.strerror or error}", amiss=True)
+    return 2
+
+
+def add_sweep(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that names a sweep, and those that name its store."""
+    parser.add_argument(
+        "sweep", nargs="?", metavar="SWEEP", help="name of a sweep, or its beginning (default: the last saved)"
+    )
+    add_store(parser)
+
+
+def named_sweep(options: argparse.Namespace) -> tuple[Store, SavedSweep]:
+    """Return the store and the sweep that the options name."""
+    with given_as("--store"):
+        store = open_store(options)
+        return store, saved_sweep.load(store, saved_sweep.chosen_sweep(store, options.sweep))
 
 
 def add_store(parser: argparse.ArgumentParser) -> None:

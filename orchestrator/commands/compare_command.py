@@ -14,6 +14,7 @@ from orchestrator.commands.arguments import (
     list_store,
     list_sweeps,
     open_store,
+    run_command,
     sweeps_parser,
 )
 from orchestrator.compare.audit.checklist import audit
@@ -33,7 +34,7 @@ from orchestrator.sweep.beside_grid import beside_grid
 from orchestrator.views.report import differences, tables
 from orchestrator.views.report.figures.layer_data import ReadFile
 from orchestrator.views.report.report_files import report, write
-from orchestrator.views.terminal.standard_streams import say, show_what_can_be_shown
+from orchestrator.views.terminal.standard_streams import say
 from orchestrator.views.tracking.read_back import load_from_mlflow, sweeps_in_mlflow
 from pruning.measure.garbage_collection import collector_paused
 
@@ -44,19 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         the exit status: 2 for a mistake, or if no trial has finished
     """
-    show_what_can_be_shown()
-    options = _parser().parse_args(arguments)
-    try:
-        if options.output is not None:
-            check_output_folder("--output", Path(options.output))
-        with collector_paused(), given_as("--store"):  # nothing becomes garbage before the end
-            return _run(options, _margin(options.margin))
-    except OrchestratorError as error:
-        say(error, amiss=True)
-        return 2
-    except OSError as error:
-        say(f"`--output` (={options.output!r}) cannot be written: {error.strerror or error}", amiss=True)
-        return 2
+    return run_command(_parser(), _compare, arguments)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    if options.output is not None:
+        check_output_folder("--output", Path(options.output))
+    with collector_paused(), given_as("--store"):  # nothing becomes garbage before the end
+        return _run(options, _margin(options.margin))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 from torch import nn
 
-from orchestrator.commands.arguments import CommandParser, add_store, check_output_folder, open_store
+from orchestrator.commands.arguments import CommandParser, add_sweep, check_output_folder, named_sweep, run_command
 from orchestrator.compare.compare_trials import compare_trials
-from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.metrics import Metric
 from orchestrator.deploy.checked_writing import CODECS, Deployed, shrunk, smaller_for
 from orchestrator.deploy.formats.format import Codec, ExportError
@@ -25,53 +25,42 @@ from orchestrator.export.export_folder import (
 from orchestrator.export.readme import readme
 from orchestrator.export.stored_network import StoredNetwork, kept
 from orchestrator.planning.number_formats import byte_size, scientific
-from orchestrator.store import saved_sweep
 from orchestrator.store.backends import given_as
-from orchestrator.views.terminal.standard_streams import say, show_what_can_be_shown
+from orchestrator.views.terminal.standard_streams import say
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write a trial's network, shrunk and verified, in the given formats; return the exit status, 2 for an error."""
-    show_what_can_be_shown()
-    options = _parser().parse_args(arguments)
-    try:
-        if not options.to:
-            raise ExportError(f"`--to` must be given, once or several times; type one of {', '.join(CODECS)}.")
-        check_output_folder("--output", Path(options.output))
-        formats, folder = chosen_formats(options.to), writable(options.output)
+    return run_command(_parser(), _export, arguments)
+
+
+def _export(options: argparse.Namespace) -> int:
+    if not options.to:
+        raise ExportError(f"`--to` must be given, once or several times; type one of {', '.join(CODECS)}.")
+    check_output_folder("--output", Path(options.output))
+    formats, folder = chosen_formats(options.to), writable(options.output)
+    store, sweep = named_sweep(options)
+
+    @cache
+    def found(stage: str) -> tuple[StoredNetwork, nn.Module]:
+        choice, measured = trial_choice.ending_with(stage, sweep.plan), any(f.row.changes_outputs for f in formats)
+        require_builder(formats, choice.trial.config["model"])
         with given_as("--store"):
-            store = open_store(options)
-            sweep = saved_sweep.load(store, saved_sweep.chosen_sweep(store, options.sweep))
+            network = kept(store, sweep, choice, run_own_code=options.run_own_code, measured=measured)
+        return network, _smaller(network, formats)
 
-        @cache
-        def found(stage: str) -> tuple[StoredNetwork, nn.Module]:
-            choice, measured = (
-                trial_choice.ending_with(stage, sweep.plan),
-                any(each.row.changes_outputs for each in formats),
-            )
-            require_builder(formats, choice.trial.config["model"])
-            with given_as("--store"):
-                network = kept(store, sweep, choice, run_own_code=options.run_own_code, measured=measured)
-            return network, _smaller(network, formats)
-
-        if options.best is None:
-            choice, points = trial_choice.trial_named(options.trial, sweep.plan, sweep.records), []
-        else:
-            comparison = compare_trials(sweep.plan, sweep.records, sweep.failures, search=sweep.search)
-            points = trial_choice.points_meeting(options.best, comparison, sweep.plan, sweep.records)
-        for chosen in formats:  # after all names were checked, and before any network is built
-            chosen.check_packages()
-        if points:
-            stage = trial_choice.smallest_stage(points, lambda stage: size(found(stage)[1]), sweep.records)
-            choice = trial_choice.ending_with(stage, sweep.plan)
-        network, smaller = found(choice.stage)
-        written = write_folder(network, smaller, formats, folder, readme(sweep, choice, network, smaller))
-    except OrchestratorError as error:
-        say(error, amiss=True)
-        return 2
-    except OSError as error:
-        say(f"`--output` (={options.output!r}) cannot be written: {error.strerror or error}", amiss=True)
-        return 2
+    if options.best is None:
+        choice, points = trial_choice.trial_named(options.trial, sweep.plan, sweep.records), []
+    else:
+        comparison = compare_trials(sweep.plan, sweep.records, sweep.failures, search=sweep.search)
+        points = trial_choice.points_meeting(options.best, comparison, sweep.plan, sweep.records)
+    for chosen in formats:  # after all names were checked, and before any network is built
+        chosen.check_packages()
+    if points:
+        stage = trial_choice.smallest_stage(points, lambda stage: size(found(stage)[1]), sweep.records)
+        choice = trial_choice.ending_with(stage, sweep.plan)
+    network, smaller = found(choice.stage)
+    written = write_folder(network, smaller, formats, folder, readme(sweep, choice, network, smaller))
     if points:
         figures = trial_choice.figures_text(options.best, choice.stage, points, sweep.plan, sweep.records)
         say(f"--best {options.best!r}: {figures}")
@@ -101,9 +90,6 @@ def _parser() -> CommandParser:
         prog="python -m orchestrator.export",
         description="Export the network of a finished trial: shrunk, verified, with a README.",
     )
-    parser.add_argument(
-        "sweep", nargs="?", metavar="SWEEP", help="name of a sweep, or its beginning (default: the last saved)"
-    )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--trial", metavar="NAME", help="name of the trial, or its beginning (default: the only trial)")
     which.add_argument(
@@ -118,5 +104,5 @@ def _parser() -> CommandParser:
     )
     parser.add_argument("--output", metavar="DIR", required=True, help="a new or empty folder")
     parser.add_argument("--run-own-code", action="store_true", help="import and run a `_target_` that the sweep names")
-    add_store(parser)
+    add_sweep(parser)
     return parser

@@ -6,7 +6,15 @@ import argparse
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from orchestrator.commands.arguments import CommandParser, add_store, open_store, read_named, replace_named
+from orchestrator.commands.arguments import (
+    CommandParser,
+    add_sweep,
+    named_sweep,
+    open_store,
+    read_named,
+    replace_named,
+    run_command,
+)
 from orchestrator.compare.baseline import Baseline, make_baseline, read_baseline, text_of
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.comparison import Comparison
@@ -14,34 +22,30 @@ from orchestrator.compare.pairing import hardware
 from orchestrator.compare.verdicts import alarms, passes, verdicts
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.planning.number_formats import counted
-from orchestrator.store import saved_sweep
 from orchestrator.store.backends import given_as
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.views.report.gate_report import gate_table, junit
-from orchestrator.views.terminal.standard_streams import say, show_what_can_be_shown
+from orchestrator.views.terminal.standard_streams import say
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Judge a sweep against a baseline, or write one; return 0 if it passes, 1 if not, 2 for a mistake or no data."""
-    show_what_can_be_shown()
-    options = _parser().parse_args(arguments)
-    try:
-        _refuse_unused(options)
-        with given_as("--store"):
-            store = open_store(options)
-            _refuse_sweep_as_baseline(options, store.sweeps())
-            sweep = saved_sweep.load(store, saved_sweep.chosen_sweep(store, options.sweep))
-        comparison = compare_trials(sweep.plan, sweep.records, sweep.failures, search=sweep.search)
-        for line in _search_note(sweep):
-            say(line)
-        if options.write_baseline:
-            return _write(Path(options.baseline), sweep, comparison)
-        if (baseline := _read(Path(options.baseline))) is None:
-            raise OrchestratorError(f"`BASELINE` (={options.baseline}) does not exist; --write-baseline writes it.")
-        return _judge(baseline, sweep, comparison, options)
-    except OrchestratorError as error:
-        say(error, amiss=True)
-    return 2
+    return run_command(_parser(), _gate, arguments)
+
+
+def _gate(options: argparse.Namespace) -> int:
+    _refuse_unused(options)
+    with given_as("--store"):
+        _refuse_sweep_as_baseline(options, open_store(options).sweeps())
+    _, sweep = named_sweep(options)
+    comparison = compare_trials(sweep.plan, sweep.records, sweep.failures, search=sweep.search)
+    for line in _search_note(sweep):
+        say(line)
+    if options.write_baseline:
+        return _write(Path(options.baseline), sweep, comparison)
+    if (baseline := _read(Path(options.baseline))) is None:
+        raise OrchestratorError(f"`BASELINE` (={options.baseline}) does not exist; --write-baseline writes it.")
+    return _judge(baseline, sweep, comparison, options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,10 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m orchestrator.gate", description="Check whether a finished sweep is as good as a baseline."
     )
     parser.add_argument("baseline", metavar="BASELINE", help="a JSON file that --write-baseline wrote")
-    parser.add_argument(
-        "sweep", nargs="?", metavar="SWEEP", help="name of a sweep, or its beginning (default: the last saved)"
-    )
-    add_store(parser)
+    add_sweep(parser)
     parser.add_argument("--junit", metavar="FILE", help="write a test case for each limit to this file, as JUnit XML")
     parser.add_argument("--allow-undecided", action="store_true", help="let limits that cannot be decided pass")
     parser.add_argument(

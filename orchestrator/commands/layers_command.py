@@ -6,29 +6,22 @@ import argparse
 from collections.abc import Iterable, Sequence
 from itertools import dropwhile
 
-from orchestrator.commands.arguments import CommandParser, add_store, open_store
+from orchestrator.commands.arguments import CommandParser, add_sweep, named_sweep, run_command
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.store import saved_sweep
-from orchestrator.store.backends import given_as
 from orchestrator.store.saved_sweep import SavedSweep
-from orchestrator.views.terminal.standard_streams import say, show_what_can_be_shown
+from orchestrator.views.terminal.standard_streams import say
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the axis for each network of a sweep; return 0, or 2 for a mistake."""
-    show_what_can_be_shown()
-    options = _parser().parse_args(arguments)
-    try:
-        with given_as("--store"):
-            store = open_store(options)
-            sweep = saved_sweep.load(store, saved_sweep.chosen_sweep(store, options.sweep))
-        for network, tensors in _networks(sweep).items():
-            say(f"{network}: add to +sweep=sensitivity")
-            say(axis(tensors, blocks=options.blocks))
-        return 0
-    except OrchestratorError as error:
-        say(error, amiss=True)
-    return 2
+    return run_command(_parser(), _layers, arguments)
+
+
+def _layers(options: argparse.Namespace) -> int:
+    for network, tensors in _networks(named_sweep(options)[1]).items():
+        say(f"{network}: add to +sweep=sensitivity")
+        say(axis(tensors, blocks=options.blocks))
+    return 0
 
 
 def axis(tensors: Iterable[str], *, blocks: bool) -> str:
@@ -77,9 +70,6 @@ def _parser() -> argparse.ArgumentParser:
         prog="pruning-orchestrator layers",
         description="Print the axis prune.include for +sweep=sensitivity, from a sweep that has pruned the network.",
     )
-    parser.add_argument(
-        "sweep", nargs="?", metavar="SWEEP", help="name of a sweep, or its beginning (default: the last saved)"
-    )
-    add_store(parser)
+    add_sweep(parser)
     parser.add_argument("--blocks", action="store_true", help="take each block together, as in blocks.0.*")
     return parser

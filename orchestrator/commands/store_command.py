@@ -15,6 +15,7 @@ from orchestrator.commands.arguments import (
     file_system,
     list_store,
     open_store,
+    run_command,
 )
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.file_names import WEIGHTS
@@ -26,22 +27,20 @@ from orchestrator.store.retention import UNFINISHED, Pruned, prune, sizes, verif
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Keep, Store
 from orchestrator.views.terminal.stage_lines import checkpointed
-from orchestrator.views.terminal.standard_streams import say, show_what_can_be_shown
+from orchestrator.views.terminal.standard_streams import say
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status: 2 for a mistake, 1 if the store is damaged."""
-    show_what_can_be_shown()
-    options = _parser().parse_args(arguments)
-    try:
-        with given_as("--store"):
-            store = open_store(options, keep=getattr(options, "keep", "needed"))
-            if "sweep" in options:
-                (options.sweep,) = saved_sweep.chosen_sweeps(store.sweeps(), [options.sweep], str(store))
-            status: int = options.run(store, options)
-    except OrchestratorError as error:
-        say(error, amiss=True)
-        return 2
+    return run_command(_parser(), _run, arguments)
+
+
+def _run(options: argparse.Namespace) -> int:
+    with given_as("--store"):
+        store = open_store(options, keep=getattr(options, "keep", "needed"))
+        if "sweep" in options:
+            (options.sweep,) = saved_sweep.chosen_sweeps(store.sweeps(), [options.sweep], str(store))
+        status: int = options.run(store, options)
     return status
 
 

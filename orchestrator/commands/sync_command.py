@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from orchestrator.commands.arguments import file_system, list_store, open_store, sweeps_parser
+from orchestrator.commands.arguments import file_system, list_store, open_store, run_command, sweeps_parser
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.config.results import ADDRESS
 from orchestrator.config.tracking_uri import resolve_experiment, resolve_uri
@@ -20,7 +20,7 @@ from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
 from orchestrator.sweep.outcome import EXIT_BEHIND, behind
 from orchestrator.views.report.report_files import report
-from orchestrator.views.terminal.standard_streams import say, show_what_can_be_shown
+from orchestrator.views.terminal.standard_streams import say
 from orchestrator.views.tracking.view_writer import Requests, ViewWriter
 
 PROGRESS_SECONDS = 5.0
@@ -29,25 +29,22 @@ PROGRESS_SECONDS = 5.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the missing runs of the named sweeps, or of all, to MLflow; return 3 if MLflow could not be completed."""
     interrupts.leave_when_interrupted()
-    show_what_can_be_shown()
     parser = sweeps_parser("sync", "Complete the MLflow view of sweeps from the store. Nothing is trained.", none="all")
     parser.add_argument("--uri", help="MLflow tracking URI (default: MLFLOW_TRACKING_URI, else mlflow.db here)")
     parser.add_argument("--experiment", help="MLflow experiment (default: MLFLOW_EXPERIMENT_NAME, else pruning)")
     parser.add_argument("--list", action="store_true", help="only list the sweeps in the store")
-    options = parser.parse_args(arguments)
-    try:
-        if options.uri is not None and not ADDRESS.holds(options.uri):
-            raise OrchestratorError(f"`--uri` (={options.uri}) must {ADDRESS.text}.")
-        with given_as("--store"):
-            store = open_store(options)
-            known = store.sweeps()
-        if options.list or not known:
-            return list_store(store)
-        chosen = saved_sweep.chosen_sweeps(known, options.sweeps, str(store)) or known
-    except OrchestratorError as error:
-        say(error, amiss=True)
-        return 2
-    return _sync_all(store, chosen, options)
+    return run_command(parser, _run, arguments)
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.uri is not None and not ADDRESS.holds(options.uri):
+        raise OrchestratorError(f"`--uri` (={options.uri}) must {ADDRESS.text}.")
+    with given_as("--store"):
+        store = open_store(options)
+        known = store.sweeps()
+    if options.list or not known:
+        return list_store(store)
+    return _sync_all(store, saved_sweep.chosen_sweeps(known, options.sweeps, str(store)) or known, options)
 
 
 def _sync_all(store: Store, names: Sequence[str], options: argparse.Namespace) -> int:

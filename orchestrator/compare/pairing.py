@@ -21,6 +21,8 @@ from orchestrator.store.saved_sweep import SavedSweep
 Settings = Mapping[str, str]
 """Setting -> value as typed in an override."""
 Identity = tuple[Any, ...]
+READ_BY_SOME = ("score", "unit", "scope", "finetune")
+"""Groups that some stages read and others do not: a class that prunes has no score, a training no fine-tuning."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,23 @@ class Side:
 
     @cached_property
     def settings(self) -> Mapping[str, Settings]:
-        """Trial name -> its settings, without the seed and the settings that move the trial along its line."""
-        trials = self.sweep.plan.trials
+        """Trial name -> its settings, without the seed and the settings that move the trial along its line.
+
+        Settings of a group that none of the trial's stages reads are left out, such as `score` beside a class.
+        """
+        trials, stages = self.sweep.plan.trials, self.sweep.plan.stages
         each = SettingsOfEach(trial.config for trial in trials)
         moving = ("seed", *POINT_SETTINGS)
-        return {
-            trial.name: {name: as_typed(value) for name, value in settings.items() if name not in moving}
-            for trial, settings in zip(trials, each, strict=True)
-        }
+        found = {}
+        for trial, settings in zip(trials, each, strict=True):
+            read = {name for key in trial.stages for name in stages[key].fields}
+            unread = tuple(f"{group}." for group in READ_BY_SOME if group not in read)
+            found[trial.name] = {
+                name: as_typed(value)
+                for name, value in settings.items()
+                if name not in moving and not name.startswith(unread)
+            }
+        return found
 
 
 @dataclass(frozen=True)

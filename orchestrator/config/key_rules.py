@@ -69,8 +69,5 @@ def violations(where: str, schema: type, values: Mapping[str, Any], *, closed: b
                 break
         if (nested := nodes[name]) is not None:
             yield from violations(f"{prefix}{name}", nested, value)
-    yield from getattr(schema, "across", _nothing)(where, values)
-
-
-def _nothing(_where: str, _values: Mapping[str, Any]) -> Iterator[str]:
-    yield from ()
+    if across := getattr(schema, "across", None):
+        yield from across(where, values)

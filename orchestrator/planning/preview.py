@@ -33,6 +33,7 @@ def preview(
     failed: Collection[str] = (),
     forecast: Forecast | None = None,
     search: Sequence[str] = (),
+    edited: Sequence[str] = (),
 ) -> str:
     """Return the preview of a sweep as text.
 
@@ -43,6 +44,7 @@ def preview(
         failed: keys of the stages with a remembered failure
         forecast: forecast of the unfinished stages
         search: lines about the search; empty without a search
+        edited: lines about own files that were edited since the last run
     """
     asked = sum(map(len, plan.work))
     first, unique = plan.trials[0].config, sum(not KINDS[spec.kind].part for spec in plan.stages.values())
@@ -52,6 +54,7 @@ def preview(
         f"stages    {unique} unique of {asked} asked for, {asked - unique} shared; {by_kind(plan)}",
         f"to run    {len(plan.stages) - sum(key in finished for key in plan.stages)}; "
         f"{sum(key in finished for key in plan.stages)} already in the store at {first['store']['uri']}",
+        *_block("edited", edited),
         *_failed(plan, set(failed) - set(finished)),
         *_forecast(forecast),
         *_block("by layer", layerwise_costs(plan, finished, rough=forecast is None or forecast.work.unknown > 0)),

@@ -40,7 +40,13 @@ from orchestrator.store import retention
 from orchestrator.store.leases import Leases
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.store import Store
-from orchestrator.sweep.earlier_sweeps import continuing, earlier_forecast, estimated, past_searches
+from orchestrator.sweep.earlier_sweeps import (
+    continuing,
+    earlier_forecast,
+    edited_sources,
+    estimated,
+    past_searches,
+)
 from orchestrator.sweep.first_checks import environment, preflight, probing
 from orchestrator.sweep.outcome import Outcome, behind, command
 from orchestrator.sweep.search.building import PlannedSearch, planned_search
@@ -138,7 +144,8 @@ def run(jobs: Sequence[Job], *, preset: str | None = None) -> Outcome:
                 here = InlineExecutor(Cluster(**config["cluster"]), store)
                 preflight(here, store, plan, finished, info.environment, own_only=True)
             made, told = estimated(store, plan, finished)[1], search_preview(search, store, finished)
-            say(preview(info.name, plan, finished, store.failures.known(), made, told))
+            edited = edited_sources(store, info.name, plan, finished)
+            say(preview(info.name, plan, finished, store.failures.known(), made, told, edited))
             return Outcome(plan, {}, ran=False)
     return _run(Outcome(plan, {}, past=past), info, store, config, search)
 
@@ -170,6 +177,8 @@ def _run(
             pace, made = estimated(store, portions.most(), outcome.records)
         info = replace(info, forecast=made if made.stages else earlier_forecast(store, info.name))
         progress = Progress(plan, dict(outcome.records), console=console, slots=made.slots, pace=pace)
+        for line in edited_sources(store, info.name, plan, outcome.records):
+            progress.say(f"{line}.")
         tracker = stack.enter_context(_tracker(config["tracking"], store, progress.say))  # starts together with Ray
         with progress:
             _train(outcome, portions, info, store, config, (tracker, progress), interrupt, stack)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from orchestrator.config.cluster import Cluster
+from orchestrator.config.sources import module_file
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Forecast, PastSearch
 from orchestrator.core.plain_data import read_as
 from orchestrator.core.records import StageRecord
-from orchestrator.core.specs import Plan
+from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.execution.on_ray.embedded_ray import address_of
 from orchestrator.execution.placement import slots
 from orchestrator.planning.forecast import forecast
@@ -69,6 +71,31 @@ def past_searches(store: Store, name: str, config: Mapping[str, Any]) -> dict[st
         every = [each for other in store.sweeps() for each in _searches_of(store, other).values()]
         found[own] = PastSearch(tuple(sorted({key for each in every for key in each.seen})), ())
     return found
+
+
+def edited_sources(store: Store, name: str, plan: Plan, finished: Container[str]) -> list[str]:
+    """Return a line for each own module or file that was edited since the sweep's last run, with what runs again."""
+    now, before = _sources(plan.stages.values()), dict[str, str]()
+    if now and name in store.sweeps():
+        with suppress(OrchestratorError):  # of another release, or damaged: other readers report it
+            before = _sources(saved_sweep.plan_of(store, name).stages.values())
+    lines = []
+    for each, digest in now.items():
+        if before.get(each, digest) == digest:
+            continue
+        below: set[str] = set()
+        for key, spec in plan.stages.items():
+            if each in _sources([spec]) or not below.isdisjoint(plan.needs(key)):
+                below.add(key)
+        again, edited = sum(key not in finished for key in below), module_file(each) or each
+        lines.append(f"{edited} was edited since the last run of this sweep: {counted(again, 'stage')} run again")
+    return lines
+
+
+def _sources(specs: Iterable[StageSpec]) -> dict[str, str]:
+    """Return name of an own module, package or file -> digest of its content."""
+    sources = {id(each): each for spec in specs if (each := spec.fields.get("sources"))}  # stages share them
+    return {name: digest for each in sources.values() for kind in each.values() for name, digest in kind.items()}
 
 
 def continuing(store: Store, name: str, plan: Plan) -> Plan:

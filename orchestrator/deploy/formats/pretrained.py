@@ -32,6 +32,7 @@ tokenizer = transformers.AutoTokenizer.from_pretrained(".")
 network = transformers.{kind}.from_pretrained(".")
 tokens = tokenizer("In the beginning", return_tensors="pt", return_token_type_ids=False)
 text = tokenizer.decode(network.generate(**tokens, max_new_tokens=20)[0])
+print(text)
 """
 """Code that generates a text with a written network."""
 

@@ -60,6 +60,14 @@ def said(found: TwoSweeps) -> str:
     return "\n".join(two_sweeps_text(found))
 
 
+def test_settings_that_no_stage_reads_are_no_difference() -> None:
+    scores = ({"kind": "magnitude"}, {"kind": "taylor", "examples": 128})
+    found = compare_two(*(swept(name, (0.8, 0.9), score=score) for name, score in zip("ab", scores, strict=True)))
+
+    assert found.differing == {}, "the stages here have no field `score`, as those of a class that prunes"
+    assert {point.same_stages for point in found.points} == {True}
+
+
 def test_differences_are_paired_by_seed_by_hand() -> None:
     # 0.03, 0.04, 0.05: 0.04 +- t(0.975, 2) * 0.01 / sqrt(3) = 0.04 +- 0.024841
     found = compare_two(swept("old", (0.80, 0.85, 0.90)), swept("new", (0.83, 0.89, 0.95), "lamp"))

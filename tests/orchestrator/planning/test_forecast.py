@@ -18,7 +18,7 @@ from orchestrator.planning.forecast import afterwards, forecast, taken, told
 from orchestrator.planning.pace import Pace, length, places, processor_model, wall
 from orchestrator.store.saved_sweep import manifest, read
 from orchestrator.store.store import Store
-from orchestrator.sweep.earlier_sweeps import earlier_forecast, estimated
+from orchestrator.sweep.earlier_sweeps import earlier_forecast, edited_sources, estimated
 from orchestrator.views.report import report_files
 from orchestrator.views.report.tables import print_forecast
 
@@ -303,3 +303,29 @@ def test_a_forecast_is_saved_with_its_sweep_and_a_sweep_without_one_is_read(stor
     store.save_sweep("before", data)
     assert read(store, "before").info.forecast is None
     assert earlier_forecast(store, "none such") is None
+
+
+def test_a_plan_names_the_file_whose_edit_trains_stages_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "net_of_mine.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    store = Store(str(tmp_path / "store"))
+
+    def written(text: str) -> Plan:
+        plan, stages, keys = make_plan(seeds=(0,), rounds=2), dict[str, StageSpec](), dict[str, str]()
+        for key, spec in plan.stages.items():
+            fields = (
+                {**spec.fields, "sources": {"modules": {"net_of_mine": text}}} if spec.kind == "dense" else spec.fields
+            )
+            changed = replace(spec, fields=fields, inputs={role: keys[each] for role, each in spec.inputs.items()})
+            keys[key], stages[changed.key] = changed.key, changed
+        trials = [replace(t, stages=tuple(keys[key] for key in t.stages), dense=keys[t.dense]) for t in plan.trials]
+        return Plan(stages, tuple(trials))
+
+    first, second = written("a" * 64), written("b" * 64)
+    assert edited_sources(store, "mine", first, ()) == [], "it never ran"
+    store.save_sweep("mine", manifest(sweep_info("mine"), first))
+    assert edited_sources(store, "mine", first, first.stages) == []
+    file, count = tmp_path / "net_of_mine.py", len(second.stages)
+    assert edited_sources(store, "mine", second, first.stages) == [
+        f"{file} was edited since the last run of this sweep: {count} stages run again"
+    ]
