@@ -40,7 +40,7 @@ FLOORS = (
 """The rooms of `orchestrator` from the ground up: each imports from those before it only. Doors stand above all."""
 DOORS = ("orchestrator", "orchestrator.__main__", "orchestrator.gate", "orchestrator.sync", "orchestrator.views")
 NOUNS = (
-    *("errors", "file_names", "plain_data", "stage_fields", "restart_kinds", "stage_kinds", "metrics"),
+    *("errors", "file_names", "plain_data", "restart_kinds", "stage_kinds", "metrics"),
     *("specs", "records", "events", "redact", "work_order"),
 )
 """Modules of core that need the standard library, msgspec, which checks plain data, and plain data of the engine."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from orchestrator.config import round_amounts
+from orchestrator.config import round_schema
 from orchestrator.config.config_groups import GROUPS
 from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.redact import redact_tree
@@ -113,7 +113,7 @@ DENSE_SETTINGS = ("model.", "data.", "task.", "train.", "device", "threads")
 """Settings that affect a dense network, besides its seed."""
 CONTROL = "restart.control"
 """Setting that only a trial's last round carries; the stages that identify the line do not have it."""
-FILE = f"scope.{round_amounts.KEY}"
+FILE = f"scope.{round_schema.KEY}"
 _NAMES = ("method.name", "schedule.kind", "schedule.rounds", "model.name", "data.name")
 
 
@@ -222,7 +222,7 @@ def _identified(plan: Plan, trial: TrialSpec, settings: dict[str, Any], describe
 
 def _densities_file(trial: TrialSpec) -> str:
     """Return the file with the densities of a trial, empty if there is none."""
-    return str(trial.config.get("scope", {}).get(round_amounts.KEY) or "")
+    return str(trial.config.get("scope", {}).get(round_schema.KEY) or "")
 
 
 @cache

@@ -6,8 +6,7 @@ import math
 from typing import NamedTuple
 
 from orchestrator.core.records import StageRecord
-from orchestrator.core.specs import StageSpec
-from orchestrator.core.stage_fields import RestartFields, StageFields
+from orchestrator.core.specs import RestartFields, StageFields, StageSpec
 from pruning.catalogue.methods import METHODS
 from pruning.choices.axes import SPANNING
 

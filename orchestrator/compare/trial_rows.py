@@ -196,7 +196,7 @@ def warnings(plan: Plan, records: Records) -> dict[str, tuple[str, ...]]:
     for key, spec in plan.stages.items():
         for text in records[key].warnings if key in records else ():
             first = next((plan.trials[index].name for index in plan.trials_of[key]), key[:12])
-            found.setdefault(text, []).append(f"{first}, {KINDS[spec.kind].named(spec.typed)}")
+            found.setdefault(text, []).append(f"{first}, {spec.title}")
     return {text: tuple(stages) for text, stages in found.items()}
 
 

@@ -13,17 +13,13 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from orchestrator.catalogue.formats import FORMATS
-from orchestrator.catalogue.models import MODELS
-from orchestrator.catalogue.tasks import TASKS
 from orchestrator.config import (
     cluster,
     config_groups,
     deploy,
-    method_choices,
     parallel,
     results,
-    round_amounts,
+    round_schema,
     sources,
     training,
     well_formed,
@@ -32,7 +28,6 @@ from orchestrator.config.key_rules import key
 from orchestrator.config.key_rules import violations as broken
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.file_names import component
-from orchestrator.core.metrics import fraction_fault
 from pruning.catalogue.rows import Rule, at_least
 
 
@@ -67,31 +62,6 @@ def objectives(given: str | Sequence[str] | None) -> list[str | None]:
     return [given] if given is None or isinstance(given, str) else list(given)
 
 
-def _objective_violations(config: Mapping[str, Any]) -> Iterator[str]:
-    formats, sizes = config["deploy"]["formats"], config["deploy"]["batch_sizes"]
-    places = [f"{each}/{size}" for each in formats for size in sizes]
-    for name in objectives(config["objective"]):
-        if name is None or not name.startswith("deploy/"):
-            continue
-        place = name.partition("/")[2].rpartition("/")[0]
-        if not formats:
-            yield f"`objective` (={name}) needs a deployed network; pass deploy=shrink, or another format."
-        elif place and place not in (*formats, *places):
-            yield f"`objective` (={name}) must name a format and batch size of `deploy`: {', '.join(places)}."
-
-
-def _deploy_violations(config: Mapping[str, Any]) -> Iterator[str]:
-    model = config["model"]
-    row = MODELS.get(str(model.get("kind"))) if isinstance(model, Mapping) else None
-    for name in config["deploy"]["formats"]:
-        if name in FORMATS and row is not None and not FORMATS[name].holds(row.packages):
-            yield (
-                f"`deploy.formats` (={config['deploy']['formats']}) holds {name}, which is for networks that "
-                f"{FORMATS[name].builder} builds, as model=huggingface, and `model.kind` is {row.name}; pass "
-                "deploy=shrink, or another format."
-            )
-
-
 @dataclass
 class Config:
     """Root of a trial's configuration. Groups with a custom target accept any key."""
@@ -117,9 +87,9 @@ class Config:
     """Training of the dense network."""
     score: Any = MISSING
     """Importance score that ranks the entries."""
-    unit: method_choices.Unit = field(default_factory=method_choices.Unit)
+    unit: round_schema.Unit = field(default_factory=round_schema.Unit)
     """Unit that is pruned as a whole, such as an entry or a channel."""
-    scope: method_choices.Scope = field(default_factory=method_choices.Scope)
+    scope: round_schema.Scope = field(default_factory=round_schema.Scope)
     """Scope of the ranking, and the allocation of densities to tensors."""
     dynamics: Any = MISSING
     """Whether pruned entries may return, or how masks change within the training."""
@@ -127,13 +97,13 @@ class Config:
     """Repair of the survivors after pruning."""
     method: Any = MISSING
     """Pruning method: a published combination of these choices, or a class."""
-    schedule: round_amounts.Schedule = field(default_factory=round_amounts.Schedule)
+    schedule: round_schema.Schedule = field(default_factory=round_schema.Schedule)
     """Amount that each round prunes, and when."""
     finetune: training.Train = field(default_factory=training.Train)
     """Training after each pruning round; has the keys of `train`."""
     restart: training.Restart = field(default_factory=training.Restart)
     """Start of the training in a round."""
-    prune: round_amounts.Prune = field(default_factory=round_amounts.Prune)
+    prune: round_schema.Prune = field(default_factory=round_schema.Prune)
     """Parameters that are pruned."""
     deploy: deploy.Deploy = field(default_factory=deploy.Deploy)
     """Formats in which last networks are deployed and measured."""
@@ -152,7 +122,7 @@ class Config:
 
 
 def violations(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each rule that a plain, resolved trial configuration breaks: key, value, rule and remedy.
+    """Yield a sentence for each setting of a plain, resolved configuration that is wrong by itself.
 
     Targets are looked up as files and never imported, so the check is safe and fast on any machine.
     """
@@ -165,67 +135,19 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     if malformed:
         yield from malformed
         return
-    if wrong := list(broken("", Config, config)):
-        yield from wrong
-    else:
-        yield from _objective_violations(config)
-        yield from _deploy_violations(config)
+    yield from broken("", Config, config)
     if config["name"] is not None:
         yield from _name_violations(config["name"])
-    named = all(isinstance(config[group], Mapping) for group in ("method", "dynamics"))
-    if named and not round_amounts.is_identity(config["method"]):
-        yield from round_amounts.given_once(config)
-    told = [said for group in config_groups.GROUPS for said in _group_violations(group, config[group])]
-    yield from told
-    choices = ("method", "score", "dynamics", "repair")
-    if not told and all(isinstance(config[group], Mapping) for group in choices):
-        together = [*method_choices.violations(config)]
-        yield from together or training.violations(config)
-    if not told:
-        yield from _text_violations(config["task"], config["data"])
-        yield from _margin_violations(config)
+    for group in config_groups.GROUPS:
+        yield from _group_violations(group, config[group])
     for name in ("model", "data", "task", "score", "method", "dynamics", "search", "train", "finetune"):
         yield from sources.unreadable(name, config[name])
-    if config["train"]["teacher"] is not None:
-        yield (
-            f"`train.teacher` (={config['train']['teacher']}) must be null, as `train` trains the dense network; "
-            f"pass finetune.teacher={config['train']['teacher']}."
-        )
-    yield from training.low_rank_violations(config)
-    yield from parallel.violations(config)
     for name in ("train", "finetune"):
         if config[name]["_target_"] is not None:
             yield from _own_violations(name, config[name])
         for part in ("optimizer", "scheduler", "loss"):
             if isinstance(config[name][part], Mapping) and config[name][part].get("_target_"):
                 yield from _target_violations(f"{name}.{part}", config[name][part])
-
-
-def _text_violations(task: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[str]:
-    """Yield an error for a task that does not read texts, and for windows of a text that would leave tokens out."""
-    row = TASKS.get(str(task.get("kind")))
-    if row is None or data.get("kind") != "text":
-        return
-    if row.labelled:
-        yield (
-            f"`task` (={row.name}) needs a label for each {row.labelled}, but `data` (=text) has one for each token; "
-            "pass task=language_modelling."
-        )
-    if not row.of_text:
-        return
-    stride, block = task["stride"], data["block"]
-    if stride is not None and stride > block:
-        yield (
-            f"`task.stride` (={stride}) must be at most {block}, the tokens of an example (`data.block`); pass "
-            f"task.stride={block}, or a larger data.block."
-        )
-
-
-def _margin_violations(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield an error for a margin in points of a built-in task whose primary metric is a fraction."""
-    task, margin = TASKS.get(str(config["task"].get("kind"))), config["compare"]["margin"]
-    if task and task.fraction and margin is not None and (fault := fraction_fault(task.fraction, margin)):
-        yield f"`compare.margin` (={margin}) {fault}"
 
 
 def _group_violations(group: str, node: Any) -> Iterator[str]:

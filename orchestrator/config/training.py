@@ -17,56 +17,10 @@ from pruning.catalogue.rows import Rule, at_least, is_number, one_of, whole, wit
 from pruning.schedule import step_of
 
 
-def violations(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each broken rule; an unknown dynamics breaks none of these."""
-    row, at = row_of(config["dynamics"]), config["schedule"]["at"]
-    if row is None:
-        return
-    if not row.in_training:
-        if at == "during":
-            yield (
-                f"`schedule.at` (=during) needs a dynamics that changes masks within the training, but `dynamics` is "
-                f"{row.name}; pass dynamics=rigl, for example, or schedule.at=start."
-            )
-        return
-    if at == "start":
-        yield (
-            f"`schedule.at` (=start) prunes before the training, but dynamics={row.name} changes masks within it; pass "
-            "schedule.at=during, or schedule.at=trained to change them while the trained network is fine-tuned."
-        )
-    if config["prune"]["holding"] == "hooks":
-        yield (
-            f"`prune.holding` (=hooks) holds fixed masks, but dynamics={row.name} changes them; pass "
-            "prune.holding=keeper."
-        )
-    if (control := config["restart"]["control"]) != "none":
-        yield (
-            f"`restart.control` (={control}) changes masks or weights of a round before its training, but "
-            f"dynamics={row.name} changes the masks within it; pass restart.control=none, and dynamics=static for a "
-            "control with a fixed mask."
-        )
-    yield from _length_violations(config, row)
-
-
 def row_of(node: Mapping[str, Any]) -> DynamicsRow | None:
     """Return the row of a configured dynamics; None for an unknown name."""
     target = node.get("_target_")
     return DYNAMICS.get(str(node.get("kind"))) if target is None else own_row(str(target))
-
-
-def _length_violations(config: Mapping[str, Any], row: DynamicsRow) -> Iterator[str]:
-    """Yield the broken rules of the length of the training in which masks change."""
-    weights = RESTARTS.get(config["restart"]["weights"])  # an unknown one is refused by its own rule
-    restarted = (weights is not None and not weights.keeps) or config["restart"]["rates"] is not None
-    where = "train" if config["schedule"]["at"] != "trained" or restarted else "finetune"
-    training, node = config[where], config["dynamics"]
-    if where == "finetune" and not (training["epochs"] or training["steps"]):
-        yield (
-            f"`finetune` trains nothing (finetune.epochs=0), but dynamics={row.name} changes masks while it trains; "
-            "pass finetune.epochs=5, for example, or schedule.at=during."
-        )
-    if training["steps"] and not restarted:
-        yield from place_violations(node, int(training["steps"]), f"{where}.steps")
 
 
 def place_violations(node: Mapping[str, Any], length: int, what: str) -> Iterator[str]:
@@ -219,26 +173,6 @@ class Train:
                 f"`{where}.epochs` (={epochs}) and `{where}.steps` (={steps}) are {given} given; pass exactly "
                 f"one{remedy}"
             )
-
-
-def low_rank_violations(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each setting that does not go together with low-rank updates (`lora_rank`)."""
-    if (rank := config["train"]["lora_rank"]) is not None:
-        yield (
-            f"`train.lora_rank` (={rank}) must be null, as `train` trains the dense network; pass "
-            f"finetune.lora_rank={rank}."
-        )
-    if (rank := config["finetune"]["lora_rank"]) is None:
-        return
-    if (row := row_of(config["dynamics"])) is not None and row.in_training:
-        yield (
-            f"`finetune.lora_rank` (={rank}) trains under fixed masks, but dynamics={row.name} changes them; pass "
-            "finetune.lora_rank=null."
-        )
-    if config["prune"]["holding"] == "hooks":
-        yield (
-            f"`finetune.lora_rank` (={rank}) holds the masks in its updates, not by hooks; pass prune.holding=keeper."
-        )
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Specs of stages and trials, and the plan of a sweep. Plain data.
+"""Specs of stages and trials, the typed fields of stages, and the plan of a sweep. Plain data.
 
 A round trip through JSON changes nothing, so the worker, the store, the tracker and the comparison use the same specs.
 """
@@ -9,11 +9,192 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import chain
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from orchestrator.core.plain_data import Sha256, canonical_json, digest, quoted, read_as
-from orchestrator.core.stage_fields import StageFields
-from orchestrator.core.stage_kinds import KINDS, START
+from msgspec import Meta
+
+from orchestrator.core.plain_data import Count, Margin, Sha256, canonical_json, digest, quoted, read_as
+from orchestrator.core.restart_kinds import CONTROLS, RESTARTS, RestartControl, RestartWeights, any_of
+from orchestrator.core.stage_kinds import KINDS, START, Place, place_in_words
+from pruning.choices import axes
+
+OF_SCORING_DATA = ("examples", "per_class", "batch_size")
+"""Keys of a score that choose the examples it reads."""
+
+
+@dataclass(frozen=True)
+class Component:
+    """Score, repair or method: built-in by `kind`, or custom by `_target_`."""
+
+    kind: str | None = None
+    _target_: str | None = None
+
+    @property
+    def named(self) -> str:
+        """Target of a custom component, else the kind."""
+        return str(self._target_ or self.kind)
+
+    def said(self, where: str) -> str:
+        """Return how a message names the component at a key, as in "`method.kind` (=identity)"."""
+        return f"`{where}.{'_target_' if self._target_ else 'kind'}` (={self.named})"
+
+
+@dataclass(frozen=True)
+class ScoreFields(Component):
+    """Score, and the examples of the training split that it reads."""
+
+    kind: str | None = "magnitude"
+    examples: Count | None = None
+    per_class: Count | None = None
+    batch_size: Count | None = None
+
+
+@dataclass(frozen=True)
+class TrainingFields:
+    """Training settings that other code reads."""
+
+    _target_: str | None = None
+    batch_size: Count | None = None
+    eval_batch_size: Count = 512
+    accumulate: Count | None = None
+    epochs: Margin | None = None
+    steps: Count | None = None
+
+
+@dataclass(frozen=True)
+class RestartFields:
+    """Start of the training in a round.
+
+    Args:
+        weights: name of a row of `RESTARTS`.
+        step: the place whose weights a row with `at_step` uses.
+        rates: the place of the dense training from which the round continues by `train`; None if it fine-tunes.
+        optimizer: "restored" from the place `rates`, or "fresh".
+        control: name of a row of `CONTROLS`.
+    """
+
+    weights: Annotated[str, Meta(pattern=any_of(RESTARTS))] = "keep"
+    rates: Place | None = None
+    optimizer: str = "restored"
+    step: Place | None = None
+    control: Annotated[str, Meta(pattern=any_of(CONTROLS))] = "none"
+
+    @property
+    def weights_row(self) -> RestartWeights:
+        """Row of the weights."""
+        return RESTARTS[self.weights]
+
+    @property
+    def control_row(self) -> RestartControl:
+        """Row of the control."""
+        return CONTROLS[self.control]
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Places of the dense training that the round needs."""
+        return tuple(place for place in (self.step, self.rates) if place is not None)
+
+
+@dataclass(frozen=True)
+class PruneFields:
+    """Parameters that are pruned, and the way in which masks are held during training.
+
+    Args:
+        types: names of module classes, or of their base classes.
+        parameters: patterns for the last part of a parameter's name.
+        include, exclude: patterns for the qualified name.
+        holding: "keeper" or "hooks".
+    """
+
+    types: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ("weight",)
+    include: tuple[str, ...] = ("*",)
+    exclude: tuple[str, ...] = ()
+    holding: str = "keeper"
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Digests of the custom code and files that a stage depends on."""
+
+    modules: Mapping[str, str] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.modules or self.packages or self.files)
+
+
+@dataclass(frozen=True)
+class MeasuringFields:
+    """Settings of a latency measurement."""
+
+    batch_sizes: tuple[Count, ...] = ()
+    threads: Count = 1
+    seconds: Margin = 0.0
+    blocks: Count = 2
+
+
+@dataclass(frozen=True)
+class ParallelFields:
+    """Processes that train a network together."""
+
+    processes: Count = 1
+    sync_batch_norm: bool = False
+    version: Count = 1
+
+
+@dataclass(frozen=True)
+class _Unit:
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class _Scope:
+    kind: str = ""
+    allocation: str = "each"
+    budget: Literal["channels", "parameters", "macs", "bytes"] = "channels"
+
+
+@dataclass(frozen=True)
+class StageFields:
+    """Fields of a stage of any kind; a field that the kind lacks has its default.
+
+    A round has a `target`, the overall sparsity, or an `amount` of the survivors. With given densities, both are None.
+    """
+
+    seed: int = 0
+    device: str = "cpu"
+    threads: Count = 1
+    parallel: ParallelFields = ParallelFields()
+    round: Count = 0
+    inner: Count = 1
+    order: Literal["at_once", "sequential"] = "at_once"
+    target: float | None = None
+    amount: float | int | None = None
+    until: Place | None = None
+    train: TrainingFields = TrainingFields()
+    finetune: TrainingFields = TrainingFields()
+    restart: RestartFields = RestartFields()
+    prune: PruneFields = PruneFields()
+    method: Component = Component()
+    score: ScoreFields = ScoreFields()
+    repair: Component = Component()
+    unit: _Unit = _Unit()
+    scope: _Scope = _Scope()
+    dynamics: Component = Component()
+    model: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    task: Mapping[str, Any] = field(default_factory=dict)
+    sources: Sources = Sources()
+    format: str = ""
+    measure: MeasuringFields = MeasuringFields()
+
+    @property
+    def changes_masks(self) -> bool:
+        """Whether masks change within the training of the round."""
+        return axes.Dynamics(self.dynamics._target_ or self.dynamics.kind or "nested").row.in_training
+
 
 SPEC_VERSION = 2
 """Increased when the same fields mean different work: every older stage then has another key."""
@@ -75,6 +256,12 @@ class StageSpec:
     def typed(self) -> StageFields:
         """Fields as typed values; raises ValueError for a field of another type."""
         return read_as(StageFields, self.fields)
+
+    @property
+    def title(self) -> str:
+        """Name of the stage for people."""
+        typed = self.typed
+        return KINDS[self.kind].title.format(round=typed.round, format=typed.format, until=place_in_words(typed.until))
 
     @property
     def training_config(self) -> Mapping[str, Any]:

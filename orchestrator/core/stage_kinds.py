@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
-from orchestrator.core.stage_fields import Place, StageFields
+Place: TypeAlias = int | str
+"""Step of a training, or epochs as in 2.5ep if the number of steps is unknown."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,6 @@ class StageKind:
     version: int = 0
     """Version of its own code, raised when equal inputs give other bits than before; the specs of such stages name it.
     0: a version of shared code covers it."""
-
-    def named(self, fields: StageFields) -> str:
-        """Return the name of a stage with these fields for people."""
-        return self.title.format(round=fields.round, format=fields.format, until=place_in_words(fields.until))
 
     @property
     def code(self) -> str:

@@ -17,8 +17,7 @@ from torch.utils._pytree import tree_leaves
 import pruning
 from orchestrator.catalogue.formats import FORMATS, FormatRow
 from orchestrator.core.seeding import derive, seeded
-from orchestrator.core.specs import StageSpec
-from orchestrator.core.stage_fields import ScoreFields
+from orchestrator.core.specs import ScoreFields, StageSpec
 from orchestrator.deploy.formats.format import (
     Codec,
     ExportError,

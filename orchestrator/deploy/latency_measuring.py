@@ -11,7 +11,7 @@ import torch
 from orchestrator.compare.statistics import ratio
 from orchestrator.core.errors import Cancelled
 from orchestrator.core.records import BUSY
-from orchestrator.core.stage_fields import MeasuringFields
+from orchestrator.core.specs import MeasuringFields
 from orchestrator.core.work_order import StageOrder
 from orchestrator.deploy.dense_runtimes import DenseRuntimes
 from pruning.graph.tracing import Example

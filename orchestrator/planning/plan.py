@@ -12,18 +12,19 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.catalogue.tasks import AGAINST_DENSE
-from orchestrator.config import method_choices, round_amounts, sources
+from orchestrator.config import round_schema, sources
 from orchestrator.config.config_groups import OPEN
 from orchestrator.config.parallel import processes
-from orchestrator.config.round_amounts import is_identity
-from orchestrator.config.schema import ConfigError, violations
+from orchestrator.config.round_schema import CHOICES, is_identity
+from orchestrator.config.schema import Config, ConfigError
 from orchestrator.config.well_formed import with_written_infinities
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.core.plain_data import digest
+from orchestrator.core.plain_data import digest, read_as
 from orchestrator.core.redact import redact_argument
 from orchestrator.core.specs import (
     DENSE,
     NETWORK,
+    OF_SCORING_DATA,
     RATES,
     REWIND,
     TEACHER,
@@ -35,20 +36,23 @@ from orchestrator.core.specs import (
     identity_of,
     start_of,
 )
-from orchestrator.core.stage_fields import OF_SCORING_DATA, Place
+from orchestrator.core.stage_kinds import Place
 from orchestrator.planning import pinned_content
 from orchestrator.planning.network_files import without_tied_head
 from orchestrator.planning.round_parts import parts_of, rung_violations
 from orchestrator.planning.versions import version_of, version_of_restart, versions_of, versions_of_deployment
-from orchestrator.trial import restarts
+from orchestrator.trial import rules
 from orchestrator.trial.canonical import TRAININGS, canonical, outside_keys
+from orchestrator.trial.choices import decides_itself, order_of, scored_as
+from orchestrator.trial.names import called
+from orchestrator.trial.restarts import restart_of
 from pruning import schedule as schedules
 from pruning.catalogue.dynamics import DYNAMICS
 from pruning.choices import axes
 
 DENSE_PARTS = ("model", "data", "task", "train")
-ROUND_PARTS = ("method", *method_choices.CHOICES, "prune", "task", "finetune")
-RETRAINED_PARTS = ("method", *method_choices.CHOICES, "prune", "task", "train")
+ROUND_PARTS = ("method", *CHOICES, "prune", "task", "finetune")
+RETRAINED_PARTS = ("method", *CHOICES, "prune", "task", "train")
 """Parts of a round that continues from a step of the dense training."""
 AT_STEPS = {"step": REWIND, "rates": RATES}
 """Field of a restart with a step -> role of the start that ends at this step."""
@@ -154,9 +158,10 @@ def _stages(
     """Return the stages of a trial, inputs first; the keys of its chain; the key of its dense training; the keys of the
     measurements of its last network; and the keys of the parts of its last round.
     """
+    trial = read_as(Config, config)
     pinned, location = pinned_content.pinned(config)
     config = {**config, "task": pinned["task"]}
-    if config["schedule"]["amount"] is None and not method_choices.decides_itself(config["method"]):
+    if config["schedule"]["amount"] is None and not decides_itself(config["method"]):
         config = {**config, "method": {}}  # the name adds nothing to the choices
     location |= {part: outside_keys(config[part]) for part in TRAININGS}
     compares = bool(config["task"].get("kind") and config["task"].get(AGAINST_DENSE))
@@ -183,7 +188,7 @@ def _stages(
     tuned = _tuned_dense(config, dense, compared, len(targets)) if config["finetune"]["teacher"] == "tuned" else []
     taught = tuned or [dense] * len(targets) if config["finetune"]["teacher"] else []
     for index, target in enumerate(targets, start=1):
-        restart = restarts.restart_of(config, last=index == len(targets))
+        restart = restart_of(trial, last=index == len(targets))
         parts = RETRAINED_PARTS if "rates" in restart else ROUND_PARTS
         if parts not in shared:
             shared[parts] = _parts(config, parts) | {"sources": _sources(config, DENSE_PARTS + parts)}
@@ -253,7 +258,7 @@ def _deployment(name: str, dense: StageSpec, network: StageSpec) -> StageSpec:
 
 def _order(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the order of the layers as a field of a round, which rounds without it have at once."""
-    found = method_choices.order_of(config)
+    found = order_of(config["schedule"]["order"], config["score"], config["method"])
     return {} if found == "at_once" else {"order": found}
 
 
@@ -279,7 +284,7 @@ def _normal(job: Job) -> Job:
     if job.config is None:
         return job
     try:
-        job = replace(job, config=round_amounts.with_densities(job.config))
+        job = replace(job, config=round_schema.with_densities(job.config))
     except OrchestratorError as error:
         return replace(job, config=None, error=str(error))
     assert job.config is not None
@@ -293,11 +298,9 @@ def _normal(job: Job) -> Job:
     if "method" in parts:
         parts["method"] = dict(with_written_infinities(parts["method"], "n"))
     if "score" in parts and isinstance(job.config.get("schedule"), Mapping):
-        parts["score"] = dict(
-            method_choices.scored_as(parts["score"], str(job.config["schedule"].get("at")), _kind(job))
-        )
+        parts["score"] = dict(scored_as(parts["score"], str(job.config["schedule"].get("at")), _kind(job)))
     if {"method", "score"} <= parts.keys():
-        parts["method"]["name"] = method_choices.called({**job.config, **parts})
+        parts["method"]["name"] = called({**job.config, **parts})
     return replace(job, config={**job.config, **parts})
 
 
@@ -310,8 +313,8 @@ def _violations(config: Mapping[str, Any], seen: dict[str, list[str]]) -> list[s
     """Return the broken rules of a configuration; equal configurations are checked once."""
     key = digest(repr(config))  # not canonical JSON: a wrong value may not exist in JSON
     if key not in seen:
-        own = (restarts.violations, pinned_content.violations, rung_violations)
-        seen[key] = list(violations(config)) or [text for rule in own for text in rule(config)]
+        own = (pinned_content.violations, rung_violations)
+        seen[key] = list(rules.violations(config)) or [text for rule in own for text in rule(config)]
     return seen[key]
 
 

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from orchestrator.config.method_choices import published_at_start
 from orchestrator.config.parallel import processes
 from orchestrator.config.training import row_of
 from orchestrator.core.events import Forecast
@@ -21,6 +20,7 @@ from orchestrator.planning.number_formats import counted, percent, whole_number
 from orchestrator.planning.pace import gpu_models
 from orchestrator.planning.pinned_content import text_size
 from orchestrator.planning.plan import device_kind, round_targets, threads
+from orchestrator.trial.names import published_at_start
 
 SHOWN = 40
 """Maximum number of trials in the table; a longer sweep shows the first trials and the last one."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.core.specs import StageSpec
-from orchestrator.core.stage_fields import Place
-from orchestrator.core.stage_kinds import PART
+from orchestrator.core.stage_kinds import PART, Place
 
 TRAINING = "training"
 """Value of `search.rungs` with which a search compares candidates within their last training."""

@@ -19,7 +19,6 @@ from orchestrator.core.file_names import DROPPABLE
 from orchestrator.core.metrics import Metric, margin_fault
 from orchestrator.core.records import Reached, StageRecord
 from orchestrator.core.specs import Plan
-from orchestrator.core.stage_kinds import KINDS
 from orchestrator.execution.interrupts import EXIT_INTERRUPTED
 from orchestrator.planning.number_formats import counted, first_few
 from orchestrator.sweep.search.building import search_digest
@@ -226,7 +225,7 @@ class Outcome:
         first = self.plan.trials[self.plan.trials_of[key][0]].name
         more = f" and {len(self.plan.trials_of[key]) - 1} more" if len(self.plan.trials_of[key]) > 1 else ""
         stage = self.plan.stages[key]
-        lines = [f"  {first}{more}, {KINDS[stage.kind].named(stage.typed)}: {failure.message}"]
+        lines = [f"  {first}{more}, {stage.title}: {failure.message}"]
         lines += [f"      {line}" for line in own_frames(failure.traceback)]
         return lines + ([f"    log: {failure.log} on {failure.host}"] if failure.log else [])
 

@@ -1,1 +1,1 @@
-"""A trial's configuration as stages see it: its canonical form in keys, and the starts of its trainings. No torch."""
+"""A trial between its configuration and its stages: rules, choices for the engine, form in keys, names. No torch."""

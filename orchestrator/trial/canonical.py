@@ -22,6 +22,7 @@ from orchestrator.config.sources import LABELS
 from orchestrator.config.training import Train
 from pruning.choices import axes
 
+_DEFAULTS = Train()
 TRAININGS = ("train", "finetune")
 AXES: Mapping[str, type] = {"unit": axes.Unit, "scope": axes.Scope}
 """Parts whose settings are those of a choice of the engine."""
@@ -57,7 +58,7 @@ def _training(node: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         if name not in LABELS and (unread is None or (unread.unless and node[unread.unless] is not None)):
             yield name, value
         elif unread is not None and unread.at_default:
-            yield name, getattr(Train(), name)
+            yield name, getattr(_DEFAULTS, name)
 
 
 @cache

@@ -13,7 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 from orchestrator.catalogue.models import MODELS
 from orchestrator.core.errors import ModelError
 from orchestrator.core.seeding import seeded
-from orchestrator.core.stage_fields import PruneFields
+from orchestrator.core.specs import PruneFields
 from orchestrator.workloads.targets import create, given
 
 OURS = ("weights", "revision", "reinitialise")

@@ -73,9 +73,7 @@ def definition(path: str) -> tuple[str, ast.stmt] | None:
     module, _, name = path.rpartition(".")
     if path.split(".")[0] not in ("orchestrator", "pruning") or not module:
         return None
-    if path.startswith(HARMLESS) and not path.startswith(
-        ("orchestrator.core.seeding", "orchestrator.core.stage_fields")
-    ):
+    if path.startswith(HARMLESS) and not path.startswith(("orchestrator.core.seeding", "orchestrator.core.specs")):
         return None
     try:
         bound = bindings(module).get(name)

@@ -18,7 +18,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from orchestrator.catalogue.formats import FORMATS, FormatRow
-from orchestrator.config import config_groups, hydra_options, method_choices, schema
+from orchestrator.config import config_groups, hydra_options, round_schema, schema
 from pruning.catalogue.presets import SCOPES, UNITS
 from scripts.reference import conf_files
 
@@ -201,7 +201,7 @@ def _page(defaults: Mapping[str, Any], options: Mapping[tuple[str, str], _Option
     yield from _keys("", schema.Config, defaults, options, [name for name in hints if name not in _groups()])
     for name in _groups():
         kind = (
-            hints[name] if is_dataclass(hints[name]) else SHARED.get(name) or getattr(method_choices, name.capitalize())
+            hints[name] if is_dataclass(hints[name]) else SHARED.get(name) or getattr(round_schema, name.capitalize())
         )
         yield f"\n## {name}\n\n{said[name]}\n"
         yield from _table(name, options)

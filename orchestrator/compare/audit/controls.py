@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from orchestrator.compare.audit.rule import Audited, AuditRule, RuleAnswer, held
 from orchestrator.compare.panels import positions
-from orchestrator.config.method_choices import decides_itself
 from orchestrator.config.training import row_of
 from orchestrator.core.restart_kinds import CONTROLS, control_of
-from orchestrator.core.specs import Plan
-from orchestrator.core.stage_fields import RestartFields, StageFields
+from orchestrator.core.specs import Plan, RestartFields, StageFields
 from orchestrator.core.stage_kinds import KINDS
+from orchestrator.trial.choices import decides_itself
 from pruning.catalogue.dynamics import DYNAMICS
 from pruning.catalogue.methods import METHODS
 from pruning.catalogue.rows import Baseline

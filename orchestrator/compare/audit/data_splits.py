@@ -18,8 +18,7 @@ from orchestrator.compare.audit.rule import (
     held,
 )
 from orchestrator.compare.comparison import Point
-from orchestrator.core.specs import Plan
-from orchestrator.core.stage_fields import StageFields
+from orchestrator.core.specs import Plan, StageFields
 from orchestrator.planning.number_formats import counted
 from pruning.catalogue.scores import SCORES
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from orchestrator.compare.audit.rule import Audited, AuditRule, RuleAnswer, held, some
 from orchestrator.compare.round_columns import budget_of, in_words, reached_of
-from orchestrator.config.method_choices import published_at_start
 from orchestrator.core.specs import REWIND
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.planning.number_formats import counted, in_points, percent
+from orchestrator.trial.names import published_at_start
 from pruning.choices.axes import TRANSFORMER_UNITS
 
 TOLERANCE = 0.005

@@ -18,8 +18,7 @@ from orchestrator.config.cluster import Cluster, grace
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.records import StageRecord
-from orchestrator.core.specs import Plan, StageSpec
-from orchestrator.core.stage_fields import ParallelFields
+from orchestrator.core.specs import ParallelFields, Plan, StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import (
     Attempt,

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from orchestrator.config.method_choices import sentence
 from orchestrator.config.training import place_violations
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.seeding import derive
@@ -25,6 +24,7 @@ from orchestrator.training.pruning_rounds import LawBroken
 from orchestrator.training.scoring.examples import ScoringData
 from orchestrator.training.scoring.ranking import SPLIT, Read, Round, example_of
 from orchestrator.training.stage_networks import masks_of
+from orchestrator.trial.choices import sentence
 from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.inspection import first
 from orchestrator.workloads.targets import unfit_call

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.core.specs import StageSpec
-from orchestrator.core.stage_fields import ScoreFields
+from orchestrator.core.specs import ScoreFields, StageSpec
 from orchestrator.training.state.checkpointing import environment
 from orchestrator.workloads import node_cache
 from orchestrator.workloads.splits import Batch, Batches, LoaderSplit, Split

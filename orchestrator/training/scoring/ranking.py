@@ -16,12 +16,12 @@ from torch.utils._pytree import tree_map
 
 import pruning
 from orchestrator.config.config_groups import SCORING
-from orchestrator.config.method_choices import sentence
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.plain_data import read_as
 from orchestrator.core.seeding import derive, seeded
-from orchestrator.core.stage_fields import StageFields, choices_of
+from orchestrator.core.specs import StageFields
 from orchestrator.training.scoring.examples import CountedLoss, ScoringData, SharedStatistics, count
+from orchestrator.trial.choices import choices_of, is_by_class, sentence
 from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.inspection import first
 from orchestrator.workloads.model_building import Prunable
@@ -94,7 +94,7 @@ class Round:
                 choices = replace(choices, dynamics=own)
             return cls(typed, with_unit_of_class(choices))
         except Refused as error:
-            raise OrchestratorError(sentence(error, by_class=typed.decides_itself)) from error
+            raise OrchestratorError(sentence(error, by_class=is_by_class(fields))) from error
 
     @property
     def spans(self) -> bool:

@@ -23,7 +23,7 @@ def named(plan: Plan, key: str) -> str:
     if not kind.trains:
         parent = plan.stages.get(spec.parent or "") or plan.finished.get(spec.parent or "")
         dense = "dense " if parent is not None and parent.parent is None else ""
-        return f"{trial.name if trial else key[:12]}, {dense}{kind.named(spec.typed)}{shared}"
+        return f"{trial.name if trial else key[:12]}, {dense}{spec.title}{shared}"
     if not kind.prunes:
         until = spec.typed.until
         part = "" if until is None else f" up to {place_in_words(until)}"
@@ -107,7 +107,7 @@ def checkpointed(spec: StageSpec, place: Reached, curve: Sequence[CurvePoint]) -
     """
     epoch = place.number * curve[-1].epoch / curve[-1].step if curve and curve[-1].step else None
     done = share(spec, place.number, epoch) if place.trains else None
-    return f"{KINDS[spec.kind].named(spec.typed)} is at {place}{'' if done is None else f' ({percent(done, 0)})'}"
+    return f"{spec.title} is at {place}{'' if done is None else f' ({percent(done, 0)})'}"
 
 
 def share(spec: StageSpec, step: int, epoch: float | None) -> float | None:

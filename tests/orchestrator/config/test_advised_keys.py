@@ -21,7 +21,7 @@ from orchestrator.config.schema import Config
 from orchestrator.results.sweep_results import SweepResults
 from orchestrator.training.loop.own_loop import Context
 from orchestrator.workloads.data_loading import OURS
-from pruning import Plan
+from pruning import PruningPlan
 from pruning.choices.combining import Choices
 from pruning.errors import RefusedType, RefusedValue
 
@@ -51,7 +51,7 @@ NOT_CONFIGURED = {
 }
 OTHERS: Mapping[str, Container[str]] = {
     "context": {*dir(Context), "steps"},
-    "plan": {each.name for each in fields(Plan)},
+    "plan": {each.name for each in fields(PruningPlan)},
     "sweep": dir(SweepResults),
     "measure": {each.name for each in fields(Deploy)},
     "torch": dir(torch),

@@ -13,13 +13,14 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from orchestrator.__main__ import CONF
-from orchestrator.config import hydra_options, method_choices
+from orchestrator.config import hydra_options
 from orchestrator.config.config_groups import schema_of
-from orchestrator.config.round_amounts import without_file
+from orchestrator.config.schema import Config
 from orchestrator.core.plain_data import read_as
 from orchestrator.core.specs import Job
-from orchestrator.core.stage_fields import StageFields, choices_of
 from orchestrator.planning.plan import ConfigError, make_plan
+from orchestrator.trial.names import called as called_in_reports
+from orchestrator.trial.rules import choices_of_trial
 from pruning import PUBLISHED, Choices
 from pruning.choices.axes import Dynamics, Score, Unit
 from pruning.scores import SCORES
@@ -35,13 +36,7 @@ def refused(*overrides: str) -> str:
 
 def chosen(config: Mapping[str, Any]) -> Choices:
     """Return the choices of a configuration without default options of the score and the dynamics."""
-    fields = {name: config[name] for name in method_choices.CHOICES} | {
-        "method": {},
-        "inner": config["schedule"]["inner"],
-        "order": method_choices.order_of(config),
-        "scope": without_file(config["scope"]),
-    }
-    found = choices_of(fields, read_as(StageFields, fields))
+    found = choices_of_trial(read_as(Config, {**config, "method": {}}))
     return replace(found, score=Score(found.score.kind), dynamics=Dynamics(found.dynamics.kind))
 
 
@@ -131,7 +126,7 @@ def test_a_method_of_another_score_goes_by_it(typed: Sequence[str], called: str)
     config = composed("schedule.sparsity=0.5", *typed)
 
     config["score"]["name"] = config["score"]["kind"]
-    assert method_choices.called(config) == called
+    assert called_in_reports(config) == called
 
 
 @pytest.mark.parametrize("name", ["magnitude", "snip", "lottery_ticket", "random"])

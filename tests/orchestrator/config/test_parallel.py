@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from small_trials import composed, planned, small
 
-from orchestrator.config.parallel import processes, violations
+from orchestrator.config.parallel import processes
 from orchestrator.config.schema import ConfigError
 from orchestrator.execution.placement import refusal, share_of, slots
 from orchestrator.planning.preview import preview
+from orchestrator.trial.rules import violations
 
 DDP = ("parallel=ddp", "parallel.processes=2", "cluster.cpus_per_trial=2")
 

@@ -19,7 +19,7 @@ from orchestrator.config import key_rules
 from orchestrator.config.config_groups import DATA_SET, schema_of, violations_of, with_own_options
 from orchestrator.config.hydra_options import register, shadowed
 from orchestrator.config.training import Train
-from orchestrator.core.stage_fields import PruneFields
+from orchestrator.core.specs import PruneFields
 from orchestrator.training.loop import training_loop
 from orchestrator.workloads import model_building
 from scripts.reference import conf_files

@@ -24,8 +24,7 @@ from orchestrator.catalogue.formats import FORMATS
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.plain_data import digest
 from orchestrator.core.records import StageRecord
-from orchestrator.core.specs import Job
-from orchestrator.core.stage_fields import MeasuringFields
+from orchestrator.core.specs import Job, MeasuringFields
 from orchestrator.deploy import dense_runtimes, deployment_stages
 from orchestrator.deploy.dense_runtimes import DenseRuntimes
 from orchestrator.deploy.formats.format import Codec, Run

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import pruning
-from orchestrator.core.stage_fields import PruneFields
+from orchestrator.core.specs import PruneFields
 from orchestrator.deploy.checked_writing import CODECS
 from orchestrator.deploy.formats import sparse
 from orchestrator.deploy.formats.format import ExportError, called_with, difference

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from small_trials import composed, planned
 
-from orchestrator.config.schema import ConfigError
+from orchestrator.config.schema import Config, ConfigError
+from orchestrator.config.training import Train
+from orchestrator.core.plain_data import read_as
 from orchestrator.core.specs import Plan
 from orchestrator.planning.preview import preview
 from orchestrator.trial.restarts import place, restart_of
+
+
+def parsed(config: Mapping[str, Any]) -> Config:
+    return read_as(Config, config)
 
 
 def kinds(plan: Plan) -> list[str]:
@@ -54,7 +62,7 @@ METHODS = ("l1_unstructured", "random_unstructured")
 def test_at_the_start_of_a_training_no_optimizer_is_fresh_or_restored(rates: str, optimizer: str) -> None:
     config = composed("restart=lr_rewind", f"restart.rates={rates}", "restart.optimizer=fresh")
 
-    assert restart_of(config, last=True)["optimizer"] == optimizer
+    assert restart_of(parsed(config), last=True)["optimizer"] == optimizer
 
 
 def test_the_rounds_of_a_rewound_trial_run_in_one_task() -> None:
@@ -78,7 +86,7 @@ def test_what_is_pruned_first_is_compared_with_the_dense_training() -> None:
 
 
 def test_equal_places_have_one_form() -> None:
-    epochs, steps = {"epochs": 15, "steps": None}, {"epochs": None, "steps": 200}
+    epochs, steps = Train(epochs=15, steps=None), Train(epochs=None, steps=200)
 
     assert [place(each, epochs) for each in (0, 0.0, "0ep", 7, 0.2, "3ep", "3.0ep", 1.0, 0.1)] == [
         *(0, 0, 0, 7),
@@ -93,8 +101,8 @@ def test_a_control_is_of_the_last_round_alone() -> None:
 
     assert len({chain[:-1] for chain in chains}) == 1
     assert len({chain[-1] for chain in chains}) == 3
-    assert restart_of(composed("restart=reinit"), last=False) == restart_of(
-        composed("restart.control=reinit"), last=True
+    assert restart_of(parsed(composed("restart=reinit")), last=False) == restart_of(
+        parsed(composed("restart.control=reinit")), last=True
     )
 
 

@@ -47,7 +47,7 @@ def test_the_closure_holds_what_decides_bits() -> None:
         f"{TRAINING}.loop.training_loop._LoopRun",
     } <= set(training)
     assert {"orchestrator.core.seeding.derive", f"{WORKLOADS}.weight_files.plain_state"} <= set(training)
-    assert {"orchestrator.core.stage_fields.choices_of", "pruning.engine.classes.masks_of_class"} <= set(rounds)
+    assert {"orchestrator.trial.choices.choices_of", "pruning.engine.classes.masks_of_class"} <= set(rounds)
     assert any(name.endswith(".BasePruningMethod") for name in rounds)
     assert f"{WORKLOADS}.networks.classifiers._image" in closure([root["model/cnn"]])
     assert f"{WORKLOADS}.networks.classifiers.mlp" in closure([root["model/cnn"]]), "its classifier"

@@ -18,8 +18,7 @@ import pruning
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.records import StageRecord
 from orchestrator.core.seeding import derive
-from orchestrator.core.specs import Job
-from orchestrator.core.stage_fields import PruneFields, ScoreFields
+from orchestrator.core.specs import Job, PruneFields, ScoreFields
 from orchestrator.sweep.conductor import run
 from orchestrator.training import pruning_rounds
 from orchestrator.training.pruning_rounds import prune_round

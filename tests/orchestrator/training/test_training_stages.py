@@ -20,8 +20,7 @@ from torch import nn
 
 import pruning
 from orchestrator.core.records import CurvePoint, StageRecord
-from orchestrator.core.specs import NETWORK, StageSpec
-from orchestrator.core.stage_fields import PruneFields
+from orchestrator.core.specs import NETWORK, PruneFields, StageSpec
 from orchestrator.core.work_order import Passed, Worker, WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store

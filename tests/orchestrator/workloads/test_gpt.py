@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.core.stage_fields import PruneFields
+from orchestrator.core.specs import PruneFields
 from orchestrator.workloads import model_building
 from orchestrator.workloads.networks.gpt import gpt
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from orchestrator.config.sources import file_digest
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.core.stage_fields import PruneFields
+from orchestrator.core.specs import PruneFields
 from orchestrator.planning import file_places, pinned_content
 from orchestrator.workloads import model_building
 from orchestrator.workloads.networks.initial_weights import initialise

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from orchestrator.core.stage_fields import PruneFields
+from orchestrator.core.specs import PruneFields
 from orchestrator.workloads import model_building
 
 DEFAULT = PruneFields(("Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"))

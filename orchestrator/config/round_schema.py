@@ -1,7 +1,7 @@
-"""Schemas and rules of `schedule` and `prune`: how much each round prunes, when, and which parameters.
+"""Schemas of what a round prunes: unit, scope, schedule and parameters; and the files with densities of tensors.
 
-A file with densities of tensors by total sparsity, for `scope.densities_file`, is read before planning and is part of
-the key:
+The schemas of unit and scope are derived from the engine's dataclasses. A file with densities by total sparsity, for
+`scope.densities_file`, is read before planning and is part of the key:
 
 densities:
   0.9:                  # a value of schedule.sparsity
@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from omegaconf import OmegaConf
 
@@ -23,8 +23,9 @@ from orchestrator.config.key_rules import key
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.redact import redact
 from pruning import schedule as schedules
-from pruning.catalogue.dynamics import DYNAMICS
+from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.catalogue.rows import Rule, is_number, one_of
+from pruning.choices import axes
 
 MOST_ROUNDS = 10_000
 """Maximum number of rounds: a longer schedule is a typing error, and its plan would fill the memory."""
@@ -93,29 +94,6 @@ class Prune:
 def is_identity(method: Mapping[str, Any]) -> bool:
     """Whether a method prunes nothing, and so takes no amount."""
     return method.get("kind") == "identity"
-
-
-def given_once(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield an error unless exactly one of sparsity and amount is given, if the scope needs one of them."""
-    sparsity, amount, scope = config["schedule"]["sparsity"], config["schedule"]["amount"], config["scope"]
-    dynamics = DYNAMICS.get(str(config["dynamics"].get("kind")))
-    if dynamics is not None and not dynamics.has_target and amount is None:
-        if sparsity is not None:
-            yield (
-                f"`schedule.sparsity` (={sparsity}) must be null with dynamics={dynamics.name}, whose threshold and "
-                "penalty decide the sparsity; pass schedule.sparsity=null."
-            )
-        return
-    if amount is None and (scope["kind"] == "window" or scope["allocation"] == "given"):
-        return
-    if (sparsity is None) == (amount is None):
-        given, remedy = "neither", "the overall sparsity to end at, or the amount that each round takes."
-        if amount is not None:
-            given, remedy = "both", "add `schedule.sparsity=null` (a preset may set it) or `schedule.amount=null`."
-        yield (
-            f"`schedule.sparsity` (={sparsity}) and `schedule.amount` (={amount}) are {given} given; pass exactly one: "
-            f"{remedy}"
-        )
 
 
 KEY = "densities_file"
@@ -197,3 +175,47 @@ def _fraction(said: str, value: Any, what: str) -> float:
     if not 0 <= number <= 1:
         raise OrchestratorError(f"{said} has the {what} {value!r}, which must be a number in [0, 1]; correct it.")
     return number
+
+
+CHOICES = ("score", "unit", "scope", "dynamics", "repair")
+"""Groups that define how a round ranks."""
+
+
+def schema_of_axis(
+    axis: type, *, words: Mapping[str, Collection[str]] | None = None, more: Sequence[tuple[str, Any, Any]] = ()
+) -> type:
+    """Convert a choice of the engine to a dataclass for OmegaConf: text for literals, dicts for mappings.
+
+    Args:
+        axis: a class of `pruning.choices.axes`.
+        words: field -> its allowed values, if the engine has a catalogue of them.
+        more: name, type and field of keys that only a sweep has.
+    """
+    hints = get_type_hints(axis)
+    made = []
+    for each in fields(axis):
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        rules = [one_of(*words[each.name])] if words and each.name in words else []
+        made.append((each.name, _plain_type(hints[each.name]), key(default, *rules)))
+    schema = make_dataclass(axis.__name__, [*made, *more], namespace={"AXIS": axis})
+    schema.__module__ = __name__  # where pickle finds it
+    return schema
+
+
+def _plain_type(hint: Any) -> Any:
+    if get_origin(hint) is Literal:
+        return str
+    if get_origin(hint) is Mapping:
+        return dict[get_args(hint)]  # type: ignore[misc]  # at run time
+    if type(None) in get_args(hint):
+        (kind,) = (each for each in get_args(hint) if each is not type(None))
+        return _plain_type(kind) | None
+    return hint
+
+
+if TYPE_CHECKING:
+    Unit: TypeAlias = Any
+    Scope: TypeAlias = Any
+else:
+    Unit = schema_of_axis(axes.Unit)
+    Scope = schema_of_axis(axes.Scope, words={"allocation": ALLOCATIONS}, more=[(KEY, str | None, NAME)])
