@@ -301,7 +301,7 @@ class Forgetful(pruning.L1Unstructured):
 
 def test_a_loss_that_is_no_number_costs_no_stage(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "orchestrator.training.record.evaluate", lambda *_, **__: Measured({"loss": math.nan, "accuracy": 0.5})
+        "orchestrator.training.stage_record.evaluate", lambda *_, **__: Measured({"loss": math.nan, "accuracy": 0.5})
     )
     (record,) = run(store, (dense(),))
 
@@ -315,7 +315,7 @@ def test_only_a_primary_metric_that_is_nan_of_a_finite_loss_fails(
     store: Store, monkeypatch: pytest.MonkeyPatch, value: float
 ) -> None:
     figures = Measured({"loss": 0.5, "accuracy": value})
-    monkeypatch.setattr("orchestrator.training.record.evaluate", lambda *_, **__: figures)
+    monkeypatch.setattr("orchestrator.training.stage_record.evaluate", lambda *_, **__: figures)
     said = r"gives NaN as accuracy, its primary metric, of the val split, while the loss is finite; return a number"
     with pytest.raises(training_job.TrainingError, match=said) if math.isnan(value) else nullcontext():
         run(store, (dense(),))
