@@ -55,7 +55,7 @@ def _networks(sweep: SavedSweep) -> dict[str, list[str]]:
     for trial in sweep.plan.trials:
         record = sweep.records.get(trial.stages[-1])
         if record is not None and record.round:
-            names = record.details.get("scoring", {}).get("units", record.tensor_sizes)
+            names = record.typed.scoring.units or record.tensor_sizes
             found.setdefault(str(trial.config.get("model", {}).get("name")), {}).update(dict.fromkeys(names))
     if not found:
         raise OrchestratorError(

@@ -200,5 +200,5 @@ def _achieved(records: Sequence[StageRecord]) -> dict[str, Any]:
     return {
         "val": estimate([record.figure("val") for record in records]),
         "test": estimate([record.figure("test") for record in records]),
-        "dense_test": _mean([record.details.get("dense", {}) for record in records], f"test/{name}"),
+        "dense_test": _mean([record.typed.dense for record in records], f"test/{name}"),
     }

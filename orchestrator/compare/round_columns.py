@@ -54,26 +54,27 @@ def chosen(fields: StageFields, record: StageRecord) -> Chosen:
     if not record.round:
         return _NOTHING
     budget = budget_of(fields)
-    scoring = record.details.get("scoring", {})
+    details = record.typed
+    scoring = details.scoring
     plain = Chosen(
         scope=fields.scope.kind,
         budget=budget,
         reached=reached_of(budget, record),
         restart=_restart_text(fields.restart),
-        dead_layers=" ".join(record.details.get("dead_tensors", ())),
+        dead_layers=" ".join(details.dead_tensors),
     )
-    if "score" not in scoring:
+    if not scoring.score:
         return plain
     allocation = "" if fields.scope.allocation == "each" else f" by {fields.scope.allocation}"
     return plain._replace(
-        score=scoring["score"],
+        score=scoring.score,
         unit=fields.unit.kind,
         scope=plain.scope + allocation,
         dynamics=fields.dynamics.named,
         repair=fields.repair.kind or "",
-        scored_examples=scoring.get("examples"),
-        scoring_passes=scoring.get("passes"),
-        rescorings=scoring.get("rescorings"),
+        scored_examples=scoring.examples,
+        scoring_passes=scoring.passes,
+        rescorings=scoring.rescorings,
         scoring_seconds=record.measurements.get("scoring"),
         selection_seconds=record.measurements.get("selection"),
     )
@@ -104,7 +105,7 @@ def in_words(budget: str, unit: str) -> str:
 
 def reached_of(budget: str, record: StageRecord) -> float | None:
     """Return the removed fraction of a round's budget, as `Chosen.reached`."""
-    found: float | None = record.details.get("scoring", {}).get("removed")
+    found = record.typed.scoring.removed
     return record.sparsity if found is None and budget == WEIGHTS else found
 
 
@@ -115,12 +116,12 @@ def scoring_steps(spec: StageSpec, record: StageRecord) -> float:
 
     A score that never evaluates the loss, for example SynFlow, counts as one pass over its examples.
     """
-    scoring = record.details.get("scoring", {})
+    scoring = record.typed.scoring
     train = spec.typed.finetune if spec.training == "finetune" else spec.typed.train
-    examples, size = scoring.get("examples", 0), (train.batch_size or 0) * (train.accumulate or 1)
+    examples, size = scoring.examples or 0, (train.batch_size or 0) * (train.accumulate or 1)
     if not examples or not size:
         return 0.0
-    rescorings = scoring.get("rescorings") or 1
+    rescorings = scoring.rescorings or 1
     each = examples / rescorings
     batches = rescorings * math.ceil(each / (spec.typed.score.batch_size or each))
-    return float(examples * max(1.0, scoring.get("passes", 0) / batches) / size)
+    return float(examples * max(1.0, (scoring.passes or 0) / batches) / size)

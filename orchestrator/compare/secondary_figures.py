@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from orchestrator.catalogue.tasks import ASKED_METRICS
 from orchestrator.compare.statistics import Estimate, estimate, paired_difference, ratio_of_sums
 from orchestrator.core.metrics import Metric
-from orchestrator.core.records import StageRecord
+from orchestrator.core.records import SplitCounts, StageRecord
 from orchestrator.core.specs import Plan
 
 if TYPE_CHECKING:
@@ -102,10 +102,8 @@ def harmed(stages: Mapping[str, str], records: Mapping[str, StageRecord]) -> tup
 
 def _rates(record: StageRecord) -> dict[int, float]:
     """Return class -> fraction of its test examples that are right; classes without test examples are left out."""
-    found: Mapping[str, Sequence[int]] = record.details.get("measured", {}).get("test", {})
-    if not found:
-        return {}
-    pairs = zip(found.get("hits", ()), found.get("of", ()), strict=False)
+    found = record.typed.measured.get("test", SplitCounts())
+    pairs = zip(found.hits, found.of, strict=False)
     return {label: hits / of for label, (hits, of) in enumerate(pairs) if of}
 
 
@@ -220,4 +218,4 @@ def _same_dense(key: str, other: str, dense: Mapping[str, str], records: Mapping
 
 
 def _texts(record: StageRecord) -> list[str]:
-    return [text for text in record.details.get("measured", {}) if text.startswith("test") and record.windows(text)[0]]
+    return [text for text in record.typed.measured if text.startswith("test") and record.windows(text)[0]]

@@ -62,7 +62,7 @@ class FileInfo:
 
 
 @dataclass(frozen=True)
-class _Windows:
+class WindowLosses:
     """Cross-entropy in nats and number of tokens of each window of a text."""
 
     loss: tuple[Number, ...] = ()
@@ -70,17 +70,17 @@ class _Windows:
 
 
 @dataclass(frozen=True)
-class _Measured:
+class SplitCounts:
     """Counts of a split for each class, correct examples and all examples; and windows of a text."""
 
     hits: tuple[Count, ...] = ()
     constant: Number | None = None
     of: tuple[Count, ...] = ()
-    windows: _Windows = _Windows()
+    windows: WindowLosses = WindowLosses()
 
 
 @dataclass(frozen=True)
-class _Layer:
+class LayerDetails:
     """Layer that was pruned with calibration data, see `pruning.reconstruction.block_by_block.LayerReport`."""
 
     block: str
@@ -90,7 +90,7 @@ class _Layer:
 
 
 @dataclass(frozen=True)
-class _Generation:
+class Generation:
     """Continuation of a prompt."""
 
     prompt: str
@@ -98,30 +98,35 @@ class _Generation:
 
 
 @dataclass(frozen=True)
-class _Scoring:
+class ScoringDetails:
     """Scoring of a round: the score, the data that it read, and the fraction removed."""
 
     score: str = ""
-    examples: Count = 0
-    passes: Count = 0
-    rescorings: Count = 0
+    examples: Count | None = None
+    passes: Count | None = None
+    rescorings: Count | None = None
     split: str = ""
+    units: Mapping[str, Count] = field(default_factory=dict)
     removed: Fraction | None = None
-    layers: Mapping[str, _Layer] = field(default_factory=dict)
+    layers: Mapping[str, LayerDetails] = field(default_factory=dict)
+
+
+WholeMacs = Annotated[int, Meta(ge=0)]
+"""Exact number of multiply-accumulates, which may be larger than 64 bits hold."""
 
 
 @dataclass(frozen=True)
-class _PhaseCost:
+class PhaseCost:
     """Multiply-accumulates of a phase of a training: sums over its steps and their examples."""
 
     steps: Count
     examples: Count
-    forward: Margin
-    backward: Margin
+    forward: WholeMacs | Margin
+    backward: WholeMacs | Margin
 
 
 @dataclass(frozen=True)
-class _MaskUpdate:
+class MaskUpdate:
     """Change of the masks within a round's training, as `pruning.dynamics` records it."""
 
     step: Count
@@ -134,18 +139,20 @@ class _MaskUpdate:
 
 
 @dataclass(frozen=True)
-class _Details:
-    """Entries of a record's `details` that code reads."""
+class Details:
+    """Entries of a record's `details` that code reads; `details` of a row of `KINDS` names those of its stages."""
 
     rounding: Fraction = 0.0
-    measured: Mapping[str, _Measured] = field(default_factory=dict)
+    measured: Mapping[str, SplitCounts] = field(default_factory=dict)
     dead_tensors: tuple[str, ...] = ()
-    scoring: _Scoring = _Scoring()
+    scoring: ScoringDetails = ScoringDetails()
     dense: Mapping[str, Number] = field(default_factory=dict)
-    training_macs: Mapping[str, _PhaseCost] = field(default_factory=dict)
-    mask_updates: tuple[_MaskUpdate, ...] = ()
-    generations: tuple[_Generation, ...] = ()
-    shared_examples: Count = 0
+    training_macs: Mapping[str, PhaseCost] = field(default_factory=dict)
+    mask_updates: tuple[MaskUpdate, ...] = ()
+    generations: tuple[Generation, ...] = ()
+    shared_examples: Count | None = None
+    form: str = ""
+    kept: Mapping[str, Mapping[str, Count]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -245,8 +252,7 @@ class StageRecord:
     @property
     def constant(self) -> float | None:
         """Primary metric on test of the best answer that is the same for every example; None if not recorded."""
-        found: float | None = self.details.get("measured", {}).get("test", {}).get("constant")
-        return found
+        return self.typed.measured.get("test", SplitCounts()).constant
 
     @property
     def least_loss(self) -> CurvePoint | None:
@@ -257,34 +263,20 @@ class StageRecord:
     @property
     def training_macs(self) -> int | None:
         """Multiply-accumulates of the stage's training, forward and backward; None if its steps were not counted."""
-        phases: Mapping[str, Mapping[str, float]] = self.details.get("training_macs", {})
+        phases = self.typed.training_macs
         if self.steps and not phases:
             return None
-        return sum(round(phase[name]) for phase in phases.values() for name in ("forward", "backward"))
+        return sum(round(phase.forward) + round(phase.backward) for phase in phases.values())
 
     @property
-    def mask_updates(self) -> Sequence[Mapping[str, Any]]:
-        """Changes of the masks within the stage's training, in order of their steps."""
-        found: Sequence[Mapping[str, Any]] = self.details.get("mask_updates", ())
-        return found
-
-    @property
-    def generations(self) -> Sequence[Mapping[str, str]]:
-        """`prompt` and `text`, its continuation, for each prompt of the task."""
-        found: Sequence[Mapping[str, str]] = self.details.get("generations", ())
-        return found
-
-    @property
-    def layers(self) -> Mapping[str, Mapping[str, Any]]:
-        """Name of a weight -> its block, error and rows, for a round in the sequential order."""
-        found: Mapping[str, Mapping[str, Any]] = self.details.get("scoring", {}).get("layers", {})
-        return found
+    def typed(self) -> Details:
+        """`details`, checked and with types."""
+        return read_as(Details, self.details)
 
     def windows(self, split: str) -> tuple[Sequence[float], Sequence[int]]:
         """Return cross-entropy and tokens of each window of a split; empty if they are not recorded."""
-        found = self.details.get("measured", {}).get(split, {}).get("windows", {})
-        losses, tokens = found.get("loss", ()), found.get("tokens", ())
-        return (losses, tokens) if len(losses) == len(tokens) else ((), ())
+        found = self.typed.measured.get(split, SplitCounts()).windows
+        return (found.loss, found.tokens) if len(found.loss) == len(found.tokens) else ((), ())
 
     @property
     def seconds(self) -> float:
@@ -371,7 +363,8 @@ class StageRecord:
                 "the record, or another `store.uri`"
             )
         record = read_as(cls, data)
-        read_as(_Details, record.details)
+        if odd := sorted(vars(record.typed).keys() & record.details.keys() - {*KINDS[record.kind].details}):
+            raise ValueError(f"`details` of a {KINDS[record.kind].noun} must not have {odd[0]!r}")
         record._refuse_impossible(StageSpec.from_json(record.spec) if record.spec else None)
         most = sum(record.tensor_sizes.values()) // 4 + 4096 * (1 + len(record.tensor_sizes))
         if MASKS in record.files and record.files[MASKS].bytes > most:
@@ -387,7 +380,7 @@ class StageRecord:
                 f"`parameters` (={self.parameters}) must be at least the sum of "
                 f"`tensor_sizes` (={self.prunable_parameters})"
             )
-        if any(update["kept"] > self.prunable_parameters for update in self.mask_updates):
+        if any(update.kept > self.prunable_parameters for update in self.typed.mask_updates):
             raise ValueError(
                 f"`mask_updates` must have at most {self.prunable_parameters} `kept` entries, the sum of `tensor_sizes`"
             )

@@ -44,6 +44,8 @@ class StageKind:
     """Measurements that its record must have, all above 0."""
     figures_by_size: tuple[str, ...] = ()
     """Measurements that its record must have for each batch size, as in `speedup/64`, all above 0."""
+    details: tuple[str, ...] = ()
+    """Entries of `orchestrator.core.records.Details` that its record may have."""
     version: int = 0
     """Version of its own code, raised when equal inputs give other bits than before; the specs of such stages name it.
     0: a version of shared code covers it."""
@@ -68,9 +70,17 @@ START = "start"
 """Kind of a dense training that ends at a place, for rounds that rewind to it."""
 PART = "part"
 """Kind of a round that ends at a place of its training, for a search; the round continues from there."""
+TRAINED = ("measured", "training_macs", "generations")
+"""Details of a stage that trains a network."""
+PRUNED = (*TRAINED, "rounding", "dead_tensors", "scoring", "mask_updates")
+"""Details of a round."""
 KINDS: Mapping[str, StageKind] = {
     "dense": StageKind(
-        "orchestrator.training.training_stages:train_dense", "dense training", "dense training", prunes=False
+        "orchestrator.training.training_stages:train_dense",
+        "dense training",
+        "dense training",
+        prunes=False,
+        details=(*TRAINED, "shared_examples"),
     ),
     START: StageKind(
         "orchestrator.training.training_stages:train_dense",
@@ -81,6 +91,7 @@ KINDS: Mapping[str, StageKind] = {
         keeps="while_needed",
         validates=False,
         counts_steps=False,
+        details=(*TRAINED, "shared_examples"),
     ),
     "round": StageKind(
         "orchestrator.training.training_stages:prune_and_finetune",
@@ -88,6 +99,7 @@ KINDS: Mapping[str, StageKind] = {
         "round",
         prunes=True,
         keeps="at_branches",
+        details=PRUNED,
     ),
     PART: StageKind(
         "orchestrator.training.training_stages:prune_and_finetune",
@@ -97,6 +109,7 @@ KINDS: Mapping[str, StageKind] = {
         reads_test=False,
         keeps="while_needed",
         part=True,
+        details=PRUNED,
     ),
     "deploy": StageKind(
         "orchestrator.deploy.deployment_stages:deploy",
@@ -106,6 +119,7 @@ KINDS: Mapping[str, StageKind] = {
         own_task=True,
         trains=False,
         figures=("bytes", "parameters"),
+        details=("form", "kept"),
     ),
     "measure": StageKind(
         "orchestrator.deploy.deployment_stages:measure",
@@ -117,6 +131,7 @@ KINDS: Mapping[str, StageKind] = {
         trains=False,
         alone=True,
         figures=("bytes", "dense_bytes"),
+        details=("dense",),
         figures_by_size=("latency_ms", "dense_ms", "speedup", "speedup_low", "speedup_high"),
     ),
 }

@@ -125,8 +125,8 @@ def by_mask_update(plan: Plan, records: Records) -> DataFrame:
     """
     rows = {
         record.key: [
-            {**each, "round": record.round, "sparsity": 1 - each["kept"] / max(1, record.prunable_parameters)}
-            for each in record.mask_updates
+            {**vars(each), "round": record.round, "sparsity": 1 - each.kept / max(1, record.prunable_parameters)}
+            for each in record.typed.mask_updates
         ]
         for trial in plan.trials
         for record in _finished(trial, records)
@@ -151,7 +151,9 @@ def by_sensitivity(plan: Plan, records: Records) -> DataFrame:
 def by_generation(plan: Plan, records: Records) -> DataFrame:
     """Return one row for each trial, round (0 is the dense network) and prompt: `GENERATION_COLUMNS`."""
     rows = {
-        record.key: [{"round": record.round, "sparsity": record.sparsity, **each} for each in record.generations]
+        record.key: [
+            {"round": record.round, "sparsity": record.sparsity, **vars(each)} for each in record.typed.generations
+        ]
         for trial in plan.trials
         for record in _finished(trial, records)
     }
@@ -159,14 +161,14 @@ def by_generation(plan: Plan, records: Records) -> DataFrame:
 
 
 def _layers(record: StageRecord) -> Iterator[dict[str, Any]]:
+    layers = record.typed.scoring.layers
     for name, sparsity in record.tensor_sparsity.items():
-        layer = record.layers.get(name, {})
         yield {
             "round": record.round,
             "layer": name,
             "entries": record.tensor_sizes[name],
             "density": 1 - sparsity,
-            **{column: layer.get(column) for column in ("block", "error", "rows")},
+            **{column: getattr(layers.get(name), column, None) for column in ("block", "error", "rows")},
         }
 
 

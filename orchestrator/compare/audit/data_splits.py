@@ -36,24 +36,22 @@ def _test_once(sweep: Audited) -> RuleAnswer:
 
 
 def _scored_apart(sweep: Audited) -> RuleAnswer:
-    scoring = {key: record.details.get("scoring", {}) for key, record in sweep.trained.items()}
-    reading = {key: each.get("split") for key, each in scoring.items() if each.get("examples")}
+    scoring = {key: record.typed.scoring for key, record in sweep.trained.items()}
+    reading = {key: each.split for key, each in scoring.items() if each.examples}
     faults = (
         f"{sweep.name(key)} scored {f'the {split} split' if split else 'examples of a split that is not recorded'}"
         for key, split in reading.items()
         if split not in ("train", "val")
     )
-    own = sorted({scoring[key]["score"] for key in reading if "." in scoring[key].get("score", "")})
-    reason = (
-        f"{len(reading)} rounds scored examples of the {' or '.join(sorted({str(s) for s in reading.values()}))} split"
-    )
+    own = sorted({scoring[key].score for key in reading if "." in scoring[key].score})
+    reason = f"{len(reading)} rounds scored examples of the {' or '.join(sorted({*reading.values()}))} split"
     given = f"; other data that {', '.join(own)} reads is not recorded" if own else ""
     return held(reading, faults, reason + given, "no score read examples")
 
 
 def _tested_apart(sweep: Audited) -> RuleAnswer:
     """Read the number of test examples that each dense training found among those that it learns from."""
-    shared = {key: record.details.get("shared_examples") for key, record in sweep.trained.items()}
+    shared = {key: record.typed.shared_examples for key, record in sweep.trained.items()}
     known = {key: count for key, count in shared.items() if count is not None}
     faults = (f"{sweep.name(key)} shares {counted(count, 'example')}" for key, count in known.items() if count)
     return held(known, faults, "no test example is one", "built-in data sets, or data that cannot be compared")
@@ -66,10 +64,10 @@ def _calibrated(sweep: Audited) -> list[str]:
     """Return the rounds that pruned a language model layer by layer, or by a score, with calibration data."""
     found = []
     for key, record in sweep.trained.items():
-        scoring = record.details.get("scoring", {})
-        row = SCORES.get(scoring.get("score", ""))
-        reads = record.layers or (row is not None and row.calibrated)
-        if scoring.get("examples") and reads and _is_of_text(sweep.plan, key):
+        scoring = record.typed.scoring
+        row = SCORES.get(scoring.score)
+        reads = scoring.layers or (row is not None and row.calibrated)
+        if scoring.examples and reads and _is_of_text(sweep.plan, key):
             found.append(key)
     return found
 
@@ -100,7 +98,7 @@ def _calibrated_apart(sweep: Audited) -> RuleAnswer:
         texts |= {*data.get("tests", {})}
         same = [name for name, content in data.get("tests", {}).items() if content == data.get("root")]
         faults += [f"{sweep.name(key)} is tested on {', '.join(same)}, the text of its calibration"] if same else []
-        if (split := known[key].details["scoring"].get("split")) != "train":
+        if (split := known[key].typed.scoring.split) != "train":
             faults.append(f"{sweep.name(key)} is calibrated with the {split or 'unrecorded'} split")
     reason = f"rounds that read the train split: {len(keys)}; tested on {', '.join(sorted(texts))}"
     return held(keys, faults, reason, UNCALIBRATED)

@@ -59,7 +59,7 @@ def _achieved(sweep: Audited) -> RuleAnswer:
     found = {key: reached_of(budget, known[key]) for key, budget in budgets.items()}
     units = {key: in_words(budget, plan.stages[key].typed.unit.kind) for key, budget in budgets.items()}
     reached = {key: share for key, share in found.items() if share is not None}
-    due = {key: max(TOLERANCE, known[key].details.get("rounding", 0.0)) for key in reached}
+    due = {key: max(TOLERANCE, known[key].typed.rounding) for key in reached}
     gaps = {key: abs(share - asked[key]) for key, share in reached.items()}
     wrong = (
         f"{sweep.name(key)}: {percent(asked[key])} of {units[key]} requested, {percent(reached[key])} achieved"

@@ -77,9 +77,9 @@ def generations(records: Mapping[str, StageRecord], comparison: Comparison) -> d
     for point in (*comparison.dense, *comparison.operating_points):
         record = records[point.stages[0]]
         sparsity = in_points(point.sparsity) if point.round else ""
-        for each in record.generations:
-            place = f"{point.model} on {point.data}", " ".join(each["prompt"].split())
-            cells = (sparsity, point.metric.written(record.figure("test")), each["text"])
+        for each in record.typed.generations:
+            place = f"{point.model} on {point.data}", " ".join(each.prompt.split())
+            cells = (sparsity, point.metric.written(record.figure("test")), each.text)
             rows.setdefault(place, []).append(Row(point.line, cells))
     several = len({panel for panel, _ in rows}) > 1
     headings = ("sparsity %", "perplexity", "continuation")

@@ -148,7 +148,7 @@ _MEASURE = {
         ({"details": {"scoring": {"passes": -1}}}, "Expected `int` >= 0 - at `$.scoring.passes`"),
         (
             {"details": {"training_macs": {"dense": {**_COST, "backward": -1}}}},
-            "Expected `float` >= 0.0 - at `$.training_macs[...].backward`",
+            "Expected `int` >= 0 - at `$.training_macs[...].backward`",
         ),
         (
             {"details": {"training_macs": {"dense": {"steps": 1}}}},
@@ -158,6 +158,8 @@ _MEASURE = {
             {"details": {"mask_updates": [{**_UPDATE, "explored": 2}]}},
             "Expected `float` <= 1.0 - at `$.mask_updates[0].explored`",
         ),
+        ({"details": {"form": "module"}}, "`details` of a round must not have 'form'"),
+        ({"details": {"shared_examples": 1}}, "`details` of a round must not have 'shared_examples'"),
         ({"details": {"mask_updates": [{**_UPDATE, "step": "1"}]}}, "got `str` - at `$.mask_updates[0].step`"),
         (
             {"details": {"mask_updates": [{**_UPDATE, "kept": 1001}]}},

@@ -173,7 +173,7 @@ def layer_errors(records: Records, comparison: Comparison, *, grouped: bool = Fa
     """Return the error of each layer pruned with calibration data by method at one sparsity, mean over seeds."""
 
     def error(record: StageRecord) -> dict[str, float]:
-        return {name: each["error"] for name, each in record.layers.items()}
+        return {name: each.error for name, each in record.typed.scoring.layers.items() if each.error is not None}
 
     return tuple(_profiles(records, comparison, error, grouped=grouped, weighted=False))
 
@@ -323,7 +323,7 @@ def mask_history(records: Records, comparison: Comparison) -> tuple[Plot, ...]:
         found: list[Series] = []
         for label, points in panel.lines.items():
             seeds = [records[key] for key in max(points, key=lambda point: point.sparsity).stages]
-            if all(record.mask_updates for record in seeds):
+            if all(record.typed.mask_updates for record in seeds):
                 found += _shares(label, seeds)
         if found:
             words = "optimizer steps of the training"
@@ -333,7 +333,7 @@ def mask_history(records: Records, comparison: Comparison) -> tuple[Plot, ...]:
 
 def _shares(label: str, seeds: Sequence[StageRecord]) -> list[Series]:
     """Return a series for each of `SHARES`, mean over seeds at the steps that all of them have."""
-    updates = [{update["step"]: update for update in record.mask_updates} for record in seeds]
+    updates = [{update.step: vars(update) for update in record.typed.mask_updates} for record in seeds]
     steps = sorted(set.intersection(*map(set, updates)))
     ends = (0, len(steps) - 1) if steps else ()
     return [
