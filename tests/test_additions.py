@@ -178,12 +178,11 @@ CODEC = Codec(write, load, ("network.jit",), "torch", "outputs = torch.jit.load(
         "orchestrator/training/state/added.py",
         '''
 import torch
-from orchestrator.core.specs import StageSpec
-from orchestrator.core.work_order import WorkOrder
+from orchestrator.core.work_order import StageOrder
 from orchestrator.training.stage_networks import Network
 from pruning import MaskSet
 
-def signs(network: Network, _masks: MaskSet, _spec: StageSpec, _order: WorkOrder) -> None:
+def signs(network: Network, _masks: MaskSet, _stage: StageOrder) -> None:
     """Set each weight to its sign times the deviation of its tensor."""
     with torch.no_grad():
         for weight in (each for each in network.model.parameters() if each.ndim > 1):
@@ -202,16 +201,15 @@ def signs(network: Network, _masks: MaskSet, _spec: StageSpec, _order: WorkOrder
     "stage": Addition(
         "orchestrator/training/added.py",
         '''
-from collections.abc import Mapping
 from dataclasses import replace
 from orchestrator.core.redact import redact_tree
-from orchestrator.core.specs import NETWORK, StageSpec
-from orchestrator.core.work_order import Result, WorkOrder
+from orchestrator.core.specs import NETWORK
+from orchestrator.core.work_order import Result, StageOrder
 
-def count(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> Result:
+def count(stage: StageOrder, _network: object) -> Result:
     """Count the pruned tensors of a finished network."""
-    key = spec.inputs[NETWORK]
-    above = order.store.finished([key])[key]
+    spec, key = stage.spec, stage.spec.inputs[NETWORK]
+    above = stage.store.finished([key])[key]
     found = {"seconds": 0.0, "tensors": float(len(above.tensor_sizes))}
     plain = {"before": {}, "after": {}, "curve": (), "steps": 0, "best_step": 0, "details": {}, "files": {}}
     own = {"key": spec.key, "kind": spec.kind, "spec": redact_tree(spec.to_json()), "measurements": found}
@@ -345,7 +343,7 @@ def test_a_sweep_runs_all_additions(tree: Path, tmp_path: Path) -> None:
     assert {"score/squared": 1, "repair/doubled": 1}.items() <= last["spec"]["fields"]["versions"].items()
     assert last["spec"]["fields"]["restart"] == {"weights": "signs", "rates": 0, "optimizer": "restored"}
     assert [record["measurements"]["tensors"] for record in records if record["kind"] == "count"] == [3]
-    assert "8 stages (1 dense training, 1 start, 1 round, 2 deployments, 1 measurement, 1 count)" in printed
+    assert "7 stages (1 dense training, 1 start, 1 round, 2 deployments, 1 measurement, 1 count)" in printed
     assert "0 stages to run" in python(tree, *SWEEP, folder=tmp_path)
 
 

@@ -13,7 +13,7 @@ from pruning.catalogue.rows import Row, named
 class RestartWeights(Row):
     """Row of weights that a round trains from after pruning.
 
-    Its code sets the weights of a network in place: set(network, masks, spec, order). The masks are applied after it.
+    Its code sets the weights of a network in place: set(network, masks, stage). The masks are applied after it.
     The key of a stage holds the name, and the version from the second one on.
 
     Args:

@@ -156,8 +156,7 @@ def _identities(split: Split) -> Counter[tuple[int, int]] | None:
         if any(part.nbytes > MOST or part.layout is not torch.strided for part in parts):
             return None
         rows = torch.arange(len(split.labels), device=split.device) if split.rows is None else split.rows
-        hashes = ([hash(row.numpy().tobytes()) for row in part.index_select(0, rows).cpu()] for part in parts)
-        return Counter(zip(*hashes, strict=True))
+        return Counter(zip(*(_hashes(part.index_select(0, rows).cpu()) for part in parts), strict=True))
     if not isinstance(split, LoaderSplit):
         return None
     dataset: Any = split.dataset
@@ -165,6 +164,12 @@ def _identities(split: Split) -> Counter[tuple[int, int]] | None:
     while isinstance(dataset, Subset):
         dataset, indices = dataset.dataset, [dataset.indices[index] for index in indices]
     return Counter((id(dataset), index) for index in indices)
+
+
+def _hashes(examples: Tensor) -> list[int]:
+    """Return a hash of the bytes of each example."""
+    rows = examples.flatten(1) if examples.ndim > 1 else examples.unsqueeze(1)
+    return [hash(row.tobytes()) for row in rows.contiguous().view(torch.uint8).numpy()]
 
 
 def unreadable(split: str, error: BaseException) -> DataError:
