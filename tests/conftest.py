@@ -22,9 +22,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Spare the collector all that was imported, a tenth of the time of the tests, and look for cycles less often."""
+    _spare_the_collector()
+    gc.set_threshold(20_000, 20, 20)
+
+
+def pytest_runtest_teardown() -> None:
+    """Spare it what a test has imported: latency, accelerate and torch.export let it look through everything."""
+    if len(sys.modules) > SPARED[0] + 50:
+        _spare_the_collector()
+
+
+SPARED = [0]
+"""Modules that the collector is spared."""
+
+
+def _spare_the_collector() -> None:
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    SPARED[0] = len(sys.modules)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -20,7 +20,7 @@ from torch import nn
 import pruning
 from orchestrator.commands.export_command import main as export
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.deploy.checked_writing import CODECS, Masked, shrunk, write_checked
+from orchestrator.deploy.checked_writing import CODECS, Deployed, Masked, shrunk, write_checked
 from orchestrator.deploy.formats.format import Example, ExportError, difference
 from orchestrator.deploy.formats.pretrained import stock_network, stock_smaller
 from orchestrator.export import export_folder, stock_loading
@@ -87,9 +87,8 @@ def test_sizes_that_the_configuration_does_not_say_are_refused(tmp_path: Path) -
         CODECS["huggingface"].write(smaller, kept.inputs[0], tmp_path)
 
 
-def test_a_network_that_differs_from_the_masked_one_is_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def differing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Deployed]:
+    """Write a network whose outputs are not the masked one's; return the masked one, and what was written."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.BertConfig(vocab_size=11, max_position_embeddings=32, **SIZES, initializer_range=0.5)
@@ -101,8 +100,14 @@ def test_a_network_that_differs_from_the_masked_one_is_measured_again(
     pruning.prune(kept.model, "magnitude", unit="layer", sparsity=0.5)
     pruning.remove_all(kept.model)
     monkeypatch.setattr(Masked, "metrics_of", lambda *_: {"val/perplexity": 7.0})
+    written = write_checked(kept, stock_smaller(kept.model), CODECS["huggingface"], folder, threads=1, remedy="none")
+    return kept, written
 
-    written = write_checked(kept, stock_smaller(kept.model), CODECS["huggingface"], tmp_path, threads=1, remedy="none")
+
+def test_a_network_that_differs_from_the_masked_one_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, written = differing(tmp_path, monkeypatch)
 
     assert json.loads((tmp_path / "config.json").read_text())["num_hidden_layers"] == 1
     assert written.difference > 1e-3
@@ -110,6 +115,12 @@ def test_a_network_that_differs_from_the_masked_one_is_measured_again(
     assert "The outputs are not those of the masked network: the masked network keeps" in export_folder._notes(written)
     with pytest.raises(ExportError, match="computes other outputs"):
         hold_in_fresh_process(kept, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_network_that_differs_is_loaded_as_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, written = differing(tmp_path, monkeypatch)
+
     hold_in_fresh_process(cast(StoredNetwork, replace(kept, model=written.network)), tmp_path)
 
 
