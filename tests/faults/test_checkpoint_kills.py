@@ -12,11 +12,17 @@ from kills import VARIANTS, disturbed, each, stages, undisturbed
 from orchestrator.store.store import Store
 
 FAST = ("masked round",)
+MANY = ("adam, cosine", "plateau", "early stopping", "accumulation", "gradual round", "sr_ste round", "movement round")
+"""Variants whose state is that of others: killed by `scripts/test -m many`."""
 INTERVAL = 0.05
 
 
 @pytest.mark.parametrize(
-    "variant", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
+    "variant",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST) + [pytest.mark.many] * (name in MANY))
+        for name in VARIANTS
+    ],
 )
 def test_a_worker_that_is_killed_changes_no_bit(variant: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     most = int(request.config.getoption("--chaos", 10))

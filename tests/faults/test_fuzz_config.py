@@ -38,7 +38,7 @@ from orchestrator.store.store import Store
 from orchestrator.sweep import conductor
 from orchestrator.views.tracking.run_contents import SweepView
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "1000"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "300"))
 """Number of examples of the longest test; raise it to search longer."""
 SEED = int(os.environ.get("FUZZ_SEED", "0")) or secrets.randbits(32)
 """Seed of the slow tests: new in each run, and printed on a failure."""

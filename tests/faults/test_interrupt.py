@@ -56,8 +56,12 @@ def test_an_interrupt_during_the_start_ends_without_a_traceback(start: Start, tm
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "group"),
-    [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGHUP, True)],
-    ids=["ctrl-c", "sigterm", "sigterm to all", "closed terminal"],
+    [
+        pytest.param(signal.SIGINT, True, id="ctrl-c"),
+        pytest.param(signal.SIGTERM, False, id="sigterm"),
+        pytest.param(signal.SIGTERM, True, id="sigterm to all", marks=pytest.mark.many),
+        pytest.param(signal.SIGHUP, True, id="closed terminal", marks=pytest.mark.many),
+    ],
 )
 def test_ray_and_mlflow_are_ended_in_order(start: Start, tmp_path: Path, number: signal.Signals, group: bool) -> None:
     folder = tmp_path / "sweep"
@@ -87,7 +91,7 @@ def test_a_second_interrupt_leaves_at_once(start: Start, tmp_path: Path, short: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [2.0, 4.0])
+@pytest.mark.parametrize("seconds", [pytest.param(2.0, marks=pytest.mark.many), 4.0])
 def test_an_interrupt_while_ray_starts_leaves_nothing_behind(start: Start, tmp_path: Path, seconds: float) -> None:
     command = start(tmp_path / "sweep", *SLOW_FINETUNING, "cluster.num_cpus=2")
     with pytest.raises(TimeoutError):

@@ -264,9 +264,11 @@ KILLED = {
     ("search", "workers"),
     [
         ("matching", 2),
-        ("frontier", 1),
         ("training", 2),
-        *(pytest.param(*each, marks=pytest.mark.many) for each in (("matching", 1), ("frontier", 2), ("training", 1))),
+        *(
+            pytest.param(*each, marks=pytest.mark.many)
+            for each in (("matching", 1), ("frontier", 1), ("frontier", 2), ("training", 1))
+        ),
     ],
 )
 def test_killed_processes_change_no_decision(
