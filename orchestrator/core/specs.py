@@ -148,6 +148,11 @@ class ParallelFields:
 class _Unit:
     kind: str = ""
 
+    @property
+    def of_transformer(self) -> bool:
+        """Whether units are whole parts of a stock transformer."""
+        return self.kind in axes.TRANSFORMER_UNITS
+
 
 @dataclass(frozen=True)
 class _Scope:

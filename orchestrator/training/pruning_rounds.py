@@ -21,7 +21,6 @@ from orchestrator.training.state.train_state import TrainState, as_bytes, as_ten
 from orchestrator.workloads.model_building import Prunable, prunable
 from orchestrator.workloads.tasks.batch import arguments
 from pruning import MaskSet
-from pruning.choices.axes import TRANSFORMER_UNITS
 from pruning.reconstruction.block_by_block import LayerReport, Layerwise
 from pruning.reconstruction.block_order import parts_of
 from pruning.selection.selection_groups import Groups
@@ -248,7 +247,7 @@ def hold_laws(
             raise LawBroken(f"pruned weights are not zero: {name} has other values where its mask is 0.")
     if at_target and asked.fields.target is not None and (said := _off_target(chosen, asked, masks, scoring)):
         raise LawBroken(said)
-    if asked.choices.unit.kind in TRANSFORMER_UNITS:
+    if asked.choices.unit.of_transformer:
         return ()
     return tuple(name for name, mask in masks.items() if not bool(mask.any()))
 

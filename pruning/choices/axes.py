@@ -85,6 +85,16 @@ class Unit:
         """Whether units span several tensors."""
         return self.kind in SPANNING
 
+    @property
+    def of_transformer(self) -> bool:
+        """Whether units are whole parts of a stock transformer."""
+        return self.kind in TRANSFORMER_UNITS
+
+    @property
+    def parts(self) -> tuple[FamilyUnit, ...]:
+        """Units that are pruned in turns, first those of the first; empty for a unit of one kind."""
+        return TWO_UNITS.get(self.kind, ())
+
     def __post_init__(self) -> None:
         """Refuse invalid values."""
         _one_of("unit.kind", self.kind, get_args(UnitKind))

@@ -11,7 +11,6 @@ from pruning.catalogue.reconstructions import RECONSTRUCTIONS, SOLVERS
 from pruning.catalogue.repairs import REPAIRS
 from pruning.catalogue.scores import SCORES
 from pruning.choices.axes import (
-    TWO_UNITS,
     Control,
     Dynamics,
     Repair,
@@ -154,7 +153,7 @@ def _check_groups(choices: Choices) -> None:
         "repair.kind": (choices.repair.kind, tuple(name for name, each in REPAIRS.items() if each.spans_tensors)),
         "select": (None if choices.select is None else str(choices.select), (None,)),
     }
-    if choices.unit.kind in TWO_UNITS:
+    if choices.unit.parts:
         if scope.budget == "channels":
             raise RefusedValue("scope.budget", "channels").because(
                 f"counts units of one kind, and unit.kind={choices.unit.kind!r} removes two; use 'parameters', 'bytes' "

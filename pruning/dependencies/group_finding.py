@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from pruning.choices.axes import TRANSFORMER_UNITS, Scope, Unit
+from pruning.choices.axes import Scope, Unit
 from pruning.dependencies.budgets import multiplied_activations, use_of
 from pruning.dependencies.dependency_groups import NO_EXAMPLE, DependencyGroup, DependencyGroups, Held, Member
 from pruning.dependencies.families.stock_transformer import family_groups
@@ -48,7 +48,7 @@ def dependency_groups(
         ValueError: `torch.export` cannot trace the model, or it has no channels that can be removed.
         TypeError: `example` is no tensor, tuple or mapping.
     """
-    if unit is not None and unit.kind in TRANSFORMER_UNITS:
+    if unit is not None and unit.of_transformer:
         return family_groups(model, unit, scope, example)
     if example is None:
         raise ValueError(NO_EXAMPLE)

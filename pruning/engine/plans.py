@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.catalogue.repairs import REPAIRS
 from pruning.catalogue.rows import load
-from pruning.choices.axes import FAMILY_UNITS, TWO_UNITS, Schedule, Score, Unit
+from pruning.choices.axes import FAMILY_UNITS, Schedule, Score, Unit
 from pruning.choices.combining import Choices
 from pruning.dependencies.budgets import check_reachable, gone, kept_channels, largest_step, most_removable
 from pruning.dependencies.dependency_groups import DependencyGroups
@@ -113,7 +113,7 @@ def plan(
         raise no_plan(choices.score)
     given: dict[str, Any] = {"batches": batches, "loss": loss, "size": size, "generator": generator}
     given |= {"parameters": parameters, "masks": masks, "example": example, "remember": remember}
-    return (_in_turns if choices.unit.kind in TWO_UNITS else _planned)(model, choices, **given)
+    return (_in_turns if choices.unit.parts else _planned)(model, choices, **given)
 
 
 def _planned(
@@ -175,7 +175,7 @@ def _in_turns(
         dict(masks or {}),
         list[PruningPlan](),
     )
-    for kind in TWO_UNITS[choices.unit.kind]:
+    for kind in choices.unit.parts:
         own = replace(choices, unit=replace(choices.unit, kind=kind, by_layers=Unit().by_layers))
         if not plans:
             own = replace(own, scope=replace(own.scope, round_to=1, min_kept=0, uniform=False))

@@ -11,7 +11,7 @@ from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from pruning.choices.axes import TRANSFORMER_UNITS, Scope, Unit
+from pruning.choices.axes import Scope, Unit
 from pruning.choices.combining import Choices
 from pruning.dependencies.dependency_groups import NO_EXAMPLE, DependencyGroup, DependencyGroups
 from pruning.dependencies.families.stock_transformer import family_groups
@@ -76,7 +76,7 @@ def groups_of_weights(
         ValueError: there is no example, the network cannot be traced or is of no family, or no group is left.
     """
     spared = set() if parameters is None else set(weights_of(model)) - set(parameters)
-    if choices.unit.kind in TRANSFORMER_UNITS:
+    if choices.unit.of_transformer:
         return _with_outputs_of(family_groups(model, choices.unit, choices.scope, example, spared), spared)
     if example is None:
         raise ValueError(NO_EXAMPLE)

@@ -8,7 +8,6 @@ from orchestrator.core.specs import REWIND
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.planning.number_formats import counted, in_points, percent
 from orchestrator.trial.names import published_at_start
-from pruning.choices.axes import TRANSFORMER_UNITS
 
 TOLERANCE = 0.005
 """Largest distance between the achieved and the requested sparsity; rounding to whole channels may allow more."""
@@ -85,7 +84,7 @@ def _dead(sweep: Audited) -> RuleAnswer:
     """
     rounds = {key: each for key, each in sweep.trained.items() if KINDS[each.kind].prunes}
     emptied = {key: [name for name, s in each.tensor_sparsity.items() if s >= 1] for key, each in rounds.items()}
-    meant = {key for key in rounds if sweep.plan.stages[key].typed.unit.kind in TRANSFORMER_UNITS}
+    meant = {key for key in rounds if sweep.plan.stages[key].typed.unit.of_transformer}
     removed = {name for key in meant for name in emptied[key]}
     apart = (
         f"{counted(len(meant), 'round')} removed units of a transformer on purpose, "

@@ -25,7 +25,6 @@ from orchestrator.training.pruning_rounds import LawBroken, masked
 from orchestrator.training.scoring.ranking import example_of
 from orchestrator.training.state.train_state import module_state, restore_module
 from pruning import MaskSet, Shrunk
-from pruning.choices.axes import TRANSFORMER_UNITS
 from pruning.dependencies.families.smaller_transformer import Left
 from pruning.dependencies.families.stock_transformer import stock_transformer
 from pruning.measure.macs import in_mode
@@ -137,7 +136,7 @@ def small_transformer_of(
 def train_anew(stage: StageInputs, job: TrainingJob, run: Run) -> FitResult:
     """Train the small dense network that the masks leave, with new weights, and copy it into the whole one."""
     spec = stage.spec
-    make = small_transformer_of if spec.typed.unit.kind in TRANSFORMER_UNITS else small_of
+    make = small_transformer_of if spec.typed.unit.of_transformer else small_of
     seed = derive(spec.typed.seed, f"{spec.round}/small")
     return _train_inside(make(job.model, job.masks, example_of(job.model, job.data), seed), job, run)
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pruning.choices.axes import FAMILY_UNITS, TWO_UNITS, FamilyUnit, Scope, Unit
+from pruning.choices.axes import FAMILY_UNITS, FamilyUnit, Scope, Unit
 from pruning.dependencies.dependency_groups import DependencyGroup, DependencyGroups, Held, Member, Multiplied
 from pruning.dependencies.families.family import MODEL_TYPES, Family, family_of
 from pruning.holding.parameter import plain_modules, plain_parameters, plain_tensors
@@ -214,10 +214,10 @@ def family_groups(
         ValueError: the configuration of the network cannot express fewer of these units, there is no example for
             multiply-accumulates, or the unit is two.
     """
-    if unit.kind in TWO_UNITS:
+    if unit.parts:
         raise ValueError(
             f"`unit.kind` (={unit.kind!r}) has no dependency groups of its own; ask for those of "
-            f"{' or '.join(map(repr, TWO_UNITS[unit.kind]))}."
+            f"{' or '.join(map(repr, unit.parts))}."
         )
     kind, scope = cast(FamilyUnit, unit.kind), scope or Scope()
     found = require_unit(model, kind)
