@@ -45,6 +45,7 @@ def answers_in_process(fault: float = 0.0, token: int = 0) -> Any:
     return asked_of
 
 
+@pytest.mark.slow
 def test_each_unit_and_size_has_a_row_whose_parameters_the_arithmetic_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "stock_answers", answers_in_process())
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import fcntl
 import os
-import uuid
 from pathlib import Path
 
 import pytest
+from store_cases import store_of
 
 from orchestrator.store.store import Store
 
 
-@pytest.fixture(params=["local", "memory", "s3"])
+@pytest.fixture(params=["local", "memory", pytest.param("s3", marks=pytest.mark.slow)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    if request.param == "local":
-        return Store(str(tmp_path / "store"))
-    if request.param == "memory":
-        return Store(f"memory://{uuid.uuid4().hex}")
-    return Store(f"s3://bucket/{uuid.uuid4().hex}", options=request.getfixturevalue("s3"))
+    """Store of each kind; on S3, whose backend is that of the memory, the contract in `test_store` runs by default."""
+    return store_of(request, tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import uuid
 from collections.abc import Mapping
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from factories import ACCURACY
 
@@ -13,6 +15,9 @@ from orchestrator.core.plain_data import digest
 from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import NETWORK, StageSpec
 from orchestrator.store.store import Store
+
+if TYPE_CHECKING:
+    import pytest
 
 
 class Content(bytes):
@@ -68,6 +73,15 @@ def chain(*rounds: int, seed: int = 0, parent: StageSpec | None = None) -> list[
 def record_for(spec: StageSpec, **changes: Any) -> StageRecord:
     digests = {"weights_digest": f"weights {spec.key}", "started_from": f"weights {spec.parent}" if spec.parent else ""}
     return record_of(spec.key, kind=spec.kind, round=spec.round, spec=spec.to_json(), **(digests | changes))
+
+
+def store_of(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """Return an empty store of the kind that is the parameter of a fixture."""
+    if request.param == "local":
+        return Store(str(tmp_path / "store"))
+    if request.param == "memory":
+        return Store(f"memory://{uuid.uuid4().hex}")
+    return Store(f"s3://bucket/{uuid.uuid4().hex}", options=request.getfixturevalue("s3"))
 
 
 def fresh(store: Store) -> Store:

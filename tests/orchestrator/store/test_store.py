@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from fakes import trial_of
-from store_cases import FILES, Content, altered, chain, fresh, key_of, record_for, record_of
+from store_cases import FILES, Content, altered, chain, fresh, key_of, record_for, record_of, store_of
 
 from orchestrator.core import plain_data
 from orchestrator.core.errors import StoreError
@@ -20,6 +20,11 @@ from orchestrator.store.store import Store
 from orchestrator.sweep.first_checks import Probe, probing
 
 KEY = key_of(0)
+
+
+@pytest.fixture(params=["local", "memory", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return store_of(request, tmp_path)
 
 
 def path_of(store: Store, name: str) -> str:
