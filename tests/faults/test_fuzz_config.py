@@ -179,26 +179,30 @@ def hydra() -> tuple[Hydra, DictConfig]:
 
 
 LINES = [
-    ["schedule.rounds=1000000000"],
     ["store.uri=''"],
-    ["method=ln_structured", "method.n=inf"],
-    ["train.optimizer.lr=nan"],
     ["++model.table={1:2,a:3}"],
     ["~seed"],
     ["model=1.5"],
-    ["name=../../x"],
-    ["+store.oaptions.x=1"],
     ["prune.include=[[1]]"],
-    ["prune.exclude=${seed}"],
-    ["prune.parameters=${oc.decode:'3'}"],
     ["prune=${model.hidden}"],
-    ["store.options=${model.classes}"],
     ["+train.optimizer=${now:%Y.%m}"],
     ["sed=1", "++data.table={1:2,a:3}"],
 ]
+LIKE_THESE = [
+    ["schedule.rounds=1000000000"],
+    ["method=ln_structured", "method.n=inf"],
+    ["train.optimizer.lr=nan"],
+    ["name=../../x"],
+    ["+store.oaptions.x=1"],
+    ["prune.exclude=${seed}"],
+    ["prune.parameters=${oc.decode:'3'}"],
+    ["store.options=${model.classes}"],
+]
 
 
-@pytest.mark.parametrize("line", LINES, ids=" ".join)
+@pytest.mark.parametrize(
+    "line", [*LINES, *(pytest.param(line, marks=pytest.mark.slow) for line in LIKE_THESE)], ids=" ".join
+)
 def test_a_configuration_plans_or_is_refused_in_a_sentence(line: list[str]) -> None:
     planned_alike(line)
 

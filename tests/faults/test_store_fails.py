@@ -43,12 +43,11 @@ def configured(*more: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        (errno.ENOSPC, "the disk or quota is full. Free some space"),
-        (errno.EROFS, "the file system is read-only"),
-        (errno.EACCES, "permission denied"),
-        (errno.EIO, "Input/output error"),
+        pytest.param(errno.ENOSPC, "the disk or quota is full. Free some space", id="full"),
+        pytest.param(errno.EROFS, "the file system is read-only", id="read-only", marks=pytest.mark.slow),
+        pytest.param(errno.EACCES, "permission denied", id="denied"),
+        pytest.param(errno.EIO, "Input/output error", id="broken", marks=pytest.mark.slow),
     ],
-    ids=["full", "read-only", "denied", "broken"],
 )
 def test_a_store_that_cannot_be_written_stops_the_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, number: int, said: str
