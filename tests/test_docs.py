@@ -156,15 +156,19 @@ def test_masks_change_in_a_training_as_it_is_shown(capsys: pytest.CaptureFixture
 
 
 def test_a_network_is_pruned_block_by_block_as_it_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    (code,), (resumed,) = (snippets("how-to/layerwise.md", name) for name in ("layerwise", "layerwise_resume"))
+    shown = ("layerwise", "layerwise_resume", "layerwise_own")
+    (code,), (resumed,), (own,) = (snippets("how-to/layerwise.md", name) for name in shown)
     names = dict[str, Any]()
 
     exec(code, names)
     exec(resumed, names)
+    sparsity = pruning.sparsity(names["model"])
+    exec(own, names)
 
     assert "3.down.weight 50% zeros" in capsys.readouterr().out
+    assert names["own"].masks.sparsity() == pytest.approx(0.6, abs=0.01)
     assert [len(result.layers) for result in names["saved"]] == [2, 4, 6, 8]
-    assert pruning.sparsity(names["model"]) == pytest.approx(0.59, abs=0.02), "floor(0.6 n) of each row"
+    assert sparsity == pytest.approx(0.59, abs=0.02), "floor(0.6 n) of each row"
 
 
 def test_the_reference_lists_all_dynamics() -> None:

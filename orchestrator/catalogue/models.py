@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pruning.catalogue.rows import Option, Row, Rule, is_int, is_number, named, whole
 
 
+@dataclass(frozen=True)
 class Model(Row):
-    """Row of a network."""
+    """Row of a network.
+
+    Args:
+        named_by: options whose first given value, a path or a name, names the network better than the row.
+    """
 
     FAMILY: ClassVar[str] = "model"
+
+    named_by: tuple[str, ...] = ()
+
+    def named(self, node: Mapping[str, Any]) -> str:
+        """Return the name of a network in reports: the last part of a path, or the row's name."""
+        given = next((str(node[key]) for key in self.named_by if node.get(key)), "")
+        last = os.path.basename(os.path.abspath(given)) if given else ""
+        return re.sub(r"\.(safetensors|gguf|pt|pth|bin)$", "", last) or self.name
 
 
 COUNT = whole(1)
@@ -190,6 +205,7 @@ MODELS: Mapping[str, Model] = named(
             ),
             packages=("transformers",),
             extra="transformers",
+            named_by=("path", "weights"),
             unlisted=("content",),
         ),
         Model(
@@ -235,6 +251,7 @@ MODELS: Mapping[str, Model] = named(
             ),
             packages=("timm",),
             extra="timm",
+            named_by=("architecture",),
         ),
     )
 )

@@ -47,8 +47,8 @@ ROUNDINGS = 8
 CPU = torch.device("cpu")
 BATCH, BATCHES = 64, 4
 """Batch size and number of batches of the test split on which outputs are compared."""
-TOKENS = 4096
-"""Maximum number of tokens in such a batch: logits of long sequences are large."""
+TOKENS = 2048
+"""Maximum number of tokens in all these batches, if a batch of two examples has no more: logits are large."""
 FURTHEST = 1e6
 """Upper limit of any tolerance, relative to the largest output; outputs that are not finite exceed it."""
 
@@ -78,7 +78,8 @@ class Masked:
         """The network's inputs for some batches of the test split, and for a single example."""
         shape = self.data.input_shape
         size = BATCH if len(shape) != 1 else max(2, min(BATCH, TOKENS // shape[0]))
-        batches = islice(self.data.test.batches(size, device=CPU), BATCHES)
+        count = BATCHES if len(shape) != 1 else max(1, min(BATCHES, TOKENS // (size * shape[0])))
+        batches = islice(self.data.test.batches(size, device=CPU), count)
         first, *others = [called_with(self.model, batch) for batch in batches]
         return [first if len(call_values(first)[0]) > 1 else resized(first, 2), *others, cut(first, 1)]
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from orchestrator.catalogue.models import MODELS
 from orchestrator.catalogue.tasks import AGAINST_DENSE
 from orchestrator.config import round_schema, sources
 from orchestrator.config.config_groups import OPEN
@@ -289,12 +290,13 @@ def _normal(job: Job) -> Job:
         return replace(job, config=None, error=str(error))
     assert job.config is not None
     parts = {name: dict(part) for name in OPEN if isinstance(part := job.config.get(name), Mapping)}
-    for part in parts.values():
+    for group, part in parts.items():
         for key in ("kind", "_target_"):
             if part.get(key, "") is None:
                 del part[key]
         if part.get("kind") and part.get("name", "") is None:
-            part["name"] = part["kind"]
+            row = MODELS.get(part["kind"]) if group == "model" else None
+            part["name"] = row.named(part) if row else part["kind"]
     if "method" in parts:
         parts["method"] = dict(with_written_infinities(parts["method"], "n"))
     if "score" in parts and isinstance(job.config.get("schedule"), Mapping):

@@ -38,11 +38,13 @@ class Blocks:
         done: the blocks pruned so far; None before the first.
         total: number of blocks of the network; 0 before the pruning begins.
         after: called after each block.
+        replay: as in `pruning.layerwise`; a rehearsal of one block needs no comparison of all of them.
     """
 
     done: Layerwise | None = None
     total: int = 0
     after: Callable[[Blocks], object] = field(default=lambda _: None)
+    replay: bool = True
 
     @property
     def number(self) -> int:
@@ -98,12 +100,13 @@ def prune_layers(
         blocks.total = len(parts_of(model, None, names))
         pruning.layerwise(
             model,
-            str(choices.score.kind),
+            choices.score.kind,
             [_call(model, batch) for batch in batches],
             **_target(asked),
             parameters=names,
             masks={name: mask for name, mask in parent.items() if name in names},
             done=blocks.done,
+            replay=blocks.replay,
             on_block=note,
             **choices.score.options,
         )

@@ -87,6 +87,12 @@ def _choices(trial: Config) -> Iterator[str]:
     elif schedule.amount is not None:
         yield from _of_a_class(trial)
     control = CONTROLS[trial.restart.control]
+    score = trial.score
+    if choices.schedule.order == "sequential" and score.get("examples") is None and score.get("per_class") is None:
+        yield (
+            "`score.examples` (=null) must be given, or `score.per_class`: the sequential order reads data; pass "
+            "score.examples=128."
+        )
     if choices.schedule.order == "sequential" and control.shuffles:
         yield (
             f"`restart.control` (={control.name}) shuffles a mask, but in the sequential order the weights are updated "

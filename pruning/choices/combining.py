@@ -176,12 +176,13 @@ def _check_order(choices: Choices) -> None:
             )
         return
     rows = {name: row for name, row in RECONSTRUCTIONS.items() if row.reads_data and row.chooses}
-    if not isinstance(kind, str) or kind not in rows:
+    row = rows.get(kind) if isinstance(kind, str) else None
+    if row is None and isinstance(kind, str) and "." not in kind:
         raise RefusedValue("schedule.order", "sequential").because(
-            f"prunes each layer by its inputs, which score.kind (={kind if isinstance(kind, str) else 'a function'}) "
-            f"does not do; use a score of {', '.join(rows)}, or order='at_once'."
+            f"prunes each layer by its inputs, which score.kind (={kind}) does not do; use a score of "
+            f"{', '.join(rows)}, a function (LayerProblem) -> Solution of your own, or order='at_once'."
         )
-    ranked = "row" if rows[kind].by_row else "layer"
+    ranked = "row" if row is not None and row.by_row else "layer"
     allocations = tuple(name for name, row in ALLOCATIONS.items() if row.by_itself)
     taken: Taken = {
         "select": (choices.select, (None,)),

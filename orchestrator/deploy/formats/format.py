@@ -197,6 +197,10 @@ def resized(example: Example, size: int) -> Example:
     return found
 
 
+PART = 2**22
+"""Number of outputs that are compared in float64 at a time."""
+
+
 def difference(outputs: Tensor, expected: Tensor) -> float:
     """Return the largest difference of outputs, relative to the largest expected output.
 
@@ -204,11 +208,14 @@ def difference(outputs: Tensor, expected: Tensor) -> float:
     """
     if outputs.shape != expected.shape or not torch.equal(outputs.isfinite(), expected.isfinite()):
         return float("inf")
-    finite = expected.isfinite()
-    one, other = outputs[finite].double(), expected[finite].double()
-    if not other.numel():
-        return 0.0
-    return float((one - other).abs().max() / other.abs().max().clamp_min(torch.finfo(torch.float32).tiny))
+    furthest, largest = 0.0, torch.finfo(torch.float32).tiny
+    parts = (torch.split(each.flatten(), PART) for each in (outputs, expected))
+    for one, other in zip(*parts, strict=True):
+        finite = other.isfinite()
+        if finite.any():
+            found, due = one[finite].double(), other[finite].double()
+            furthest, largest = max(furthest, float((found - due).abs().max())), max(largest, float(due.abs().max()))
+    return furthest / largest
 
 
 class _Around(nn.Module):

@@ -19,7 +19,7 @@ from torch import nn
 from orchestrator.config.training import Train
 from orchestrator.core.errors import DataError, OrchestratorError
 from orchestrator.core.seeding import seeded
-from orchestrator.core.specs import DENSE, TEACHER
+from orchestrator.core.specs import DENSE, TEACHER, StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import Passed, StageOrder, WorkOrder
 from orchestrator.training import pruning_rounds
@@ -133,8 +133,7 @@ class _Rehearsal:
     """Stage that reads a few examples and takes one step; networks of earlier stages are as initialised."""
 
     def __init__(self, order: StageOrder) -> None:
-        if order.spec.typed.inner > 1:  # one re-scoring shows as much as a hundred
-            order = replace(order, spec=replace(order.spec, fields={**order.spec.fields, "inner": 1}))
+        order = replace(order, spec=replace(order.spec, fields={**order.spec.fields, **_fewer(order.spec)}))
         network = initialised(order)
         self.whole = whole = network.data
         """The whole data set, of which the rehearsal reads a few examples."""
@@ -232,7 +231,7 @@ class _Rehearsal:
     def _pruned_and_trained(self) -> Trained:
         """Prune the network, or its first block, which shows as much as all; train and check it."""
         stage, earlier, scoring, before = self.stage, self.stage.network.masks, Scoring(), dict[str, float]()
-        blocks = Blocks(after=_end_pruning)
+        blocks = Blocks(after=_end_pruning, replay=False)
         if stage.asked.prunes_first:
             asked = stage.asked.before_training
             masks, scoring = pruning_rounds.prune_round(stage.model, asked, earlier, stage.read, blocks)
@@ -315,6 +314,15 @@ class _Rehearsal:
                 f"`{where}.monitor` (={config.monitor}) must be a metric that `data` allow, and {name} is not; pass "
                 f"null for {stage.task.metrics[0].name}."
             )
+
+
+def _fewer(spec: StageSpec) -> dict[str, Any]:
+    """Return fields of a round with one re-scoring and at most two batches, which show as much as a hundred."""
+    fields: dict[str, Any] = {"inner": 1} if spec.typed.inner > 1 else {}
+    examples, size = spec.typed.score.examples, spec.typed.score.batch_size
+    if examples is not None and size is not None and examples > 2 * size:
+        fields["score"] = {**spec.fields["score"], "examples": 2 * size}
+    return fields
 
 
 def _end_pruning(_blocks: Blocks) -> None:

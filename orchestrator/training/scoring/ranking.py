@@ -88,7 +88,8 @@ class Round:
             if typed.method._target_:
                 choices = replace(choices, select=_own_class(fields["method"]))
             if typed.score._target_ and choices.select is None:
-                choices = replace(choices, score=replace(choices.score, kind=_own_score(fields["score"])))
+                own_score = _own_score(fields["score"], typed.order)
+                choices = replace(choices, score=replace(choices.score, kind=own_score))
             if typed.dynamics._target_:
                 own = replace(choices.dynamics, kind=_own_dynamics(fields["dynamics"]))
                 choices = replace(choices, dynamics=own)
@@ -216,14 +217,14 @@ def example_of(model: nn.Module, known: Data) -> Any:
     )
 
 
-def _own_score(node: Mapping[str, Any]) -> Callable[..., Any]:
-    function = _imported("score", node)
+def _own_score(node: Mapping[str, Any], order: str) -> Callable[..., Any]:
+    function, arguments = _imported("score", node), SIGNATURES[order]
     if not callable(function):
         raise OrchestratorError(
-            f"`score._target_` (={node['_target_']}) must be a function (model, batches, loss) that returns name "
-            "-> tensor of scores."
+            f"`score._target_` (={node['_target_']}) must be a function ({', '.join(arguments)}) that returns "
+            f"{'a Solution' if order == 'sequential' else 'name -> tensor of scores'}."
         )
-    return _naming_itself(function, node)
+    return _naming_itself(function, node, arguments)
 
 
 def _own_class(node: Mapping[str, Any]) -> type[BasePruningMethod]:
@@ -261,25 +262,30 @@ def _imported(where: str, node: Mapping[str, Any]) -> Any:
         raise TargetError(failure(where, node, error)) from error
 
 
-def _naming_itself(function: Callable[..., Any], score: Mapping[str, Any]) -> Callable[..., Any]:
+SIGNATURES = {"at_once": ("model", "batches", "loss"), "sequential": ("problem",)}
+"""Order in which layers are pruned -> arguments of a score of the user's own."""
+
+
+def _naming_itself(
+    function: Callable[..., Any], score: Mapping[str, Any], arguments: Sequence[str]
+) -> Callable[..., Any]:
     """Wrap a score of the user's own so that its errors name it, and say how to get examples if it read `batches`."""
 
     @wraps(function)
-    def named(model: nn.Module, batches: Any, loss: Any, **options: Any) -> Any:
-        if unfit := unfit_call(function, model, batches, loss, **options):
-            keys = "".join(f", {name}" for name in options)
+    def named(*values: Any, **options: Any) -> Any:
+        if unfit := unfit_call(function, *values, **options):
             raise OrchestratorError(
-                f"{given('score', score)} is called with (model, batches, loss{keys}), but {unfit}; change its "
-                "parameters, or its keys under `score`."
+                f"{given('score', score)} is called with ({', '.join((*arguments, *options))}), but {unfit}; change "
+                "its parameters, or its keys under `score`."
             )
         try:
-            return function(model, batches, loss, **options)
+            return function(*values, **options)
         except OrchestratorError:
             raise
         except (Exception, SystemExit) as error:
             said = (" ".join(str(error).split()) or "(no message)").rstrip(".")
             remedy = "fix the function, or change its arguments under `score`"
-            if batches is None and "NoneType" in said:
+            if any(each is None for each in values) and "NoneType" in said:
                 remedy = (
                     "if it reads `batches`, pass score.examples=128 to give it examples of the training split; else "
                     "fix the function"

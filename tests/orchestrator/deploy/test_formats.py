@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +17,11 @@ from torch import Tensor, nn
 
 import pruning
 from orchestrator.core.specs import PruneFields
-from orchestrator.deploy.checked_writing import CODECS
+from orchestrator.deploy.checked_writing import CODECS, Masked
 from orchestrator.deploy.formats import sparse
-from orchestrator.deploy.formats.format import ExportError, called_with, difference
+from orchestrator.deploy.formats.format import ExportError, call_values, called_with, difference
 from orchestrator.workloads import model_building
+from orchestrator.workloads.splits import TensorSplit
 from pruning.catalogue import rows
 from pruning.graph.tracing import plain_copy
 from pruning.kernels.compiling import KernelsUnavailable
@@ -223,7 +225,21 @@ def test_what_cannot_be_exported_is_told_in_a_sentence(form: str, tmp_path: Path
         CODECS[form].write(Branching(), (3,), tmp_path)
 
 
-def test_a_difference_is_relative_to_the_largest_output() -> None:
+@pytest.mark.parametrize(
+    ("length", "shapes"),
+    [(512, [(4, 512), (1, 512)]), (16, [(64, 16), (64, 16), (1, 16)]), (4096, [(2, 4096), (1, 4096)])],
+)
+def test_outputs_of_long_texts_are_compared_on_a_sample(length: int, shapes: list[tuple[int, int]]) -> None:
+    tokens = torch.zeros(300, length, dtype=torch.long)
+    data: Any = SimpleNamespace(input_shape=(length,), test=TensorSplit(tokens, tokens, Tensor.long, in_order=True))
+    spec: Any = None
+
+    assert [tuple(call_values(each)[0].shape) for each in Masked(nn.Embedding(2, 2), data, spec).inputs] == shapes
+
+
+@pytest.mark.parametrize("part", [1, 2, 3])
+def test_a_difference_is_relative_to_the_largest_output(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.deploy.formats.format.PART", part)
     expected = torch.tensor([0.0, -4.0, float("inf")])
 
     assert difference(torch.tensor([0.0, -4.0, float("inf")]), expected) == 0

@@ -23,10 +23,11 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.deploy.checked_writing import CODECS, Deployed, Masked, shrunk, write_checked
 from orchestrator.deploy.formats.format import Example, ExportError, difference
 from orchestrator.deploy.formats.pretrained import stock_network, stock_smaller
-from orchestrator.export import export_folder, stock_loading
+from orchestrator.export import export_folder, pretrained_directory, stock_loading
 from orchestrator.export.export_folder import require_builder, size
 from orchestrator.export.pretrained_directory import SENTENCE, copy_tokenizer, hold_in_fresh_process, questions
 from orchestrator.export.stored_network import StoredNetwork
+from orchestrator.workloads.data_sets.text import Bytes, Characters
 
 SIZES = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2}
 """Sizes of a Llama of a moment."""
@@ -212,6 +213,21 @@ def test_the_tokenizer_of_the_data_is_copied_before_that_of_the_model(tmp_path: 
     copy_tokenizer(str(other / "mine.json"), model, folder)
     assert (folder / "tokenizer.json").read_text() == "of the data"
     assert json.loads((folder / "tokenizer_config.json").read_text()) == {"tokenizer_class": "PreTrainedTokenizerFast"}
+
+
+@pytest.mark.parametrize(("codec", "copied"), [(Characters("ab"), False), (Bytes(), False), (None, True)])
+def test_a_network_of_characters_gets_no_tokenizer(
+    codec: Any, copied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pretrained_directory, "hold_in_fresh_process", lambda *_: None)
+    for name in ("model", "folder"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "model" / "tokenizer.json").write_text("of the model")
+    location = {"model": {"path": str(tmp_path / "model")}}
+    network: Any = SimpleNamespace(spec=SimpleNamespace(location=location), data=SimpleNamespace(codec=codec))
+    pretrained_directory.complete(network, tmp_path / "folder")
+
+    assert (tmp_path / "folder" / "tokenizer.json").exists() == copied
 
 
 def test_the_tokenizer_in_a_gguf_file_is_written_by_transformers(

@@ -225,6 +225,8 @@ def test_one_file_of_a_package_gives_network_tokenizer_and_text(package: Path, t
     copied = write(tmp_path / "other" / "copy.gguf", b"GGUF")
     text = write(tmp_path / "book.txt", b"In the beginning")
 
+    (trial,) = with_model(data, weights="pkg://booklet/net.gguf").trials
+    assert trial.config["model"]["name"] == "net", "networks of one library have names of their own"
     assert found.location["model"]["weights"] == found.location["model"]["path"] == str(package / "net.gguf")
     assert found.location["data"]["tokenizer"] == str(package / "net.gguf")
     assert {"gguf", "transformers", "tokenizers"} <= found.fields["sources"]["packages"].keys()

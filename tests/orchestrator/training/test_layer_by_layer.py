@@ -14,6 +14,7 @@ from safetensors.torch import load
 from small_trials import composed, planned, train
 
 import pruning
+from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.work_order import Worker, WorkOrder
@@ -27,6 +28,7 @@ from orchestrator.training.scoring.examples import ScoringData
 from orchestrator.training.stage_record import StageInputs, measure
 from orchestrator.workloads.networks.classifiers import mlp
 from pruning import MaskSet
+from pruning.reconstruction.layer_problem import LayerProblem, Solution, lowest
 
 SHORT = (
     *("model=mlp", "model.hidden=[16,12]", "train.epochs=null", "train.steps=6", "train.batch_size=32"),
@@ -42,8 +44,27 @@ ORDERS = {
 """Name -> overrides of a method that prunes layer by layer."""
 
 
+def by_outputs(problem: LayerProblem, power: float = 1.0) -> Solution:
+    """Prune the entries of a layer with the smallest |w| * norm of the input ** power: a method of one's own."""
+    scores = problem.weight.abs() * problem.hessian.diagonal() ** (power / 2)
+    kept = lowest(scores, problem.kept, problem.target.count(scores.numel()))
+    return Solution(problem.weight.masked_fill(~kept, 0), kept)
+
+
+OWN = {name: f"{__name__}.{name}" for name in ("by_outputs", "wrong_result")}
+ORDERS["magnitude, own"] = (
+    *(*ONE_ROUND, "schedule.order=sequential", "score=own", f"score._target_={OWN['by_outputs']}"),
+    "+score.power=0.5",
+)
+
+
+def wrong_result(problem: LayerProblem) -> LayerProblem:
+    """Return something else than a solution."""
+    return problem
+
+
 def asked(name: str, *overrides: str) -> Plan:
-    return planned(composed(*SHORT, f"method={name.split()[0]}", *ORDERS[name], *overrides))
+    return planned(composed(*SHORT, f"method={name.split()[0].strip(',')}", *ORDERS[name], *overrides))
 
 
 def bits(record: StageRecord, store: Store) -> list[Any]:
@@ -95,7 +116,12 @@ def test_each_pruned_block_is_reported(store: Store) -> None:
     assert found == [(number, {"blocks": 3}) for number in (1, 2, 3)]
 
 
-def test_a_round_is_the_engines_call(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "method", "options"), [("sparsegpt", "sparsegpt", {}), ("magnitude, own", by_outputs, {"power": 0.5})]
+)
+def test_a_round_is_the_engines_call(
+    name: str, method: Any, options: dict[str, float], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The network, the examples and the settings of the sweep give what `pruning.layerwise` gives by hand."""
     seen: dict[str, Any] = {}
     taken = ScoringData.batches
@@ -105,21 +131,31 @@ def test_a_round_is_the_engines_call(store: Store, monkeypatch: pytest.MonkeyPat
         return seen["batches"]
 
     monkeypatch.setattr(ScoringData, "batches", batches)
-    plan = asked("sparsegpt", "finetune.steps=null", "finetune.epochs=0")
+    plan = asked(name, "finetune.steps=null", "finetune.epochs=0")
     records = train(plan, store)
     dense, last = plan.trials[0].stages
     network = mlp((1, 8, 8), 10, (16, 12))
     network.load_state_dict(load(store.read(dense, "weights.safetensors")))
-    found = pruning.layerwise(network, "sparsegpt", [images for images, _ in seen["batches"]], sparsity=0.5)
+    batches_of_all = [images for images, _ in seen["batches"]]
+    found = pruning.layerwise(network, method, batches_of_all, sparsity=0.5, **options)
 
     weights = load(store.read(last, "weights.safetensors"))
-    for name, tensor in network.state_dict().items():
-        assert torch.equal(weights[name], tensor)
+    for key, tensor in network.state_dict().items():
+        assert torch.equal(weights[key], tensor)
     assert sum(len(images) for images, _ in seen["batches"]) == 24
     details = records[last].details["scoring"]
     assert [each["error"] for each in details["layers"].values()] == [each.error for each in found.layers.values()]
     assert {each["rows"] for each in details["layers"].values()} == {24}
-    assert (details["examples"], details["score"], details["removed"]) == (24, "sparsegpt", records[last].sparsity)
+    named = OWN["by_outputs"] if options else "sparsegpt"
+    assert (details["examples"], details["score"], details["removed"]) == (24, named, records[last].sparsity)
+
+
+def test_an_own_method_for_layers_that_returns_something_else_is_named(store: Store) -> None:
+    plan = asked("magnitude, own", f"score._target_={OWN['wrong_result']}", "~score.power")
+    with pytest.raises(
+        OrchestratorError, match=r"`score\._target_` \(=.*\.wrong_result\) .* must return a Solution of"
+    ):
+        train(plan, store)
 
 
 def test_rounds_are_nested_and_exact(store: Store) -> None:
@@ -146,12 +182,21 @@ def test_given_densities_and_what_is_not_pruned(store: Store) -> None:
 
 
 def test_a_rehearsal_prunes_the_first_block(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, pruned = asked("sparsegpt"), []
+    plan, pruned, asked_for = asked("sparsegpt"), [], []
+    plainly = pruning.layerwise
     monkeypatch.setattr(rehearsal, "measure", measure_noting(pruned))
+
+    def noted(model: Any, method: Any, batches: Any, **named: Any) -> Any:
+        asked_for.append((batches, named))
+        return plainly(model, method, batches, **named)
+
+    monkeypatch.setattr(pruning, "layerwise", noted)
     dense, last = (plan.stages[key] for key in plan.trials[0].stages)
 
     assert next(run_preflight(WorkOrder((last,), Worker(store), lineage=(dense,))))
     assert pruned[0] == [True, False, False]
+    ((batches, named),) = asked_for
+    assert (len(batches), named["replay"]) == (2, False), "of three batches"
 
 
 def measure_noting(pruned: list[list[bool]]) -> Any:
@@ -179,7 +224,9 @@ def test_an_order_that_follows_the_score_is_no_other_stage() -> None:
     ("overrides", "said"),
     [
         (("method=sparsegpt", "schedule.order=at_once"), "prunes layer by layer; use order='sequential'"),
-        (("method=magnitude", "schedule.order=sequential"), "use a score of sparsegpt, alps, wanda, or order="),
+        (("method=magnitude", "schedule.order=sequential"), "use a score of sparsegpt, alps, wanda, a function (Layer"),
+        ((*ORDERS["magnitude, own"], "score.examples=null"), "`score.examples` (=null) must be given"),
+        ((*ORDERS["magnitude, own"], "scope=global"), "it must be 'layer' or 'window'"),
         (("method=random_unstructured", "schedule.order=sequential"), "leave out `schedule.order`"),
         (("method=sparsegpt", "scope=row"), "it must be 'layer' or 'window'"),
         (("method=wanda", "schedule.order=sequential", "scope=layer"), "it must be 'row' or 'window'"),
