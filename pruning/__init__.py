@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pruning.engine.one_call import sparsity as sparsity
     from pruning.engine.plans import PruningPlan as PruningPlan
     from pruning.engine.plans import plan as plan
-    from pruning.engine.pruning_units import groups as groups
+    from pruning.engine.scoring import groups as groups
     from pruning.engine.scoring import inverted as inverted
     from pruning.engine.scoring import shuffle as shuffle
     from pruning.holding.keeper import MaskKeeper as MaskKeeper
@@ -57,6 +57,12 @@ if TYPE_CHECKING:
     from pruning.measure.report import sizes as sizes
     from pruning.methods.base import BasePruningMethod as BasePruningMethod
     from pruning.methods.base import PruningContainer as PruningContainer
+    from pruning.methods.built_in import CustomFromMask as CustomFromMask
+    from pruning.methods.built_in import Identity as Identity
+    from pruning.methods.built_in import L1Unstructured as L1Unstructured
+    from pruning.methods.built_in import LnStructured as LnStructured
+    from pruning.methods.built_in import RandomStructured as RandomStructured
+    from pruning.methods.built_in import RandomUnstructured as RandomUnstructured
     from pruning.methods.functions import custom_from_mask as custom_from_mask
     from pruning.methods.functions import global_structured as global_structured
     from pruning.methods.functions import global_unstructured as global_unstructured
@@ -68,12 +74,6 @@ if TYPE_CHECKING:
     from pruning.methods.functions import random_unstructured as random_unstructured
     from pruning.methods.functions import remove as remove
     from pruning.methods.functions import remove_all as remove_all
-    from pruning.methods.structured import LnStructured as LnStructured
-    from pruning.methods.structured import RandomStructured as RandomStructured
-    from pruning.methods.unstructured import CustomFromMask as CustomFromMask
-    from pruning.methods.unstructured import Identity as Identity
-    from pruning.methods.unstructured import L1Unstructured as L1Unstructured
-    from pruning.methods.unstructured import RandomUnstructured as RandomUnstructured
     from pruning.reconstruction.block_by_block import Layerwise as Layerwise
     from pruning.reconstruction.block_by_block import layerwise as layerwise
     from pruning.schedule import targets as targets
@@ -92,8 +92,7 @@ _HOMES = {
         "dependencies.families.smaller_transformer": "Resized smaller_transformer",
         "dependencies.group_finding": "dependency_groups",
         "dependencies.dependency_groups": "DependencyGroup DependencyGroups",
-        "engine.scoring": "inverted shuffle",
-        "engine.pruning_units": "groups",
+        "engine.scoring": "groups inverted shuffle",
         "engine.one_call": "commit effective_sparsity prune sparsity",
         "engine.plans": "PruningPlan plan",
         "holding.keeper": "MaskKeeper",
@@ -104,8 +103,7 @@ _HOMES = {
         "methods.base": "BasePruningMethod PruningContainer",
         "methods.functions": "custom_from_mask global_structured global_unstructured identity is_pruned "
         "l1_unstructured ln_structured random_structured random_unstructured remove remove_all",
-        "methods.structured": "LnStructured RandomStructured",
-        "methods.unstructured": "CustomFromMask Identity L1Unstructured RandomUnstructured",
+        "methods.built_in": "CustomFromMask Identity L1Unstructured LnStructured RandomStructured RandomUnstructured",
         "reconstruction.block_by_block": "Layerwise layerwise",
         "schedule": "targets",
         "selection.allocation": "allocate",

@@ -43,22 +43,22 @@ _NORM = Rule(
 
 METHODS: Mapping[str, MethodClass] = named(
     (
-        MethodClass("identity", "pruning.methods.unstructured:Identity", "nothing is pruned"),
+        MethodClass("identity", "pruning.methods.built_in:Identity", "nothing is pruned"),
         MethodClass(
             "random_unstructured",
-            "pruning.methods.unstructured:RandomUnstructured",
+            "pruning.methods.built_in:RandomUnstructured",
             "random entries",
             baseline="random",
         ),
         MethodClass(
             "l1_unstructured",
-            "pruning.methods.unstructured:L1Unstructured",
+            "pruning.methods.built_in:L1Unstructured",
             "entries with the smallest |w|",
             baseline="magnitude",
         ),
         MethodClass(
             "random_structured",
-            "pruning.methods.structured:RandomStructured",
+            "pruning.methods.built_in:RandomStructured",
             "random channels along `dim`",
             (_DIM,),
             in_sweeps={"dim": 0},
@@ -67,7 +67,7 @@ METHODS: Mapping[str, MethodClass] = named(
         ),
         MethodClass(
             "ln_structured",
-            "pruning.methods.structured:LnStructured",
+            "pruning.methods.built_in:LnStructured",
             "channels along `dim` with the smallest L_n norm; `n` is a number, inf, -inf, fro or nuc",
             (_DIM, Option("n", Any, REQUIRED, "The order of the norm.", (_NORM,))),
             in_sweeps={"dim": 0, "n": 2},
@@ -75,7 +75,7 @@ METHODS: Mapping[str, MethodClass] = named(
             baseline="magnitude",
         ),
         MethodClass(
-            "custom_from_mask", "pruning.methods.unstructured:CustomFromMask", "a mask of your own", in_sweep=False
+            "custom_from_mask", "pruning.methods.built_in:CustomFromMask", "a mask of your own", in_sweep=False
         ),
     )
 )

@@ -199,14 +199,9 @@ def _with(node: fx.Node, given: dict[str, Any], key: str, value: Any) -> Rewrite
     return Rewrite(node, node.target, {**given, key: value}, [] if old == value else [(old, value)])
 
 
-def _sizes(flow: Flow, decision: Decision, node: fx.Node) -> tuple[list[int], list[int]]:
-    """Return the shape of a node's result before and after the removal."""
-    shape = list(flow.value(node).shape)
-    return shape, decision.sizes(flow.of(node), shape)
-
-
 def _shaped(flow: Flow, decision: Decision, node: fx.Node, given: dict[str, Any], key: str) -> Rewrite:
-    before, after = _sizes(flow, decision, node)
+    before = list(flow.value(node).shape)
+    after = decision.sizes(flow.of(node), before)
     old = list(given[key])
     first = int(given["dim"]) % (len(before) - len(old) + 1) if key == "sizes" else 0
     new, numbers = list(old), []
@@ -265,17 +260,13 @@ def _pieces(flow: Flow, decision: Decision, node: fx.Node, given: dict[str, Any]
 
 
 def _pads(flow: Flow, decision: Decision, node: fx.Node, given: dict[str, Any]) -> Rewrite | None:
-    pad, (shape, _) = list(given["pad"]), _sizes(flow, decision, node)
-    numbers = []
+    pad, numbers = list(given["pad"]), []
     for index in range(len(pad) // 2):
-        dim = len(shape) - 1 - index
-        kept = _kept_along(flow, decision, node, dim)
+        kept = _kept_along(flow, decision, node, flow.value(node).ndim - 1 - index)
         if kept is None:
             continue
-        for side, part in (
-            (2 * index, kept[: pad[2 * index]]),
-            (2 * index + 1, kept[len(kept) - pad[2 * index + 1] :]),
-        ):
+        before, after = 2 * index, 2 * index + 1
+        for side, part in ((before, kept[: pad[before]]), (after, kept[len(kept) - pad[after] :])):
             left = int(part.sum())
             if left != pad[side]:
                 numbers.append((pad[side], left))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -28,13 +29,17 @@ from pruning.graph.tracing import (
     arguments,
     arguments_of,
     described,
+    first_line,
     in_module,
     name_of,
+    output_difference,
+    outputs_of,
     plain_copy,
     quiet,
     traced,
 )
 from pruning.holding.copies import values_with_history
+from pruning.measure.report import parameters
 
 
 @dataclass(frozen=True)
@@ -86,70 +91,6 @@ def _sum(flow: Flow, site: Site, constant: Tensor) -> Tensor:
     return (rows @ constant.reshape(groups, -1, 1)).flatten()
 
 
-def smaller_module(
-    flow: Flow, decision: Decision, given: Sequence[Fold], changes: Sequence[Rewrite], dtype: torch.dtype | None = None
-) -> nn.Module:
-    """Build the smaller network from the network's own modules; its class and its names stay the same."""
-    whole = flow.traced.model
-    model = copy.deepcopy(whole, values_with_history(whole)).to(dtype)
-    shrink_tensors(model, flow, decision, given)
-    numbers: dict[str, dict[Any, set[Any]]] = {}
-    for change in changes:
-        for old, new in change.numbers:
-            key = tuple(old) if isinstance(old, list) else old
-            own = numbers.setdefault(in_module(change.node), {}).setdefault(key, set())
-            own.add(tuple(new) if isinstance(new, list) else new)
-    for path, module in model.named_modules():
-        _refit(module, numbers.get(path, {}))
-    return model
-
-
-def smaller_graph(
-    flow: Flow, decision: Decision, given: Sequence[Fold], changes: Sequence[Rewrite], dtype: torch.dtype | None = None
-) -> fx.GraphModule:
-    """Build the smaller network from the traced graph; parameters keep their names."""
-    graph = copy.deepcopy(flow.traced.graph).to(dtype)
-    shrink_tensors(graph, flow, decision, given)
-    here = {node.name: node for node in graph.graph.nodes}
-    moved = [
-        Rewrite(here[change.node.name], change.target, fx.map_arg(change.arguments, lambda n: here[n.name]), [])
-        for change in changes
-    ]
-    for fold in given:
-        if fold.bias is None:
-            for node in list(graph.graph.nodes):
-                if node.op == "get_attr" and node.target == fold.weight:
-                    with graph.graph.inserting_after(node):
-                        bias = graph.graph.get_attr(fold.name)
-                    (user,) = node.users
-                    user.args = (*user.args[:2], bias, *user.args[3:])
-    apply_rewrites(graph.graph, moved)
-    call_functions(graph.graph)
-    graph._tracer_cls = None  # the tracer class of torch.export cannot be pickled
-    graph.recompile()
-    return graph
-
-
-def shrink_tensors(model: nn.Module, flow: Flow, decision: Decision, given: Sequence[Fold]) -> None:
-    """Add constants to the biases of a copy of the network, and remove entries from its tensors."""
-    fields = fields_of(flow, model)
-    for fold in given:
-        _fold(model, fold)
-        if fold.bias is None:
-            fields[fold.name] = [along(fold.outputs, 0, 1)]
-    done: dict[int, Tensor] = {}
-    for path, module in list(model.named_modules(remove_duplicate=False)):
-        for store in (module._parameters, module._buffers):
-            for leaf, tensor in store.items():
-                name = f"{path}.{leaf}" if path else leaf
-                if tensor is None:
-                    continue
-                if id(tensor) not in done:
-                    done[id(tensor)] = _taken(tensor, decision, fields.get(name, []))
-                    done[id(done[id(tensor)])] = done[id(tensor)]
-                store[leaf] = done[id(tensor)]
-
-
 def fields_of(flow: Flow, model: nn.Module) -> dict[str, Fields]:
     """Return name -> fields of each parameter and buffer of the network or a copy, under all of its names."""
     fields = {str(node.target): flow.fields[node] for node in flow.fields if node.op == "get_attr"}
@@ -160,10 +101,9 @@ def fields_of(flow: Flow, model: nn.Module) -> dict[str, Fields]:
 
 
 def _find(flow: Flow, name: str) -> Tensor | None:
-    try:
+    with suppress(AttributeError):
         return flow.traced.tensor(name)
-    except AttributeError:
-        return None
+    return None
 
 
 def _taken(tensor: Tensor, decision: Decision, fields: Fields) -> Tensor:
@@ -254,25 +194,25 @@ class Shrunk:
 
 @dataclass(frozen=True)
 class Analysis:
-    """Removable parts of a traced network: labels, folds and rewrites."""
+    """Removable parts of a traced network: labels, folds and rewrites, for a smaller network of one form."""
 
+    form: Form
     flow: Flow
     decision: Decision
     folds: list[Fold]
     rewrites: list[Rewrite]
 
     @classmethod
-    def of(cls, trace: Traced) -> Analysis:
+    def of(cls, trace: Traced, form: Form) -> Analysis:
         """Decide which parts of a traced network are kept."""
         flow = flow_of(trace)
         decision = decide_kept_labels(flow)
-        return cls(flow, decision, folds(flow, decision), rewrites(flow, decision))
+        return cls(form, flow, decision, folds(flow, decision), rewrites(flow, decision))
 
-    def build(self, form: Form, dtype: torch.dtype | None = None) -> nn.Module:
+    def build(self, dtype: torch.dtype | None = None) -> nn.Module:
         """Build the smaller network, converted to `dtype` if one is given."""
-        make = smaller_module if form == "module" else smaller_graph
         with quiet():
-            return make(self.flow, self.decision, self.folds, self.rewrites, dtype)
+            return (smaller_module if self.form == "module" else smaller_graph)(self, dtype)
 
     def left(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Return name of a parameter or buffer -> bool, where its entries are kept; only tensors with labels."""
@@ -298,6 +238,65 @@ class Analysis:
         if root == FIXED:
             return ONLY_ONE if len(site.outputs) == 1 else COMPUTED
         return self.decision.reasons[root]
+
+
+def smaller_module(analysis: Analysis, dtype: torch.dtype | None = None) -> nn.Module:
+    """Build the smaller network from the network's own modules; its class and its names stay the same."""
+    whole = analysis.flow.traced.model
+    model = copy.deepcopy(whole, values_with_history(whole)).to(dtype)
+    shrink_tensors(model, analysis)
+    numbers: dict[str, dict[Any, set[Any]]] = {}
+    for change in analysis.rewrites:
+        for old, new in change.numbers:
+            key = tuple(old) if isinstance(old, list) else old
+            own = numbers.setdefault(in_module(change.node), {}).setdefault(key, set())
+            own.add(tuple(new) if isinstance(new, list) else new)
+    for path, module in model.named_modules():
+        _refit(module, numbers.get(path, {}))
+    return model
+
+
+def smaller_graph(analysis: Analysis, dtype: torch.dtype | None = None) -> fx.GraphModule:
+    """Build the smaller network from the traced graph; parameters keep their names."""
+    graph = copy.deepcopy(analysis.flow.traced.graph).to(dtype)
+    shrink_tensors(graph, analysis)
+    here = {node.name: node for node in graph.graph.nodes}
+    moved = [
+        Rewrite(here[change.node.name], change.target, fx.map_arg(change.arguments, lambda n: here[n.name]), [])
+        for change in analysis.rewrites
+    ]
+    for fold in analysis.folds:
+        if fold.bias is None:
+            for node in graph.graph.find_nodes(op="get_attr", target=fold.weight):
+                with graph.graph.inserting_after(node):
+                    bias = graph.graph.get_attr(fold.name)
+                (user,) = node.users
+                user.args = (*user.args[:2], bias, *user.args[3:])
+    apply_rewrites(graph.graph, moved)
+    call_functions(graph.graph)
+    graph._tracer_cls = None  # the tracer class of torch.export cannot be pickled
+    graph.recompile()
+    return graph
+
+
+def shrink_tensors(model: nn.Module, analysis: Analysis) -> None:
+    """Add constants to the biases of a copy of the network, and remove entries from its tensors."""
+    fields = fields_of(analysis.flow, model)
+    for fold in analysis.folds:
+        _fold(model, fold)
+        if fold.bias is None:
+            fields[fold.name] = [along(fold.outputs, 0, 1)]
+    done: dict[int, Tensor] = {}
+    for path, module in list(model.named_modules(remove_duplicate=False)):
+        for store in (module._parameters, module._buffers):
+            for leaf, tensor in store.items():
+                name = f"{path}.{leaf}" if path else leaf
+                if tensor is None:
+                    continue
+                if id(tensor) not in done:
+                    done[id(tensor)] = _taken(tensor, analysis.decision, fields.get(name, []))
+                    done[id(done[id(tensor)])] = done[id(tensor)]
+                store[leaf] = done[id(tensor)]
 
 
 def shrink(model: nn.Module, example: Example) -> nn.Module:
@@ -334,17 +333,16 @@ def shrink(model: nn.Module, example: Example) -> nn.Module:
         try:
             if form == "graph":
                 trace = traced(model, example, any_batch=True)
-            analysis = Analysis.of(trace)
-            errors = reference.errors({dtype: analysis.build(form, dtype) for dtype in reference.dtypes})
+            analysis = Analysis.of(trace, form)
+            errors = reference.errors({dtype: analysis.build(dtype) for dtype in reference.dtypes})
         except Exception as error:  # a forward may raise anything for sizes that it was not written for
-            tried.append(f"{form}: {_first_line(error)}")
+            tried.append(f"{form}: {first_line(error)}")
             continue
         within = _tolerances(trace)
         if all(error <= within[dtype] for dtype, error in errors.items()):
-            smaller = analysis.build(form)
-            return _finish(smaller, model, plain, _report(smaller, plain, analysis, form, tried, errors))
+            return _finished(analysis.build(), model, plain, analysis, tried, errors)
         tried.append(f"{form}: outputs differ by {max(errors.values()):.2g} of the largest")
-    return _finish(plain, model, plain, _report(plain, plain, None, "unchanged", tried, {}))
+    return _finished(plain, model, plain, None, tried, {})
 
 
 def _tolerances(trace: Traced) -> dict[torch.dtype, float]:
@@ -356,37 +354,33 @@ def _tolerances(trace: Traced) -> dict[torch.dtype, float]:
     return dict.fromkeys(TOLERANCES, max(TOLERANCES.values())) if casts else TOLERANCES
 
 
-def _finish(smaller: nn.Module, model: nn.Module, plain: nn.Module, shrunk: Shrunk) -> nn.Module:
-    """Attach the report, freeze the parameters that are frozen in `plain`, and move to the model's device."""
-    frozen = {name for name, each in plain.named_parameters() if not each.requires_grad}
-    for name, parameter in smaller.named_parameters():
-        parameter.requires_grad_(name not in frozen and parameter.is_floating_point())
-    device = next((each.device for each in model.parameters()), torch.device("cpu"))
-    smaller.shrunk = shrunk  # type: ignore[assignment]
-    return smaller.to(device).eval()
-
-
-def _report(
+def _finished(
     smaller: nn.Module,
+    model: nn.Module,
     plain: nn.Module,
     analysis: Analysis | None,
-    form: Form,
     tried: list[str],
     errors: Mapping[torch.dtype, float],
-) -> Shrunk:
+) -> nn.Module:
+    """Attach the report, freeze the parameters that are frozen in `plain`, and move to the model's device."""
     shapes, left = ({name: tuple(t.shape) for name, t in m.state_dict().items()} for m in (plain, smaller))
     removed = {name: (shapes[name], shape) for name, shape in left.items() if name in shapes and shapes[name] != shape}
-    return Shrunk(
-        sum(each.numel() for each in plain.parameters()),
-        sum(each.numel() for each in smaller.parameters()),
+    smaller.shrunk = Shrunk(  # type: ignore[assignment]
+        parameters(plain),
+        parameters(smaller),
         removed,
         analysis.left(removed) if analysis else {},
         {fold.name: fold.channels for fold in analysis.folds} if analysis else {},
         analysis.empty_and_kept() if analysis else {},
-        form,
+        analysis.form if analysis else "unchanged",
         tuple(tried),
         {str(dtype).removeprefix("torch."): error for dtype, error in errors.items()},
     )
+    frozen = {name for name, each in plain.named_parameters() if not each.requires_grad}
+    for name, parameter in smaller.named_parameters():
+        parameter.requires_grad_(name not in frozen and parameter.is_floating_point())
+    device = next((each.device for each in model.parameters()), torch.device("cpu"))
+    return smaller.to(device).eval()
 
 
 class Reference:
@@ -419,53 +413,24 @@ class Reference:
             try:
                 expected[dtype] = self._outputs(copy.deepcopy(model).to(dtype), dtype)
             except Exception as error:  # a forward may raise anything
-                reason = _first_line(error)
+                reason = first_line(error)
         return expected, reason
 
     def _outputs(self, model: nn.Module, dtype: torch.dtype) -> list[list[Tensor]]:
-        outputs = []
-        with torch.no_grad(), quiet():
-            for given in self._inputs:
-                args, kwargs = tree_map(lambda leaf: _cast(leaf, dtype), given)
-                outputs.append([leaf for leaf in tree_leaves(model(*args, **kwargs)) if isinstance(leaf, Tensor)])
-        return outputs
+        return [outputs_of(model, tree_map(lambda leaf: _cast(leaf, dtype), given)) for given in self._inputs]
 
     def errors(self, models: Mapping[torch.dtype, nn.Module]) -> dict[torch.dtype, float]:
         """Return dtype -> largest difference of outputs, relative to the largest output."""
         return {
-            dtype: max(map(_error, self._outputs(model.eval(), dtype), self._expected[dtype]))
+            dtype: max(map(output_difference, self._outputs(model.eval(), dtype), self._expected[dtype]))
             for dtype, model in models.items()
         }
-
-
-def _first_line(error: Exception) -> str:
-    """Return the first line of an error's message."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def _is_batch(given: Any) -> bool:
     """Return whether the first dimensions of all tensors have one size of 2 or more."""
     tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
     return len({len(leaf) if leaf.ndim else 0 for leaf in tensors}) == 1 and tensors[0].ndim > 0 and len(tensors[0]) > 1
-
-
-def _error(outputs: list[Tensor], expected: list[Tensor]) -> float:
-    if [each.shape for each in outputs] != [each.shape for each in expected]:
-        return float("inf")
-    worst = 0.0
-    for one, other in zip(outputs, expected, strict=True):
-        if one.is_floating_point():
-            finite = other.isfinite()
-            if not torch.equal(one.isfinite(), finite):
-                return float("inf")
-            if not finite.any():
-                continue
-            one, other = one[finite], other[finite]
-            difference = (one - other).abs().max() / other.abs().max().clamp_min(torch.finfo(other.dtype).tiny)
-            worst = max(worst, float(difference))
-        elif not torch.equal(one, other):
-            return float("inf")
-    return worst
 
 
 def _noise(leaf: Any) -> Any:

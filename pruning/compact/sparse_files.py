@@ -14,6 +14,7 @@ import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from pruning.catalogue.kernels import DENSE, KERNELS
-from pruning.compact.sparse_lstm import SparseLstm
+from pruning.compact.fused_layers import SparseLstm
+from pruning.graph.tracing import first_line
 from pruning.kernels.compiling import KernelsUnavailable
 from pruning.kernels.library import library
 from pruning.kernels.sparse_layer import KernelChoice, SparseLayer, kernel_named
@@ -124,25 +126,16 @@ def _shape(held: Mapping[str, Any], where: str) -> LayerShape:
     if held["kind"] not in ("linear", "convolution") or type(held["flat"]) is not bool:
         raise Damaged(f"`kind` or `flat` of {where} is unknown")
 
-    def steps(name: str, count: int, low: int) -> tuple[Any, ...]:
-        return wholes(held[name], count, low, MOST_STEPS, f"`{name}` of {where}")
-
-    def size(name: str) -> int:
-        return whole(held[name], 1, LARGEST, f"`{name}` of {where}")
-
-    layer = LayerShape(
-        held["kind"],
-        size("inputs"),
-        size("outputs"),
-        held["flat"],
-        kernel=steps("kernel", 2, 1),
-        stride=steps("stride", 2, 1),
-        padding=steps("padding", 4, 0),
-        dilation=steps("dilation", 2, 1),
-        groups=size("groups"),
-        low=_bound(held["low"], -math.inf, where),
-        high=_bound(held["high"], math.inf, where),
-    )
+    counts = {"kernel": (2, 1), "stride": (2, 1), "padding": (4, 0), "dilation": (2, 1)}
+    numbers: dict[str, Any] = {
+        name: wholes(held[name], count, low, MOST_STEPS, f"`{name}` of {where}")
+        for name, (count, low) in counts.items()
+    }
+    for name in ("inputs", "outputs", "groups"):
+        numbers[name] = whole(held[name], 1, LARGEST, f"`{name}` of {where}")
+    for name, unbounded in (("low", -math.inf), ("high", math.inf)):
+        numbers[name] = _bound(held[name], unbounded, where)
+    layer = LayerShape(kind=held["kind"], flat=held["flat"], **numbers)
     _check_geometry(layer, where)
     return layer
 
@@ -198,13 +191,8 @@ EXPANDED, SPARSEST = 2**28, 1000
 
 def tensors_of(network: fx.GraphModule) -> dict[str, Tensor]:
     """Return name -> tensor that the operations between layers read."""
-    found: dict[str, Tensor] = {}
-    for node in network.graph.find_nodes(op="get_attr"):
-        value: Any = network
-        for step in str(node.target).split("."):
-            value = getattr(value, step)
-        found[str(node.target)] = value
-    return found
+    names = (str(node.target) for node in network.graph.find_nodes(op="get_attr"))
+    return {name: attrgetter(name)(network) for name in names}
 
 
 def layers_of(network: nn.Module) -> dict[str, SparseLayer]:
@@ -307,8 +295,7 @@ def _tensors(file: Path) -> tuple[dict[str, Tensor], int]:
     try:
         return load(content), len(content)
     except Exception as error:  # safetensors raises many types
-        said = (str(error).strip().splitlines() or [""])[0][:200]
-        raise ValueError(f"{file} is damaged ({said}); export the network again.") from error
+        raise ValueError(f"{file} is damaged ({first_line(error)}); export the network again.") from error
 
 
 def _loaded(
@@ -323,7 +310,8 @@ def _loaded(
         if bias is None or bias.shape != (layer.outputs,) or bias.dtype is not torch.float32:
             raise Damaged(f"the bias of layer {name!r} must have {layer.outputs} float32 entries")
         own = tuple(_runnable(choice, weight, layer) for choice in choices)
-        replaced += [name] * any(map(_differs, own, choices))
+        kernels, wanted = ([(each.kernel, each.setting) for each in which] for which in (own, choices))
+        replaced += [name] * (kernels != wanted)
         yield name, SparseLayer(layer, weight, bias, own, keep=False)
     if replaced:
         _warn(replaced)
@@ -407,10 +395,6 @@ def _runnable(choice: KernelChoice, weight: SparseWeight, layer: LayerShape) -> 
         if offered:
             return KernelChoice(choice.examples, name, offered[0], choice.seconds, choice.dense_seconds)
     raise AssertionError("PyTorch's operation computes every layer")
-
-
-def _differs(one: KernelChoice, other: KernelChoice) -> bool:
-    return (one.kernel, one.setting) != (other.kernel, other.setting)
 
 
 def _warn(names: list[str]) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, count
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
-from pruning.compact.fused_layers import FusedLayer
+from pruning.compact.fused_layers import FusedLayer, LstmCall, SparseLstm, chosen_lstm, is_worthwhile, sparse_lstm
 from pruning.compact.rewriting import call_functions
-from pruning.compact.sparse_lstm import LstmCall, SparseLstm, chosen_lstm, is_worthwhile, sparse_lstm
 from pruning.graph.tracing import arguments, is_in_place, name_of
 from pruning.kernels.sparse_layer import KernelChoice, SparseLayer, chosen, dense_choice
 from pruning.kernels.sparse_weight import SparseWeight
@@ -105,8 +105,8 @@ class KernelChoices(fx.Interpreter):
                 found.append(LayerReport(call.name, call.sparsity, tuple(map(dense_choice, rows))))
             if node in self.lstms:
                 call = self.lstms[node]
-                each = zip(call.names(), call.nonzeros(), self.lstm_choices(node), strict=True)
-                found += [LayerReport(name, weight.sparsity, choices) for name, weight, choices in each]
+                each = zip(call.names(), call.products, self.lstm_choices(node), strict=True)
+                found += [LayerReport(name, weight.sparsity, choices) for name, (weight, _), choices in each]
         return tuple(found)
 
 
@@ -115,34 +115,34 @@ def sparse_graph(graph: fx.GraphModule, layers: Sequence[FusedLayer], choosing: 
     names = {name for module in graph.modules() for name in (*module._modules, *module._parameters, *module._buffers)}
     _skip_identities(graph.graph, {layer.nodes[-1] for layer in layers})
     for layer in layers:
-        last = layer.nodes[-1]
-        name = _free_name(layer.name, names)
-        names.add(name)
+        given = [layer.nodes[0].args[1 if name_of(layer.nodes[0]) == "addmm" else 0]]
+        if layer.added is not None:
+            before, addition = layer.nodes[layer.added_at - 1], layer.nodes[layer.added_at]
+            given += [each for each in addition.args[:2] if each is not before]
         weight = SparseWeight.of(layer.weight)
-        graph.add_submodule(name, SparseLayer(layer.shape, weight, layer.bias, choosing.found[last]))
-        with graph.graph.inserting_before(last):
-            given = [layer.nodes[0].args[1 if name_of(layer.nodes[0]) == "addmm" else 0]]
-            if layer.added is not None:
-                before, addition = layer.nodes[layer.added_at - 1], layer.nodes[layer.added_at]
-                given += [each for each in addition.args[:2] if each is not before]
-            call = graph.graph.call_module(name, tuple(given))
-        call.meta = dict(last.meta)
-        last.replace_all_uses_with(call)
-        for node in reversed(layer.nodes):
-            graph.graph.erase_node(node)
+        module = SparseLayer(layer.shape, weight, layer.bias, choosing.found[layer.nodes[-1]])
+        _replace(graph, layer.nodes, _free_name(layer.name, names), module, given)
     for node, lstm in choosing.lstms.items():
-        name = _free_name(lstm.name, names)
-        names.add(name)
-        graph.add_submodule(name, sparse_lstm(lstm, choosing.lstm_choices(node)))
-        with graph.graph.inserting_before(node):
-            call = graph.graph.call_module(name, lstm.given)
-        node.replace_all_uses_with(call)
-        graph.graph.erase_node(node)
+        whole = sparse_lstm(lstm, choosing.lstm_choices(node))
+        _replace(graph, [node], _free_name(lstm.name, names), whole, lstm.given)
     graph.graph.eliminate_dead_code()
     call_functions(graph.graph)
     _drop_unread(graph)
     graph.recompile()
     return graph
+
+
+def _replace(
+    graph: fx.GraphModule, nodes: Sequence[fx.Node], name: str, module: nn.Module, given: Sequence[Any]
+) -> None:
+    """Replace consecutive operations by a call of a module."""
+    graph.add_submodule(name, module)
+    with graph.graph.inserting_before(nodes[-1]):
+        call = graph.graph.call_module(name, tuple(given))
+    call.meta = dict(nodes[-1].meta)
+    nodes[-1].replace_all_uses_with(call)
+    for node in reversed(nodes):
+        graph.graph.erase_node(node)
 
 
 def _skip_identities(graph: fx.Graph, kept: set[fx.Node]) -> None:
@@ -161,15 +161,13 @@ def _skip_identities(graph: fx.Graph, kept: set[fx.Node]) -> None:
 
 
 def _free_name(name: str, taken: set[str]) -> str:
-    """Return a name for a layer's module: `sparse_` and its path, numbered if another has this name.
+    """Return a name for a layer's module, and take it: `sparse_` and its path, numbered if another has this name.
 
     All layers are children of the network itself, because each step of a path costs half a microsecond in a call.
     """
     base = f"sparse_{re.sub('[^A-Za-z0-9_]', '_', name)}"
-    found, number = base, 1
-    while found in taken:
-        number += 1
-        found = f"{base}_{number}"
+    found = next(name for name in chain([base], (f"{base}_{number}" for number in count(2))) if name not in taken)
+    taken.add(found)
     return found
 
 
@@ -184,13 +182,10 @@ def _drop_unread(graph: fx.GraphModule) -> None:
                 if (f"{path}.{leaf}" if path else leaf) not in read:
                     del store[leaf]
     for path, module in reversed(list(graph.named_modules())):
-        if path and not isinstance(module, SparseLayer) and not list(module.children()) and not _tensors(module):
+        held = (*module.children(), *module.parameters(recurse=False), *module.buffers(recurse=False))
+        if path and not isinstance(module, SparseLayer) and not held:
             parent, _, leaf = path.rpartition(".")
             graph.get_submodule(parent)._modules.pop(leaf)
-
-
-def _tensors(module: nn.Module) -> list[Tensor]:
-    return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
 
 
 UNBOUNDED = 2**62

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,15 +13,25 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from pruning.compact.fused_layers import fused_layers
+from pruning.compact.fused_layers import fused_layers, lstm_calls
 from pruning.compact.shrinking import shrink
 from pruning.compact.sparse_graph import InputGuard, KernelChoices, LayerReport, sparse_graph
-from pruning.compact.sparse_lstm import lstm_calls
-from pruning.graph.tracing import Example, Inputs, arguments_of, copied, plain_copy, quiet, traced
+from pruning.graph.tracing import (
+    Example,
+    Inputs,
+    arguments_of,
+    copied,
+    first_line,
+    output_difference,
+    outputs_of,
+    plain_copy,
+    quiet,
+    traced,
+)
 from pruning.holding.copies import values_with_history
 from pruning.kernels.compiling import KernelsUnavailable
 from pruning.kernels.library import library
-from pruning.kernels.sparse_layer import SparseLayer
+from pruning.kernels.sparse_layer import SparseLayer, fastest_seconds
 
 TOLERANCE = 1e-4
 """Largest allowed difference of outputs, relative to the largest output."""
@@ -63,10 +72,6 @@ class Sparse:
         threads = f"{self.threads} thread" + "s" * (self.threads > 1)
         lines += [f"whole network: {whole or 'not measured'}; {threads}; outputs differ by {self.error:.1e}"]
         return "\n".join([*lines, *[self.reason] * bool(self.reason)])
-
-    def report(self) -> str:
-        """Return the table."""
-        return str(self)
 
 
 class SparseNetwork(fx.GraphModule):
@@ -193,7 +198,7 @@ def _to_sparse(model: nn.Module, example: Example, examples: Sequence[Example]) 
     network.guard = guard
     _restore(network, before)
     dense = copy.deepcopy(plain, values_with_history(plain))
-    error = max(_difference(dense, network, each) for each in inputs)
+    error = max(output_difference(outputs_of(network, each), outputs_of(dense, each)) for each in inputs)
     speedups = {_size(each): _speedup(dense, network, each) for each in inputs}
     _restore(network, before)
     if error > TOLERANCE:
@@ -207,7 +212,7 @@ def _to_sparse(model: nn.Module, example: Example, examples: Sequence[Example]) 
     if not unchanged:
         return network
     plain.sparse = sparse  # type: ignore[assignment]
-    plain.report = sparse.report  # type: ignore[assignment]
+    plain.report = sparse.__str__  # type: ignore[assignment]
     return plain.eval()
 
 
@@ -242,9 +247,9 @@ def _check_inputs(plain: nn.Module, inputs: Sequence[tuple[str, Inputs]]) -> Non
             said = "it has no rows"
         else:
             try:
-                _outputs(plain, given)
+                outputs_of(plain, given)
             except Exception as error:  # a forward may raise anything
-                said = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
+                said = f"{type(error).__name__}: {first_line(error)}"
         if said:
             shapes = ", ".join(str(tuple(leaf.shape)) for leaf in tree_leaves(given) if isinstance(leaf, Tensor))
             raise ValueError(
@@ -267,42 +272,10 @@ def _size(given: Inputs) -> int:
     return next((len(leaf) for leaf in tree_leaves(given) if isinstance(leaf, Tensor) and leaf.ndim), 1)
 
 
-def _outputs(model: nn.Module, given: Inputs) -> list[Tensor]:
-    args, kwargs = copied(given)  # a forward may write to its inputs
-    with torch.no_grad(), quiet():
-        return [leaf for leaf in tree_leaves(model(*args, **kwargs)) if isinstance(leaf, Tensor)]
-
-
-def _difference(one: nn.Module, other: nn.Module, given: Inputs) -> float:
-    """Return the largest difference of outputs, relative to the largest."""
-    worst = 0.0
-    for expected, found in zip(_outputs(one, given), _outputs(other, given), strict=True):
-        finite = expected.isfinite()
-        if found.shape != expected.shape or not torch.equal(finite, found.isfinite()):
-            return float("inf")
-        if not expected.is_floating_point():
-            worst = max(worst, 0.0 if torch.equal(found, expected) else float("inf"))
-        elif finite.any():
-            scale = expected[finite].abs().max().clamp_min(torch.finfo(expected.dtype).tiny)
-            worst = max(worst, float((found[finite] - expected[finite]).abs().max() / scale))
-    return worst
-
-
 def _speedup(one: nn.Module, other: nn.Module, given: Inputs) -> float:
-    """Return the ratio of the fastest times of two networks, timed in turns: other processes only add time."""
+    """Return the ratio of the fastest times of two networks, timed in turns."""
     args, kwargs = copied(given)
-    times: list[list[float]] = [[], []]
     with torch.inference_mode(), quiet():
-        calls = [functools.partial(each, *args, **kwargs) for each in (one, other)]
-        counts = [max(1, round(TURN / max(_seconds(call, 2), 1e-7))) for call in calls]
-        for _ in range(TURNS):
-            for taken, call, count in zip(times, calls, counts, strict=True):
-                taken.append(_seconds(call, count))
-    return min(times[0]) / min(times[1])
-
-
-def _seconds(call: Any, count: int) -> float:
-    start = time.perf_counter()
-    for _ in range(count):
-        call()
-    return (time.perf_counter() - start) / count
+        calls = {place: functools.partial(each, *args, **kwargs) for place, each in enumerate((one, other))}
+        seconds = fastest_seconds(calls, TURNS, TURN)
+    return seconds[0] / seconds[1]

@@ -1,8 +1,12 @@
-"""Dependency groups as plain data: channels of several tensors that are removed together, their scores and costs.
+"""Dependency groups as plain data: channels of several tensors that are removed together, their scores and budgets.
 
 A group has a number of channels, and members: the tensors that hold them. For example, the members of a convolution's
 group are its outputs, its bias, the scale and shift of its BatchNorm, and the inputs of the next layer. A channel is
 removed from all members or from none.
+
+For a budget, channels are removed in one order over the network until the target is met. The order is by score
+("global"), or by a channel's rank in its group as a fraction of the group ("layer"), so that every group loses the same
+fraction. Among equal channels, the lowest index is removed first.
 """
 
 from __future__ import annotations
@@ -14,9 +18,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pruning.choices.axes import EQUAL_WIDTHS, Budget, Scope, Unit
+from pruning.holding.parameter import first_names
 
 NO_EXAMPLE = (
     "`example` (=None) must be an input of the network if `unit.kind` is 'group': dependency groups are found by "
@@ -89,6 +94,24 @@ class Held:
     def cost(self, budget: Budget) -> int:
         """Return the cost of one entry: 1 if it is a parameter, its bytes, or its number of multiplications."""
         return {"parameters": int(self.trained), "bytes": self.itemsize, "macs": self.applied}.get(budget, 0)
+
+
+def held_tensors(
+    tensors: Mapping[str, Tensor], applied: Mapping[str, int], outputs: Mapping[str, int]
+) -> dict[str, Held]:
+    """Return first name of a tensor -> the tensor with its costs.
+
+    Args:
+        tensors: name -> each parameter and buffer, under all names of a tied one.
+        applied: first name of a weight -> multiplications of each entry; 0 for others.
+        outputs: first name of a tensor -> dimension of its outputs; 0 for others.
+    """
+    first = first_names(tensors)
+    return {
+        name: Held(t.shape, t.itemsize, isinstance(t, nn.Parameter), applied.get(name, 0), outputs.get(name, 0))
+        for name, t in tensors.items()
+        if first[name] == name
+    }
 
 
 @dataclass(frozen=True)
@@ -215,7 +238,7 @@ class DependencyGroups:
             alive = torch.zeros(group.units, dtype=torch.bool)
             for member in group.members:
                 mask = masks.get(member.tensor)
-                kept = True if mask is None else _any((mask != 0).cpu(), member.channels)
+                kept = True if mask is None else any_of((mask != 0).cpu(), member.channels)
                 if self.tensors[member.tensor].trained and member.masked:
                     alive[member.channels[(member.channels >= 0) & kept]] = True
             found[group.name] = alive
@@ -303,8 +326,161 @@ def _summed(values: Tensor, channels: Tensor) -> Tensor:
     return values.sum(dims, keepdim=True) if dims else values
 
 
-def _any(mask: Tensor, channels: Tensor) -> Tensor:
-    for dim, size in enumerate(channels.shape):
-        if size == 1:
-            mask = mask.any(dim, keepdim=True)
-    return mask
+def any_of(mask: Tensor, channels: Tensor) -> Tensor:
+    """Return whether any entry is True, over the dimensions along which no channels lie."""
+    dims = [dim for dim, size in enumerate(channels.shape) if size == 1]
+    return mask.any(dims, keepdim=True) if dims else mask
+
+
+TINY = 1e-9
+"""Tolerance for rounding errors, relative to the budget: 0.29 of 100 must count as 29."""
+
+
+def kept_channels(
+    groups: DependencyGroups,
+    sparsity: float,
+    scores: Mapping[str, Tensor],
+    alive: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """Return name of a group -> bool for each channel: the channels to keep so that `sparsity` is reached.
+
+    As few channels as possible are removed: one step less would miss the target. A step is one channel, or the number
+    that `scope.round_to` removes at once.
+
+    Args:
+        groups: dependency groups; their `scope` holds the budget, the rounding and the minimum to keep.
+        sparsity: fraction of `scope.budget` removed in the end, including channels pruned before.
+        scores: name of a group -> score of each channel; the lowest scores are removed first.
+        alive: name of a group -> bool for each channel: whether it may be kept; None: `groups.alive()`.
+
+    Raises:
+        ValueError: the sparsity cannot be reached, or the score of a channel that is alive is NaN.
+    """
+    alive = alive or groups.alive()
+    for name, values in scores.items():
+        if bool((values.isnan() & alive[name]).any()):
+            raise ValueError(
+                f"scores of {name!r} are NaN for channels that are not pruned; scores must be numbers: correct the "
+                "values of the tensor."
+            )
+    own = {group.name: _own_order(scores[group.name], alive[group.name]) for group in groups}
+    order = _order(groups, scores, alive)
+
+    def after(count: int) -> dict[str, Tensor]:
+        if groups.equal_widths:
+            gone = [count] * len(groups.sizes)
+        else:
+            gone = torch.bincount(order[:count], minlength=len(groups.sizes)).tolist()
+        return {
+            group.name: _kept(groups, group, own[group.name], alive[group.name], gone[number])
+            for number, group in enumerate(groups)
+        }
+
+    check_reachable(groups, sparsity, alive)
+    budget = groups.scope.budget
+    whole = groups.whole(budget)
+    most = whole - sparsity * whole + TINY * whole
+    fewest, enough = 0, max(groups.sizes.values()) if groups.equal_widths else len(order)
+    while fewest < enough:
+        middle = (fewest + enough) // 2
+        if groups.remaining(after(middle), budget) <= most:
+            enough = middle
+        else:
+            fewest = middle + 1
+    return after(enough)
+
+
+def check_reachable(groups: DependencyGroups, sparsity: float, alive: Mapping[str, Tensor] | None = None) -> None:
+    """Raise ValueError if the budget cannot be reached, whatever the scores.
+
+    Args:
+        groups, sparsity, alive: see `kept_channels`.
+    """
+    alive, budget = alive or groups.alive(), groups.scope.budget
+    whole, left = groups.whole(budget), _least(groups, alive)
+    if left > whole - sparsity * whole + TINY * whole:
+        scope = groups.scope
+        others = "".join(
+            f", or a lower `scope.{name}`" for name in ("min_kept", "round_to") if getattr(scope, name) > 1
+        )
+        raise ValueError(
+            f"`sparsity` (={sparsity}) cannot be reached: it must be at most {1 - left / whole:.6g} of the {budget} "
+            f"with `scope.min_kept` (={scope.min_kept}; each group keeps at least one channel) and `scope.round_to` "
+            f"(={scope.round_to}); type a lower sparsity{others}."
+        )
+
+
+def most_removable(groups: DependencyGroups, alive: Mapping[str, Tensor]) -> float:
+    """Return the largest fraction of the budget that can be removed, whatever the scores."""
+    budget = groups.scope.budget
+    return 1 - _least(groups, alive) / max(1, groups.whole(budget))
+
+
+def _least(groups: DependencyGroups, alive: Mapping[str, Tensor]) -> int:
+    """Return what is left of the budget if every group keeps as few channels as it may."""
+    fewest = {
+        group.name: _kept(
+            groups, group, _own_order(torch.zeros(group.units), alive[group.name]), alive[group.name], group.units
+        )
+        for group in groups
+    }
+    return groups.remaining(fewest, groups.scope.budget)
+
+
+def gone(groups: DependencyGroups, kept: Mapping[str, Tensor]) -> float:
+    """Return the removed fraction of the budget."""
+    budget = groups.scope.budget
+    return 1 - groups.remaining(kept, budget) / max(1, groups.whole(budget))
+
+
+def largest_step(groups: DependencyGroups, kept: Mapping[str, Tensor]) -> float:
+    """Return the largest fraction of the budget that one step of removed channels takes, over all groups.
+
+    `gone` exceeds the requested sparsity by less than this fraction.
+    """
+    budget, most = groups.scope.budget, 0
+    for together in [groups.groups] if groups.equal_widths else [(group,) for group in groups]:
+        back = {**kept, **{group.name: _before_last_step(groups, group, kept[group.name]) for group in together}}
+        touched = {member.tensor for group in together for member in group.members}
+        most = max(most, groups.remaining(back, budget, touched) - groups.remaining(kept, budget, touched))
+    return most / max(1, groups.whole(budget))
+
+
+def _before_last_step(groups: DependencyGroups, group: DependencyGroup, kept: Tensor) -> Tensor:
+    """Return the kept channels of a group with those that its last step removed."""
+    count = int(kept.sum())
+    back = _permitted(groups, group, min(count + 1, group.units)) - count
+    return kept.index_fill(0, (~kept).nonzero().flatten()[:back], True)
+
+
+def _own_order(scores: Tensor, alive: Tensor) -> Tensor:
+    """Return the channels of a group in the order of removal: dead channels first, then by ascending score."""
+    order = scores.cpu().sort(stable=True).indices
+    return order[alive[order].to(torch.uint8).sort(stable=True).indices]
+
+
+def _order(groups: DependencyGroups, scores: Mapping[str, Tensor], alive: Mapping[str, Tensor]) -> Tensor:
+    """Return the group number of each channel of the network, in the order of removal."""
+    numbers = torch.cat([torch.full((group.units,), number) for number, group in enumerate(groups)])
+    if groups.scope.kind == "global":
+        everything = torch.cat([scores[group.name].cpu() for group in groups])
+        return numbers[_own_order(everything, torch.cat([alive[group.name] for group in groups]))]
+    shares = torch.cat([torch.arange(1, group.units + 1).double() / group.units for group in groups])
+    return numbers[shares.sort(stable=True).indices]
+
+
+def _kept(groups: DependencyGroups, group: DependencyGroup, own: Tensor, alive: Tensor, gone: int) -> Tensor:
+    """Return which channels of a group are kept after removing `gone` of them; the kept count is rounded up."""
+    count = max(group.units - gone, groups.scope.min_kept, 1)
+    count = min(_permitted(groups, group, count), int(alive.sum()))
+    kept = torch.ones(group.units, dtype=torch.bool)
+    kept[own[: group.units - count]] = False
+    return kept
+
+
+def _permitted(groups: DependencyGroups, group: DependencyGroup, count: int) -> int:
+    """Return the smallest number of channels, `count` or more, that a group can keep by `round_to` and its `counts`."""
+    step = groups.scope.round_to // math.gcd(groups.scope.round_to, group.width)
+    if not group.counts:
+        return min(-(-count // step) * step, group.units)
+    return next((each for each in group.counts if each >= count and each % step == 0), group.units)

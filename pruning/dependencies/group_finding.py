@@ -1,26 +1,37 @@
 """Search for dependency groups: channels whose labels a traced network ties together.
 
 DepGraph (Fang et al. 2023, arXiv 2301.12900) groups layers. This module groups positions along the dimensions of
-parameters, so slices, concatenations and heads need no special rules.
+parameters, so slices, concatenations and heads need no special rules. A cost in multiply-accumulates
+counts how often a network multiplies each entry of its weights and activations.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_map
 
 from pruning.choices.axes import Scope, Unit
-from pruning.dependencies.budgets import multiplied_activations, use_of
-from pruning.dependencies.dependency_groups import NO_EXAMPLE, DependencyGroup, DependencyGroups, Held, Member
+from pruning.dependencies.dependency_groups import (
+    NO_EXAMPLE,
+    DependencyGroup,
+    DependencyGroups,
+    Held,
+    Member,
+    Multiplied,
+    held_tensors,
+)
 from pruning.dependencies.families.stock_transformer import family_groups
-from pruning.graph.label_flow import FIXED, Flow
+from pruning.graph.label_flow import FIXED, Flow, covering
 from pruning.graph.label_rules import flow_of
-from pruning.graph.tracing import Example, Traced, traced
-from pruning.holding.parameter import plain_modules
+from pruning.graph.tracing import CONVOLUTIONS, PRODUCTS, Example, arguments, name_of, traced
+from pruning.holding.parameter import plain_modules, plain_tensors
+from pruning.measure.macs import Products
 
 
 def dependency_groups(
@@ -55,7 +66,8 @@ def dependency_groups(
     trace = traced(model, example)
     flow = flow_of(trace)
     _unite(flow)
-    names = _names(trace)
+    tensors = plain_tensors(plain_modules(trace.model))
+    names = {id(tensor): name for name, tensor in reversed(tensors.items())}  # the first of a tied one's names
     found = list(_groups(flow, names))
     if not found:
         raise ValueError(
@@ -64,7 +76,9 @@ def dependency_groups(
         )
     groups = tuple(group for group, _ in found)
     products = multiplied_activations(flow, [(group.name, number) for group, number in found])
-    return DependencyGroups(groups, _tensors(flow, names), unit or Unit("group"), scope or Scope(), tuple(products))
+    return DependencyGroups(
+        groups, _held(flow, tensors, names), unit or Unit("group"), scope or Scope(), tuple(products)
+    )
 
 
 def _unite(flow: Flow) -> None:
@@ -99,17 +113,7 @@ def _regular(flow: Flow, grid: Tensor) -> None:
     _regular(flow, torch.where(whole, rows[:, 0], FIXED).reshape(grid.shape[:-1]))
 
 
-def _names(trace: Traced) -> dict[int, str]:
-    """Return id of a tensor -> its first name in a plain model."""
-    found: dict[int, str] = {}
-    for path, module in plain_modules(trace.model):
-        for leaf, tensor in [*module._parameters.items(), *module._buffers.items()]:
-            if tensor is not None:
-                found.setdefault(id(tensor), f"{path}.{leaf}" if path else leaf)
-    return found
-
-
-def _fields(flow: Flow, names: dict[int, str]) -> Iterator[tuple[str, Tensor, Tensor]]:
+def _fields(flow: Flow, names: Mapping[int, str]) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Yield (name, tensor, field with the roots of its labels) for each field of each tensor, parameters first."""
     nodes: dict[int, tuple[fx.Node, Tensor]] = {}
     for node in flow.fields:
@@ -121,7 +125,7 @@ def _fields(flow: Flow, names: dict[int, str]) -> Iterator[tuple[str, Tensor, Te
             yield names[key], tensor, flow.labels.roots(field)
 
 
-def _groups(flow: Flow, names: dict[int, str]) -> Iterator[tuple[DependencyGroup, Tensor]]:
+def _groups(flow: Flow, names: Mapping[int, str]) -> Iterator[tuple[DependencyGroup, Tensor]]:
     """Yield (group, channel number of each label): channels with positions in the same dimensions of the same tensors.
 
     The number is -1 for labels outside the group.
@@ -150,20 +154,89 @@ def _groups(flow: Flow, names: dict[int, str]) -> Iterator[tuple[DependencyGroup
         yield DependencyGroup(name, len(units), width, members), number
 
 
-def _tensors(flow: Flow, names: dict[int, str]) -> dict[str, Held]:
-    applied: dict[int, int] = defaultdict(int)
-    outputs: dict[int, int] = {}
+def _held(flow: Flow, tensors: Mapping[str, Tensor], names: Mapping[int, str]) -> dict[str, Held]:
+    applied: dict[str, int] = defaultdict(int)
+    outputs: dict[str, int] = {}
     for node in flow.traced.graph.graph.nodes:
         use = use_of(flow, node)
-        if use and use.weight.op == "get_attr":
-            weight = id(flow.traced.tensor(str(use.weight.target)))
-            applied[weight] += use.times
-            outputs[weight] = use.dim
-    held = {}
-    for path, module in plain_modules(flow.traced.model):
-        for leaf, tensor in [*module._parameters.items(), *module._buffers.items()]:
-            name = f"{path}.{leaf}" if path else leaf
-            if tensor is not None and names[id(tensor)] == name:
-                trained, key = isinstance(tensor, nn.Parameter), id(tensor)
-                held[name] = Held(tensor.shape, tensor.itemsize, trained, applied[key], outputs.get(key, 0))
-    return held
+        weight = flow.traced.tensor(str(use.weight.target)) if use and use.weight.op == "get_attr" else None
+        if use and id(weight) in names:
+            applied[names[id(weight)]] += use.times
+            outputs[names[id(weight)]] = use.dim
+    return held_tensors(tensors, applied, outputs)
+
+
+WHOLE = ("baddbmm", "addbmm", "einsum", "mv", "addmv", "dot")
+"""Products without a label rule: all of their inputs are kept."""
+
+
+class Use(NamedTuple):
+    """Use of a weight by a layer: how often each entry is multiplied, and the dimension of the outputs."""
+
+    weight: fx.Node
+    times: int
+    dim: int
+
+
+def use_of(flow: Flow, node: fx.Node) -> Use | None:
+    """Return how a node uses its weight; None if the node is not the operation of a layer."""
+    name = name_of(node)
+    if name not in ("linear", "addmm", *PRODUCTS, *CONVOLUTIONS):
+        return None
+    given = arguments(node)
+    by_inputs = name in ("addmm", *PRODUCTS)  # weight of shape (inputs, outputs), like transformers' Conv1D
+    source, weight = (
+        list(given.values())[int(name == "addmm") :][:2] if by_inputs else (given["input"], given["weight"])
+    )
+    shape, result = flow.value(weight).shape, flow.value(node)
+    if name in PRODUCTS and (weight.op != "get_attr" or len(shape) != 2):
+        return None
+    if "transpose" in name or bool(given.get("transposed")):
+        return Use(weight, flow.value(source).numel() // shape[0], 1)
+    return Use(weight, result.numel() // shape[int(by_inputs)], int(by_inputs))
+
+
+def multiplied_activations(flow: Flow, numbers: Iterable[tuple[str, Tensor]]) -> Iterator[Multiplied]:
+    """Yield the factors of products that are not parameters: queries, attention weights, computed weights.
+
+    Args:
+        numbers: pairs (name of a group, channel number of each label); -1 for labels outside the group.
+    """
+    numbers = list(numbers)
+    for node in flow.traced.graph.graph.nodes:
+        if name_of(node) in WHOLE:
+            yield Multiplied(torch.Size(), _macs(flow, node), ())
+        for factor, times in _factors(flow, node):
+            fields = [flow.labels.roots(field) for field in flow.of(factor)]
+            members = [(name, Member(factor.name, number[field])) for name, number in numbers for field in fields]
+            own = tuple((name, member) for name, member in members if bool((member.channels >= 0).any()))
+            yield Multiplied(flow.value(factor).shape, times, own)
+
+
+def _factors(flow: Flow, node: fx.Node) -> Iterator[tuple[fx.Node, int]]:
+    """Yield (factor, multiplications per entry of the factor) that together count a node's multiplications."""
+    use, name = use_of(flow, node), name_of(node)
+    if use and use.weight.op != "get_attr":
+        yield use.weight, use.times
+    elif name == "scaled_dot_product_attention":
+        query, key, *_ = arguments(node).values()
+        yield query, flow.value(key).shape[-2]
+        yield node, flow.value(key).shape[-2]
+    elif name in PRODUCTS and use is None:
+        one, result = next(iter(arguments(node).values())), flow.value(node)
+        shape = flow.value(one).shape
+        if covering(flow.of(one), len(shape) - 1) is None:
+            yield node, shape[-1]
+        else:  # only the kept entries of this factor are multiplied; the other factor keeps all of its outputs
+            yield one, result.numel() * shape[-1] // max(1, shape.numel())
+
+
+def _macs(flow: Flow, node: fx.Node) -> int:
+    """Count the multiply-accumulates of an operation by running it on the meta device."""
+    found: list[int] = []
+    args, kwargs = tree_map(
+        lambda each: flow.value(each).to("meta") if isinstance(each, fx.Node) else each, (node.args, dict(node.kwargs))
+    )
+    with Products(lambda product: found.append(product.macs)):
+        node.target(*args, **kwargs)  # type: ignore[operator]
+    return sum(found)

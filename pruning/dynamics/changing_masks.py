@@ -30,49 +30,36 @@ def attached_to(optimizer: Optimizer) -> MutableSet[Any]:
     return _ATTACHED.setdefault(optimizer, WeakSet())
 
 
-def require_free(optimizer: Optimizer, model: nn.Module, masks: Mapping[str, Tensor]) -> None:
-    """Raise ValueError if a dynamics that is attached to the optimizer masks one of these parameters."""
-    for other in attached_to(optimizer):
-        taken = {id(other.parameter(name)): name for name in other.kept}
-        for name, mask in masks.items():
-            module, leaf = place(model, name, mask.shape)
-            if id(module.get_parameter(leaf)) in taken:
-                raise ValueError(f"`{name}` has masks of {other} already; call its release() first.")
-
-
-def aliases_of(model: nn.Module, masks: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return further name of a tied parameter -> its first name; check that masks fit.
+def aliases_of(model: nn.Module, masks: Mapping[str, Tensor], optimizer: Optimizer) -> dict[str, str]:
+    """Return further name of a tied parameter -> its first name; check that masks fit, and that one optimizer trains.
 
     Raises:
-        ValueError: a parameter is missing, has another shape, is pruned by hooks, or is tied to one with another mask.
+        ValueError: a parameter is missing, has another shape, is pruned by hooks, is tied to one with another mask, is
+            trained by another optimizer, or has changing masks already.
     """
+    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    taken = {id(other.parameter(name)): other for other in attached_to(optimizer) for name in other.kept}
     first: dict[int, str] = {}
     found: dict[str, str] = {}
     for name, mask in masks.items():
         module, leaf = place(model, name, mask.shape)
-        pruned = pruned_names(module)
-        if {leaf, leaf.removesuffix("_orig")} & set(pruned):
+        if {leaf, leaf.removesuffix("_orig")} & pruned_names(module):
             raise ValueError(
                 f"`{name}` is pruned by hooks; take its masks by MaskSet.collect, and call remove_all first."
             )
-        other = first.setdefault(id(module.get_parameter(leaf)), name)
+        parameter = module.get_parameter(leaf)
+        other = first.setdefault(id(parameter), name)
         if other != name:
             if not torch.equal(mask != 0, masks[other] != 0):
                 raise ValueError(f"`masks` of {other} and {name} must be equal, because the two share one parameter.")
             found[name] = other
-    return found
-
-
-def require_trained(optimizer: Optimizer, model: nn.Module, masks: Mapping[str, Tensor]) -> None:
-    """Raise ValueError if the optimizer lacks a masked parameter that is trained: another one would move it."""
-    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    for name, mask in masks.items():
-        module, leaf = place(model, name, mask.shape)
-        parameter = module.get_parameter(leaf)
         if parameter.requires_grad and id(parameter) not in own:
             raise ValueError(
                 f"`{name}` is masked, but is no parameter of `optimizer`; use one optimizer for all masks."
             )
+        if id(parameter) in taken:
+            raise ValueError(f"`{name}` has masks of {taken[id(parameter)]} already; call its release() first.")
+    return found
 
 
 RECORDS = 100
@@ -200,9 +187,7 @@ class Dynamics:
             raise ValueError("`masks` (={}) must contain at least one mask; make them by pruning.plan, for example.")
         if length < 1:
             raise ValueError(f"`length` (={length}) must be at least 1, the number of steps of the training.")
-        aliases = aliases_of(model, masks)
-        require_trained(optimizer, model, masks)
-        require_free(optimizer, model, masks)
+        aliases = aliases_of(model, masks, optimizer)
         self.model, self.optimizer, self.length, self.generator = model, optimizer, length, generator
         self._check_places()
         self.step, self._aliases = 0, aliases
@@ -375,6 +360,13 @@ class Dynamics:
         """Return 1 if the optimizer minimises along a parameter's gradient, and -1 if it maximises."""
         groups = [group for group in self.optimizer.param_groups if any(each is parameter for each in group["params"])]
         return -1.0 if groups and groups[0].get("maximize") else 1.0
+
+    def progress(self, every: int) -> float | None:
+        """Return the fraction of the way from the first update to the last one, if an update is due after this step."""
+        begin, until = self.place_of(self.first), self.place_of(self.until)
+        if not begin <= self.step <= until or ((self.step - begin) % every and self.step != until):
+            return None
+        return (self.step - begin) / max(1, until - begin)
 
     def place_of(self, given: float) -> int:
         """Return the step of a place: up to 1 it is a fraction of the training, above 1 a step."""

@@ -47,7 +47,7 @@ class Gradual(Dynamics):
 
     nested = True
 
-    def __init__(
+    def __init__(  # nine parameters: its own places, and the data of `plan`, which it calls at each update
         self,
         sparsity: float | None = None,
         every: int = 100,
@@ -98,11 +98,9 @@ class Gradual(Dynamics):
 
     def after_step(self) -> None:
         """Prune further if it is time."""
-        begin, until = self.place_of(self.first), self.place_of(self.until)
-        if not begin <= self.step <= until or ((self.step - begin) % self.every and self.step != until):
-            return
-        found = self._planned(self._choices_at((self.step - begin) / max(1, until - begin)))
-        self.change({name: found[name].to(kept.device) & kept for name, kept in self.kept.items() if name in found})
+        if (progress := self.progress(self.every)) is not None:
+            found = self._planned(self._choices_at(progress))
+            self.change({name: found[name].to(kept.device) & kept for name, kept in self.kept.items() if name in found})
 
     def _planned(self, choices: Choices) -> MaskSet:
         """Return the masks of a pruning on top of the masks so far."""

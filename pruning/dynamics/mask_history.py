@@ -70,17 +70,8 @@ class MaskHistory:
             first += _count(now & self.first[name])
             explored, entries = explored + _count(ever), entries + now.numel()
             self.last[name] = now
-        self.updates.append(
-            MaskUpdate(
-                step,
-                count,
-                dropped,
-                grown,
-                first / max(1, count),
-                (count - grown) / max(1, count),
-                explored / max(1, entries),
-            )
-        )
+        shares = first / max(1, count), (count - grown) / max(1, count), explored / max(1, entries)
+        self.updates.append(MaskUpdate(step, count, dropped, grown, *shares))
 
     def state(self) -> dict[str, Any]:
         """Return the history as tensors and plain values."""

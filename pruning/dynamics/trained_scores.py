@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -126,14 +125,12 @@ class Movement(_TrainedScores):
     def after_step(self) -> None:
         """Hold the masks, and prune further if it is time."""
         self.hold()
-        begin, until = self.place_of(self.first), self.place_of(self.until)
-        if not begin <= self.step <= until or ((self.step - begin) % self.every and self.step != until):
-            return
-        sparsity = cubic(self.sparsity, (self.step - begin) / max(1, until - begin), self._start)
-        choices = Choices(Score(lambda *_, **__: self.scores), scope=Scope(self.scope), dynamics=Returning("free"))
-        choices = replace(choices, schedule=Schedule(sparsity))
-        found = plan(self.model, choices, parameters=list(self.kept), masks=self.masks).masks
-        self.swap({name: found[name].to(kept.device) for name, kept in self.kept.items()})
+        if (progress := self.progress(self.every)) is not None:
+            schedule = Schedule(cubic(self.sparsity, progress, self._start))
+            score, free = Score(lambda *_, **__: self.scores), Returning("free")
+            choices = Choices(score, scope=Scope(self.scope), schedule=schedule, dynamics=free)
+            found = plan(self.model, choices, parameters=list(self.kept), masks=self.masks).masks
+            self.swap({name: found[name].to(kept.device) for name, kept in self.kept.items()})
 
     def own_state(self) -> dict[str, Any]:
         """Return the scores, the weights that are not in the network, and the sparsity of the first masks."""

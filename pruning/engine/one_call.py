@@ -100,7 +100,7 @@ AXES = [each.name for each in fields(Choices) if each.name not in ("score", "rep
 """Choices whose fields may be passed directly as options."""
 
 
-def prune(
+def prune(  # nine parameters: those of `plan`, which this call of the engine stands for
     model: nn.Module,
     method: str | Choices | type | Callable[..., Any] = "magnitude",
     *,

@@ -6,7 +6,7 @@ import copy
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,20 +16,30 @@ from pruning.catalogue.repairs import REPAIRS
 from pruning.catalogue.rows import load
 from pruning.choices.axes import FAMILY_UNITS, Schedule, Score, Unit
 from pruning.choices.combining import Choices
-from pruning.dependencies.budgets import check_reachable, gone, kept_channels, largest_step, most_removable
-from pruning.dependencies.dependency_groups import DependencyGroups
+from pruning.dependencies.dependency_groups import (
+    DependencyGroups,
+    check_reachable,
+    gone,
+    kept_channels,
+    largest_step,
+    most_removable,
+)
 from pruning.engine.classes import masks_of_class, with_unit_of_class
-from pruning.engine.pruning_units import Cut, cut_of, groups_of_weights, inputs_first, scored_names
 from pruning.engine.scoring import (
+    Cut,
     check_channels,
     check_options,
     compute_scores,
+    cut_of,
     generator_of,
+    groups_of_weights,
+    inputs_first,
     inverted,
     names_to_score,
     no_plan,
     row_of,
     score_for,
+    scored_names,
     share,
     shuffle,
 )
@@ -64,7 +74,7 @@ class PruningPlan:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
-def plan(
+def plan(  # ten parameters: the data of a score, each of which a caller may leave out, are arguments of their own
     model: nn.Module,
     choices: Choices,
     *,
@@ -111,78 +121,50 @@ def plan(
         )
     if choices.schedule.order == "sequential":
         raise no_plan(choices.score)
-    given: dict[str, Any] = {"batches": batches, "loss": loss, "size": size, "generator": generator}
-    given |= {"parameters": parameters, "masks": masks, "example": example, "remember": remember}
-    return (_in_turns if choices.unit.parts else _planned)(model, choices, **given)
+    names = None if parameters is None else [*parameters]
+    given = ScoringInput(model, _listed(batches), loss, size, dict(masks or {}), generator, names, remember)
+    return (_in_turns if choices.unit.parts else _planned)(choices, given, example)
 
 
-def _planned(
-    model: nn.Module,
-    choices: Choices,
-    *,
-    batches: Batches,
-    loss: Loss,
-    size: Size,
-    generator: torch.Generator | None,
-    parameters: Iterable[str] | None,
-    masks: Masks | None,
-    example: Any,
-    remember: Remember,
-    alone: bool = False,
-) -> PruningPlan:
+def _planned(choices: Choices, given: ScoringInput, example: Any, *, alone: bool = False) -> PruningPlan:
     """Plan the pruning of one unit as `plan` does; `alone` counts costs as if no other unit had been removed."""
     choices = replace(choices, score=score_for(choices.score, choices.unit.kind))
-    names = names_to_score(model, choices.score, parameters)
-    cut, before = _cut(model, choices, masks, names, example, alone=alone)
-    if choices.dynamics.kind == "free":
-        model = _with_full_masks(model)
+    given = replace(given, parameters=names_to_score(given.model, choices.score, given.parameters))
+    cut, before = _cut(choices, given, example, alone=alone)
+    model = _with_full_masks(given.model) if choices.dynamics.kind == "free" else given.model
     if isinstance(cut, DependencyGroups) and choices.schedule.sparsity is not None:
         nested = choices.dynamics.kind == "nested"
         check_reachable(cut, choices.schedule.sparsity, cut.alive(before) if nested else None)
-    drawn, listed = generator_of(choices.score, generator), _listed(batches)
+    drawn, listed = generator_of(choices.score, given.generator), cast(list[Any] | None, given.batches)
     steps = list(_steps(choices.schedule, cut, before))
-    remember = remember if len(steps) == 1 else None
-    given = ScoringInput(model, listed, loss, size, dict(masks or {}), drawn, scored_names(cut, model), remember)
-    run = _PlannedRun(choices, given)
+    remember = given.remember if len(steps) == 1 else None
+    names = scored_names(cut, model)
+    run = _PlannedRun(choices, replace(given, model=model, generator=drawn, parameters=names, remember=remember))
     now: dict[str, Tensor] = before
     for step, (sparsity, step_cut) in enumerate(steps):
         now = run.step(step_cut, sparsity, now, share(listed, step, len(steps)), last=step == len(steps) - 1)
     if choices.control.kind == "shuffle":
-        shuffled = cut.expand(shuffle(cut.alive(now), cut, generator, cut.alive(before)))
+        shuffled = cut.expand(shuffle(cut.alive(now), cut, given.generator, cut.alive(before)))
         now = {n: mask & before[n] if n in before else mask for n, mask in shuffled.items()}
     return PruningPlan(MaskSet(now), run.repaired(now), _details(cut, now, len(steps)), run.seconds)
 
 
-def _in_turns(
-    model: nn.Module,
-    choices: Choices,
-    *,
-    batches: Batches,
-    parameters: Iterable[str] | None,
-    masks: Masks | None,
-    remember: Remember,
-    **given: Any,
-) -> PruningPlan:
+def _in_turns(choices: Choices, given: ScoringInput, example: Any) -> PruningPlan:
     """Plan the pruning of two units in turns, the second one under the masks of the first.
 
     The first unit is pruned until it alone makes up `unit.by_layers` of what is removed in the end, or as far as it can
     be. Rounding and floors of a scope are for the second unit.
     """
-    given |= {"batches": _listed(batches), "parameters": None if parameters is None else [*parameters]}
-    target, share, before, plans = (
-        choices.schedule.sparsity,
-        choices.unit.by_layers,
-        dict(masks or {}),
-        list[PruningPlan](),
-    )
+    target, share, plans = choices.schedule.sparsity, choices.unit.by_layers, list[PruningPlan]()
     for kind in choices.unit.parts:
         own = replace(choices, unit=replace(choices.unit, kind=kind, by_layers=Unit().by_layers))
         if not plans:
             own = replace(own, scope=replace(own.scope, round_to=1, min_kept=0, uniform=False))
-            sparsity = None if target is None else _reached_by_first(model, own, before, given, target * share)
+            sparsity = None if target is None else _reached_by_first(own, given, example, target * share)
             own = replace(own, schedule=replace(own.schedule, sparsity=sparsity))
-        plans.append(_planned(model, own, masks=before, remember=remember, alone=not plans, **given))
-        before, remember = {**before, **plans[-1].masks}, None  # statistics of the second unit need the masks
+        plans.append(_planned(own, given, example, alone=not plans))
+        # Statistics of the second unit need the masks.
+        given = replace(given, masks={**(given.masks or {}), **plans[-1].masks}, remember=None)
     one, other = plans
     counts = {name: {**one.details[name], **other.details[name]} for name in ("units", "kept")}
     step = max(each.details["step"] for each in plans)
@@ -191,35 +173,25 @@ def _in_turns(
     return PruningPlan(MaskSet({**one.masks, **other.masks}), {}, details, seconds)
 
 
-def _reached_by_first(
-    model: nn.Module, choices: Choices, masks: Masks, given: Mapping[str, Any], asked: float
-) -> float:
+def _reached_by_first(choices: Choices, given: ScoringInput, example: Any, asked: float) -> float:
     """Return the fraction of the budget that the first of two units can make up, if a fraction `asked` is to go."""
-    cut, before = _cut(model, choices, masks, given["parameters"], given["example"], alone=True)
+    cut, before = _cut(choices, given, example, alone=True)
     assert isinstance(cut, DependencyGroups)
     return min(max(asked, gone(cut, cut.alive(before))), most_removable(cut, cut.alive(before)))
 
 
-def _cut(
-    model: nn.Module,
-    choices: Choices,
-    masks: Masks | None,
-    parameters: Iterable[str] | None,
-    example: Any,
-    *,
-    alone: bool = False,
-) -> tuple[Cut, dict[str, Tensor]]:
+def _cut(choices: Choices, given: ScoringInput, example: Any, *, alone: bool = False) -> tuple[Cut, dict[str, Tensor]]:
     """Return the units, and name -> mask so far of each pruned tensor that has a mask; bool on the CPU."""
     cut: Cut
     if choices.unit.spans:
-        cut = groups_of_weights(model, choices, example, parameters)
-        weights = weights_of(model, masks, cut.parameters)
+        cut = groups_of_weights(given.model, choices, example, given.parameters)
+        weights = weights_of(given.model, given.masks, cut.parameters)
         if cut.others and not alone:
             members = {m.tensor for group in cut.others for m in group.members if cut.tensors[m.tensor].trained}
-            found = weights_of(model, masks, members).items()
+            found = weights_of(given.model, given.masks, members).items()
             cut = cut.beside({name: weight.kept for name, weight in found if weight.kept is not None})
     else:
-        weights = weights_of(model, masks, parameters)
+        weights = given.weights()
         for name, weight in weights.items():
             check_has_values(name, weight.parameter)
         cut = cut_of(weights, choices.unit, choices.scope)
@@ -366,10 +338,8 @@ def _steps(schedule: Schedule, cut: Cut, before: Masks) -> Iterator[tuple[float 
                 f"must be a fraction in [0, 1) of the {cut.scope.budget}, because dependency groups take no `amount`; "
                 "pass a fraction."
             )
-        start = min(gone(cut, cut.alive(before)), schedule.sparsity)
-        yield from ((each, cut) for each in targets("geometric", schedule.sparsity, schedule.inner, start))
-        return
-    if schedule.sparsity is None:
+        removed = gone(cut, cut.alive(before))
+    elif schedule.sparsity is None:
         if cut.scope.kind == "window" and schedule.inner > 1:
             raise RefusedValue("schedule.inner", schedule.inner).because(
                 "must be 1 for windows, which have no densities in between; type 1."
@@ -378,10 +348,11 @@ def _steps(schedule: Schedule, cut: Cut, before: Masks) -> Iterator[tuple[float 
             densities = {name: d ** (step / schedule.inner) for name, d in cut.scope.densities.items()}
             yield None, replace(cut, scope=replace(cut.scope, densities=densities))
         return
-    total, alive = sum(cut.sizes.values()), sum(int(kept.sum()) for kept in cut.alive(before).values())
-    start = min((total - alive) / max(1, total), schedule.sparsity)
-    for sparsity in targets("geometric", schedule.sparsity, schedule.inner, start):
-        yield sparsity, cut
+    else:
+        total, alive = sum(cut.sizes.values()), sum(int(kept.sum()) for kept in cut.alive(before).values())
+        removed = (total - alive) / max(1, total)
+    start = min(removed, schedule.sparsity)
+    yield from ((each, cut) for each in targets("geometric", schedule.sparsity, schedule.inner, start))
 
 
 def _with_full_masks(model: nn.Module) -> nn.Module:

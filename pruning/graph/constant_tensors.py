@@ -69,9 +69,9 @@ class Constants(fx.Interpreter):
             return _wide(super().run_node(node))
         name = name_of(node)
         if name in _RULES:
-            return _RULES[name]({key: self._concrete(value) for key, value in arguments(node).items()})
-        if name in ("to", "_to_copy", "type_as") and _floats(node, self):
-            return self.values[node.args[0]]  # type: ignore[index]
+            return _RULES[name](fx.map_arg(arguments(node), lambda each: self.values[each]))
+        if name in ("to", "_to_copy", "type_as") and _is_float(given := self.values.get(node.all_input_nodes[0])):
+            return given
         result = _wide(super().run_node(node))
         if node.target is operator.getitem:
             if node.args[0] in self.varying:
@@ -85,27 +85,15 @@ class Constants(fx.Interpreter):
         return super().call_function(target, args, kwargs)
 
     def _input(self, node: fx.Node, value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        if value.is_floating_point():
-            return torch.full_like(value, float("nan"), dtype=torch.float64)
-        self.varying.add(node)
-        return value
+        if isinstance(value, Tensor) and not value.is_floating_point():
+            self.varying.add(node)
+        return _wide(_unknown(value))
 
     def _varies(self, node: fx.Node) -> bool:
         if name_of(node) == "sym_size":
             return False
-        return any(
-            each in self.varying
-            or any(
-                isinstance(v, Tensor) and v.is_floating_point() and bool(v.isnan().any())
-                for v in _flat(self.values[each])
-            )
-            for each in node.all_input_nodes
-        )
-
-    def _concrete(self, value: Any) -> Any:
-        return fx.map_arg(value, lambda node: self.values[node])
+        read = node.all_input_nodes
+        return any(each in self.varying or any(map(_has_nan, _flat(self.values[each]))) for each in read)
 
     def _marked(self, node: fx.Node, name: str, result: Any) -> Any:
         """Return a result with NaN where it may vary; a result with integers or booleans is added to `varying`."""
@@ -115,9 +103,8 @@ class Constants(fx.Interpreter):
             self.varying.add(node)
         if is_entrywise(node) and len(tensors) == 1 and tensors[0].is_floating_point() and not by_integers:
             given = [self.values[each] for each in node.all_input_nodes]
-            for each in given:
-                if isinstance(each, Tensor) and each.is_floating_point() and bool(each.isnan().any()):
-                    result = result.masked_fill(each.isnan().expand_as(result), float("nan"))
+            for each in filter(_has_nan, given):
+                result = result.masked_fill(each.isnan().expand_as(result), float("nan"))
             return result
         if name in _TRUSTED and not by_integers:
             return _by_channel(result, self.values[node.all_input_nodes[0]], name) if name in SPATIAL else result
@@ -146,24 +133,25 @@ def _by_channel(result: Any, given: Tensor, name: str) -> Any:
 
 
 def _wide(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.double() if value.is_floating_point() else value
     if isinstance(value, list | tuple):
         return [_wide(each) for each in value]
-    return value
+    return value.double() if _is_float(value) else value
 
 
 def _flat(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _floats(node: fx.Node, run: Constants) -> bool:
-    value = run.values.get(node.args[0]) if isinstance(node.args[0], fx.Node) else None
+def _is_float(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
+def _has_nan(value: Any) -> bool:
+    return _is_float(value) and bool(value.isnan().any())
+
+
 def _unknown(value: Any) -> Any:
-    return torch.full_like(value, float("nan")) if isinstance(value, Tensor) and value.is_floating_point() else value
+    return torch.full_like(value, float("nan")) if _is_float(value) else value
 
 
 def _bilinear(operation: Callable[[Tensor, Tensor], Tensor], one: Tensor, other: Tensor) -> Tensor:

@@ -239,7 +239,7 @@ class Flow:
     def tie(self, fields: Fields, others: Fields, shape: Sequence[int], other_shape: Sequence[int], why: str) -> Fields:
         """Tie the fields of two tensors that are combined entry by entry, with broadcasting; return the result's."""
         ndim = max(len(shape), len(other_shape))
-        one, other = ([_raised(field, ndim) for field in each] for each in (fields, others))
+        one, other = ([raised(field, ndim) for field in each] for each in (fields, others))
         sizes, other_sizes = ([1] * (ndim - len(s)) + list(s) for s in (shape, other_shape))
         for each, others_, size in ((one, other, other_sizes), (other, one, sizes)):
             taken = set[int]().union(*[covered(field) for field in others_])
@@ -270,7 +270,8 @@ def _is_weight_of(node: fx.Node, user: fx.Node) -> bool:
     return name_of(user) in CONVOLUTIONS and arguments(user)["weight"] is node
 
 
-def _raised(field: Tensor, ndim: int) -> Tensor:
+def raised(field: Tensor, ndim: int) -> Tensor:
+    """Add dimensions of size 1 in front of a field, up to `ndim`."""
     return field.reshape(*[1] * (ndim - field.ndim), *field.shape)
 
 

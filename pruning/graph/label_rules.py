@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
 from pruning.graph.constant_tensors import Constants, constant_along
-from pruning.graph.label_flow import FIXED, Fields, Flow, Rule, Site, along, covered, covering, pin_inputs
+from pruning.graph.label_flow import FIXED, Fields, Flow, Rule, Site, along, covered, covering, pin_inputs, raised
 from pruning.graph.tracing import (
     CHANNELWISE_NORMALISATIONS,
     CONVOLUTIONS,
@@ -196,6 +196,12 @@ def _normalised(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Any:
     return left if isinstance(flow.constants.values[node], Tensor) else [left, [], []]
 
 
+def _with_parameter(flow: Flow, fields: Fields, parameter: fx.Node, shape: torch.Size, why: str) -> Fields:
+    """Tie the fields of a tensor (batch, channels, positions ...) to those of a parameter per channel; return them."""
+    own = [along(field.flatten(), 1, len(shape)) for field in flow.of(parameter)]
+    return flow.tie(fields, own, shape, [shape[1] if dim == 1 else 1 for dim in range(len(shape))], why)
+
+
 def _group_norm(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Any:
     source, groups = given["input"], int(given.get("num_groups") or given["group"])
     shape = flow.value(source).shape
@@ -203,9 +209,7 @@ def _group_norm(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Any:
     fields = flow.of(source)
     for each in (given["weight"], given["bias"]):
         if isinstance(each, fx.Node):
-            raised = [along(field.flatten(), 1, len(shape)) for field in flow.of(each)]
-            wide = [shape[1] if dim == 1 else 1 for dim in range(len(shape))]
-            fields = flow.tie(fields, raised, shape, wide, why)
+            fields = _with_parameter(flow, fields, each, shape, why)
     labels = flow.one_dim(fields, 1, why)
     if labels is not None:
         size = math.ceil(len(labels) / groups)
@@ -358,9 +362,7 @@ def _channelwise(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Any:
     for name in ("weight", "bias", "running_mean", "running_var"):
         own = given.get(name)
         if isinstance(own, fx.Node) and flow.value(own).numel() > 1:
-            raised = [along(field.flatten(), 1, len(shape)) for field in flow.of(own)]
-            wide = [shape[1] if dim == 1 else 1 for dim in range(len(shape))]
-            fields = flow.tie(fields, raised, shape, wide, f"{described(node)} is on what stays")
+            fields = _with_parameter(flow, fields, own, shape, f"{described(node)} is on what stays")
     return fields if isinstance(flow.constants.values[node], Tensor) else [fields, [], []]
 
 
@@ -438,11 +440,7 @@ def contract(flow: Flow, node: fx.Node, one: Factor, other: Factor, dims: tuple[
 def _zero(value: Tensor, dim: int, ndim: int) -> Tensor:
     """Return whether a factor is 0 along its whole other dimension; bool, shape (batch ..., positions)."""
     other = value.ndim - 1 if dim == value.ndim - 2 else value.ndim - 2
-    return _leading((value == 0).all(other), ndim)
-
-
-def _leading(tensor: Tensor, ndim: int) -> Tensor:
-    return tensor.reshape(*[1] * (ndim - tensor.ndim), *tensor.shape)
+    return raised((value == 0).all(other), ndim)
 
 
 def _reduced_to(flags: Tensor, shape: torch.Size) -> Tensor:
@@ -498,14 +496,14 @@ def _product(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
     batch = [field for field in left if covered(field) and len(sizes[0]) - 2 not in covered(field)]
     if labels is not None:
         flow.pin([*batch, *right], why)
-        return flow.labels.packed([_leading(labels[..., None, None], ndim)], why)
+        return flow.labels.packed([raised(labels[..., None, None], ndim)], why)
     heads = batch[0].squeeze(-1).squeeze(-1) if batch else None
     flow.pin(batch[1:], why)
     if not right:
         flow.pin(batch, why)
         return []
     weighing = weighted_sum(flow, node, heads, other)
-    return flow.labels.packed([_leading(field, ndim) for field in weighing], why)
+    return flow.labels.packed([raised(field, ndim) for field in weighing], why)
 
 
 def _attention(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:

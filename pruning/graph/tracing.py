@@ -7,9 +7,10 @@ import copy
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from keyword import iskeyword
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from pruning.holding.copies import values_with_history
 from pruning.holding.parameter import check_all_have_values, unwrapped
+from pruning.measure import macs
 from pruning.methods.functions import remove_all
 
 Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
@@ -44,15 +46,12 @@ class Traced:
 
     def tensor(self, name: str) -> Tensor:
         """Return a parameter, buffer or constant of the graph; all names of a tied tensor give the same object."""
-        value: Any = self.model
-        for step in name.split("."):
-            value = getattr(value, step, None)
-        if not isinstance(value, Tensor):  # torch.export adds constants to the graph alone
-            value = self.graph
-            for step in name.split("."):
-                value = getattr(value, step)
-        assert isinstance(value, Tensor)
-        return value
+        with contextlib.suppress(AttributeError):
+            if isinstance(value := attrgetter(name)(self.model), Tensor):
+                return value
+        constant = attrgetter(name)(self.graph)  # torch.export adds constants to the graph alone
+        assert isinstance(constant, Tensor)
+        return constant
 
 
 def arguments_of(example: Example) -> Inputs:
@@ -61,20 +60,14 @@ def arguments_of(example: Example) -> Inputs:
     Raises:
         TypeError: the example is no tensor, tuple or mapping.
     """
-    if isinstance(example, Tensor):
-        return (example.cpu(),), {}
-    if isinstance(example, tuple):
-        return tree_map(_on_cpu, example), {}
-    if isinstance(example, Mapping):
-        return (), tree_map(_on_cpu, dict(example))
-    raise TypeError(
-        f"`example` (a {type(example).__name__}) must be the network's input; pass a tensor, a tuple of positional "
-        "arguments, or a mapping of keyword arguments."
-    )
-
-
-def _on_cpu(leaf: Any) -> Any:
-    return leaf.cpu() if isinstance(leaf, Tensor) else leaf
+    if not isinstance(example, Tensor | tuple | Mapping):
+        raise TypeError(
+            f"`example` (a {type(example).__name__}) must be the network's input; pass a tensor, a tuple of positional "
+            "arguments, or a mapping of keyword arguments."
+        )
+    given = macs.arguments_of(tuple(example) if isinstance(example, tuple) else example)
+    found: Inputs = tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, given)
+    return found
 
 
 def plain_copy(model: nn.Module) -> nn.Module:
@@ -149,9 +142,8 @@ def exported(
     try:
         return torch.export.export(model, args, kwargs, dynamic_shapes=sizes if any_batch else None, strict=False)
     except Exception as error:  # torch.export passes on any error of the network's own code
-        first = str(error).strip().splitlines()[:1] or [type(error).__name__]
         raise ValueError(
-            f"{type(model).__name__} cannot be traced by torch.export ({type(error).__name__}: {first[0][:200]}); "
+            f"{type(model).__name__} cannot be traced by torch.export ({type(error).__name__}: {first_line(error)}); "
             "check that `example` is a valid input, and remove control flow that depends on data from the forward."
         ) from error
 
@@ -160,6 +152,40 @@ def copied(given: Inputs) -> Inputs:
     """Return (args, kwargs) with copies of all tensors, each its own."""
     found: Inputs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, given)
     return found
+
+
+def outputs_of(model: nn.Module, given: Inputs) -> list[Tensor]:
+    """Return all tensors that a network returns, without gradients, warnings and logs."""
+    args, kwargs = copied(given)  # a forward may write to its inputs
+    with torch.no_grad(), quiet():
+        return [leaf for leaf in tree_leaves(model(*args, **kwargs)) if isinstance(leaf, Tensor)]
+
+
+def output_difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Return the largest difference of outputs, relative to the largest of their tensor.
+
+    It is inf if shapes, integers, or the places of NaN and infinity differ.
+    """
+    if [each.shape for each in found] != [each.shape for each in expected]:
+        return float("inf")
+    worst = 0.0
+    for one, other in zip(found, expected, strict=True):
+        if not one.is_floating_point():
+            worst = max(worst, 0.0 if torch.equal(one, other) else float("inf"))
+            continue
+        finite = other.isfinite()
+        if not torch.equal(one.isfinite(), finite):
+            return float("inf")
+        if finite.any():
+            one, other = one[finite], other[finite]
+            difference = (one - other).abs().max() / other.abs().max().clamp_min(torch.finfo(other.dtype).tiny)
+            worst = max(worst, float(difference))
+    return worst
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or its type if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 _CONTEXTS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}

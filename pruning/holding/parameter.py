@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeGuard, cast
@@ -10,6 +11,7 @@ from typing import Any, TypeGuard, cast
 import torch
 import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from pruning.holding.reparam import Reparam, make_live, make_plain, mask_name, masked, orig_name, stored
 
@@ -129,6 +131,17 @@ def drop_vacated(module: nn.Module) -> None:
         del module._forward_pre_hooks[key]
 
 
+@contextmanager
+def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Remove hooks at the end of the context."""
+    held = list(handles)
+    try:
+        yield
+    finally:
+        for handle in held:
+            handle.remove()
+
+
 def rename_parameter(module: nn.Module, old: str, new: str) -> None:
     """Rename a parameter without changing the order of parameters, which optimizers and saved states rely on."""
     renamed = [(new if name == old else name, parameter) for name, parameter in module._parameters.items()]
@@ -167,6 +180,17 @@ def plain_tensors(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, Tensor]
             if tensor is not None and id(tensor) not in masks:
                 found[f"{path}.{leaf}" if path else leaf] = tensor
     return found
+
+
+def joined(*parts: str) -> str:
+    """Join parts of a name by dots, without empty ones."""
+    return ".".join(part for part in parts if part)
+
+
+def first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return each name of a tensor -> its first name, another one only for tied tensors."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -234,6 +258,15 @@ def check_tensor(value: object, name: str) -> None:
     """Raise `TypeError` unless the argument `name` is a tensor."""
     if not isinstance(value, Tensor):
         raise TypeError(f"`{name}` must be a tensor, not {type(value).__name__}; convert it with `torch.as_tensor`.")
+
+
+def check_generator(generator: object) -> None:
+    """Raise `TypeError` unless a source of random draws is a generator, or None."""
+    if not isinstance(generator, torch.Generator | None):
+        raise TypeError(
+            f"`generator` (={generator!r}) must be a torch.Generator, not {type(generator).__name__}; pass "
+            "torch.Generator().manual_seed(seed)."
+        )
 
 
 def check_same_shape(scores: Tensor, tensor: Tensor, name: str) -> None:

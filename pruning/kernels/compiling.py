@@ -108,17 +108,13 @@ def _digest(compiler: Sequence[str]) -> str:
     parts = [
         file.name.encode() + file.read_bytes() for file in sorted(SOURCES.iterdir()) if file.suffix in (".c", ".h")
     ]
-    parts += [repr((compiler, _flags())).encode(), _version(compiler), _processor()]
+    parts += [repr((compiler, _flags())).encode(), _run(compiler, "--version")[1].encode(), _processor()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
 
 
 def _flags() -> list[str]:
     native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
     return [*FLAGS, native, *_words(MORE_FLAGS)]
-
-
-def _version(compiler: Sequence[str]) -> bytes:
-    return _run(compiler, "--version")[1].encode()
 
 
 def _run(compiler: Sequence[str], *arguments: str) -> tuple[int, str, str]:

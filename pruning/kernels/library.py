@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,18 +35,15 @@ def library() -> ctypes.CDLL:
 
 @functools.cache
 def _loaded() -> ctypes.CDLL:
-    file, passing = library_file()
-    try:
-        return _load(file, passing)
-    except OSError as error:
-        if passing:
-            raise KernelsUnavailable(f"the compiled kernels cannot be loaded ({error}).") from error
-    file.unlink(missing_ok=True)  # not a library, although its content has the digest of its name
-    file, passing = library_file(anew=True)
-    try:
-        return _load(file, passing)
-    except OSError as error:
-        raise KernelsUnavailable(f"the compiled kernels cannot be loaded ({error}).") from error
+    for anew in (False, True):
+        file, passing = library_file(anew)
+        try:
+            return _load(file, passing)
+        except OSError as error:
+            if passing or anew:
+                raise KernelsUnavailable(f"the compiled kernels cannot be loaded ({error}).") from error
+        file.unlink(missing_ok=True)  # not a library, although its content has the digest of its name
+    raise AssertionError("the second attempt returns or raises")
 
 
 def _load(file: Path, passing: bool) -> ctypes.CDLL:
@@ -80,7 +78,7 @@ class _Call(ctypes.Structure):
 def compiled_call(
     name: str, numbers: Sequence[int], arrays: Sequence[Tensor], layer: LayerShape, shape: torch.Size
 ) -> Run:
-    """Return the call of a C kernel for one shape of inputs; the caller keeps the arrays alive.
+    """Return the call of a C kernel for one shape of inputs; it keeps the arrays alive.
 
     Raises:
         KernelsUnavailable: the kernels cannot be compiled or loaded.
@@ -91,7 +89,7 @@ def compiled_call(
     held = _Call((ctypes.c_int64 * 8)(*numbers), pointers, layer.low, layer.high)
     at, outputs = ctypes.addressof(held), layer.output(shape)
 
-    def run(x: Tensor, added: Tensor | None, _held: _Call = held) -> Tensor:
+    def run(x: Tensor, added: Tensor | None, _held: Any = (held, arrays)) -> Tensor:
         y = x.new_empty(outputs)  # torch.empty obeys torch.set_default_device
         more = None if added is None else added.data_ptr()
         code = call(at, x.data_ptr(), more, y.data_ptr(), torch.get_num_threads())

@@ -80,12 +80,7 @@ def _bind(layer: LayerShape, setting: Setting, arrays: Sequence[Tensor], bias: T
         ],
         dtype=torch.int64,
     )
-    call = compiled_call("pixels", (), (geometry, *arrays, bias), layer, shape)
-
-    def run(x: Tensor, added: Tensor | None, _held: Tensor = geometry) -> Tensor:
-        return call(x, added)
-
-    return run
+    return compiled_call("pixels", (), (geometry, *arrays, bias), layer, shape)
 
 
 KERNEL = Kernel(_settings, _pack, _bind)

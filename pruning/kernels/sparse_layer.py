@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from pruning.catalogue.kernels import DENSE, KERNELS
 from pruning.kernels.sparse_weight import Kernel, LayerShape, Run, Setting, SparseWeight
+
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,12 @@ class LayerPlan:
     layer: LayerShape
     choices: tuple[KernelChoice, ...]
     arrays: tuple[tuple[int, ...], ...]
-    """Choice -> places of its arrays among all arrays of the layer."""
+    """KernelChoice -> places of its arrays among all arrays of the layer."""
 
     def bind(self, arrays: Sequence[Tensor], bias: Tensor, shape: torch.Size) -> Run:
         """Return the call for a shape of inputs, by the kernel chosen for the nearest batch size.
 
-        The call keeps its arrays alive, and takes a tensor to add of any shape that broadcasts to the outputs.
+        The call takes a tensor to add of any shape that broadcasts to the outputs.
 
         Raises:
             ValueError: the layer does not take inputs of this shape.
@@ -68,7 +71,7 @@ class LayerPlan:
         with torch.device("cpu"):  # kernels make tensors, whatever torch.set_default_device says
             run = kernel_named(choice.kernel).bind(self.layer, choice.setting, own, bias, shape)
 
-        def call(x: Tensor, added: Tensor | None, _held: Any = (own, bias)) -> Tensor:
+        def call(x: Tensor, added: Tensor | None) -> Tensor:
             return run(x, added if added is None else widened(checked(added), outputs))
 
         return call
@@ -81,17 +84,12 @@ class LayerPlan:
     def of_text(cls, text: str) -> LayerPlan:
         """Return the plan of a JSON text that `text` made."""
         held = json.loads(text)
+        shape: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in held["layer"].items()}
         return cls(
-            layer_shape(held["layer"]),
+            LayerShape(**shape),
             tuple(KernelChoice(**each) for each in held["choices"]),
             tuple(map(tuple, held["arrays"])),
         )
-
-
-def layer_shape(held: Mapping[str, Any]) -> LayerShape:
-    """Return a layer's numbers from plain JSON data."""
-    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in held.items()}
-    return LayerShape(**fields)
 
 
 def widened(added: Tensor, outputs: torch.Size) -> Tensor:
@@ -196,13 +194,12 @@ class SparseLayer(nn.Module):
         self.sparsity, self.shape = weight.sparsity, weight.shape
         arrays: list[Tensor] = []
         made: dict[str, tuple[int, ...]] = {}
-        for choice in choices:
-            key = f"{choice.kernel} {sorted(choice.setting.items())}"
+        keys = [f"{choice.kernel} {sorted(choice.setting.items())}" for choice in choices]
+        for key, choice in zip(keys, choices, strict=True):
             if key not in made:
                 own = kernel_named(choice.kernel).pack(weight, layer, choice.setting)
                 made[key] = tuple(range(len(arrays), len(arrays) + len(own)))
                 arrays += own
-        keys = [f"{choice.kernel} {sorted(choice.setting.items())}" for choice in choices]
         self.plan = LayerPlan(layer, tuple(choices), tuple(made[key] for key in keys))
         self._text = self.plan.text()
         self.count = len(arrays)
@@ -303,7 +300,7 @@ MOST_SHAPES = 64
 
 
 TURNS = 7
-"""Timed turns; the fastest of a candidate's turns decides, because other processes only add time."""
+"""Timed turns; the fastest of a candidate's turns decides."""
 TURN = 3e-4
 """Least seconds of a turn, in which a fast candidate is called several times."""
 WORTHWHILE = 0.97
@@ -328,27 +325,17 @@ def chosen(weight: SparseWeight, layer: LayerShape, bias: Tensor, x: Tensor, add
     layer.check(x.shape)
     x = checked(x)
     added = None if added is None else widened(checked(added), torch.Size(layer.output(x.shape)))
-    examples, runs = layer.examples(x.shape), dict[tuple[str, int], tuple[Setting, Run]]()
-    for name, setting, run in _candidates(weight, layer, bias, x):
-        runs[name, len(runs)] = setting, run
+    candidates = list(_candidates(weight, layer, bias, x))
+    dense = next(place for place, (name, _, _) in enumerate(candidates) if name == DENSE)
+    hopeless = {place: math.inf if place == dense else HOPELESS for place in range(len(candidates))}
     with torch.inference_mode():
-        first = {key: _seconds(partial(run, x, added)) for key, (_, run) in runs.items()}
-        limit = HOPELESS * min(first.values())
-        kept = [key for key in runs if key[0] == DENSE or first[key] <= limit]
-        calls = {key: max(1, round(TURN / first[key])) for key in kept}
-        times: dict[tuple[str, int], list[float]] = {key: [] for key in kept}
-        for _ in range(TURNS):
-            for key in kept:
-                run, start = runs[key][1], time.perf_counter()
-                for _ in range(calls[key]):
-                    run(x, added)
-                times[key].append((time.perf_counter() - start) / calls[key])
-    fastest = {key: min(each) for key, each in times.items()}
-    dense = next(key for key in kept if key[0] == DENSE)
-    best = min(fastest, key=lambda key: fastest[key])
+        calls = {place: partial(run, x, added) for place, (_, _, run) in enumerate(candidates)}
+        fastest = fastest_seconds(calls, TURNS, TURN, hopeless)
+    best = min(fastest, key=lambda place: fastest[place])
     if fastest[best] > WORTHWHILE * fastest[dense]:
         best = dense
-    return KernelChoice(examples, best[0], dict(runs[best][0]), fastest[best], fastest[dense])
+    name, setting, _ = candidates[best]
+    return KernelChoice(layer.examples(x.shape), name, dict(setting), fastest[best], fastest[dense])
 
 
 def dense_choice(examples: int) -> KernelChoice:
@@ -362,25 +349,30 @@ def _candidates(weight: SparseWeight, layer: LayerShape, bias: Tensor, x: Tensor
             continue
         kernel = kernel_named(name)
         for setting in kernel.settings(weight, layer, layer.examples(x.shape)):
-            arrays = kernel.pack(weight, layer, setting)
-            run = kernel.bind(layer, setting, arrays, bias, x.shape)
-            yield name, setting, _holding(run, arrays)
+            yield name, setting, kernel.bind(layer, setting, kernel.pack(weight, layer, setting), bias, x.shape)
 
 
-def _holding(run: Run, arrays: list[Tensor]) -> Run:
-    """Keep the arrays alive as long as the call."""
+def fastest_seconds(
+    calls: Mapping[Key, Callable[[], object]], turns: int, turn: float, hopeless: Mapping[Key, float] | None = None
+) -> dict[Key, float]:
+    """Time functions in turns: return the seconds of a call in the fastest turn, as other processes only add time.
 
-    def call(x: Tensor, added: Tensor | None, _arrays: list[Tensor] = arrays) -> Tensor:
-        return run(x, added)
+    Args:
+        calls: key -> function.
+        turns: number of turns.
+        turn: least seconds of a turn, in which a fast function is called several times.
+        hopeless: key -> how many times slower than the fastest function, in first calls, this one may be to be timed;
+            None times all.
+    """
+    first = {key: min(_seconds(call, 1), _seconds(call, 1)) for key, call in calls.items()}
+    limits = {key: math.inf if hopeless is None else hopeless[key] * min(first.values()) for key in calls}
+    counts = {key: max(1, round(turn / max(each, 1e-7))) for key, each in first.items() if each <= limits[key]}
+    times = [{key: _seconds(calls[key], count) for key, count in counts.items()} for _ in range(turns)]
+    return {key: min(each[key] for each in times) for key in counts}
 
-    return call
 
-
-def _seconds(call: Callable[[], object]) -> float:
-    """Return the faster of two calls, in seconds."""
-    found = []
-    for _ in range(2):
-        start = time.perf_counter()
+def _seconds(call: Callable[[], object], count: int) -> float:
+    start = time.perf_counter()
+    for _ in range(count):
         call()
-        found.append(time.perf_counter() - start)
-    return max(min(found), 1e-7)
+    return (time.perf_counter() - start) / count

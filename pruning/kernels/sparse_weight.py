@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -47,10 +48,7 @@ class SparseWeight:
     @property
     def row(self) -> int:
         """Number of entries of a dense row."""
-        size = 1
-        for each in self.shape[1:]:
-            size *= each
-        return size
+        return math.prod(self.shape[1:])
 
     def rows(self) -> Tensor:
         """Return the row of each nonzero, int64."""
@@ -141,10 +139,7 @@ class LayerShape:
 
     def examples(self, shape: Any) -> int:
         """Return the batch size that a kernel is chosen for: rows of a linear layer, images of a convolution."""
-        size = 1
-        for each in shape[:-1] if self.kind == "linear" else shape[:1]:
-            size *= int(each)
-        return size
+        return math.prod(map(int, shape[:-1] if self.kind == "linear" else shape[:1]))
 
 
 Setting = Mapping[str, int]
@@ -160,8 +155,8 @@ class Kernel:
     Args:
         settings: (weight, layer, examples) -> settings that may be the fastest; none if it cannot compute the layer.
         pack: (weight, layer, setting) -> the kernel's arrays of the weight.
-        bind: (layer, setting, arrays, bias, shape of inputs) -> the call for this shape. The caller keeps the arrays
-            and the bias alive. It raises RuntimeError if the machine lacks what the kernel needs.
+        bind: (layer, setting, arrays, bias, shape of inputs) -> the call for this shape, which keeps the arrays and the
+            bias alive. It raises RuntimeError if the machine lacks what the kernel needs.
     """
 
     settings: Callable[[SparseWeight, LayerShape, int], Iterator[Setting]]

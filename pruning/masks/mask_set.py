@@ -13,8 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pruning.holding.parameter import ModuleParameter, check_has_values, place, plain_modules, pruned_names
-from pruning.holding.reparam import orig_name
+from pruning.holding.parameter import (
+    ModuleParameter,
+    check_has_values,
+    place,
+    plain_modules,
+    plain_parameters,
+    pruned_names,
+)
 from pruning.masks import mask_files as mask_files
 from pruning.methods.functions import prune_by_masks
 
@@ -44,11 +50,12 @@ class MaskSet(Mapping[str, Tensor]):
         """
         masks = {}
         for path, module in plain_modules(model):
-            names = {orig_name(name): name for name in pruned_names(module)}
-            for name in [names[key] for key in module._parameters if key in names]:
-                mask = ModuleParameter.of(module, name).mask
-                assert mask is not None
-                masks[f"{path}.{name}" if path else name] = mask
+            pruned = pruned_names(module)
+            for name, _ in plain_parameters(module) if pruned else ():
+                if name in pruned:
+                    mask = ModuleParameter.of(module, name).mask
+                    assert mask is not None
+                    masks[f"{path}.{name}" if path else name] = mask
         return cls(masks)
 
     def apply(self, model: nn.Module, *, replace: bool = False) -> None:
@@ -73,10 +80,7 @@ class MaskSet(Mapping[str, Tensor]):
                 raise ValueError(f"`{name}` cannot be pruned: {error}") from error
             wanted[orig] = wanted[orig] & mask if orig in wanted else mask
         for module in model.modules():
-            names = {orig_name(name): name for name in pruned_names(module)}
-            for name, parameter in module._parameters.items():
-                if parameter is not None and parameter in wanted:
-                    masks[module, names.get(name, name)] = wanted[parameter]
+            masks |= {(module, name): wanted[each] for name, each in plain_parameters(module) if each in wanted}
         prune_by_masks(masks, replace=replace)
 
     def extended(self, masks: Mapping[str, Tensor]) -> MaskSet:

@@ -15,7 +15,7 @@ import math
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,20 +125,23 @@ def calling(model: nn.Module, example: Any) -> Make:
     """
 
     def make() -> Call:
-        network, inputs = copy.deepcopy(model, values_with_history(model)).eval(), copy.deepcopy(example)
-        named = dict(inputs) if isinstance(inputs, Mapping) else {}
-        given = () if named else arguments_of(inputs)
-        devices = {parameter.device for parameter in network.parameters() if parameter.is_cuda}
-
-        def call() -> None:
-            with torch.no_grad():
-                network(*given, **named)
-                for device in devices:
-                    torch.cuda.synchronize(device)
-
-        return call
+        return call_of(copy.deepcopy(model, values_with_history(model)).eval(), copy.deepcopy(example))
 
     return make
+
+
+def call_of(model: nn.Module, example: Any) -> Call:
+    """Return a call of `model(example)` without gradients, which on a GPU waits for the result."""
+    given, named = arguments_of(example)
+    devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
+
+    def call() -> None:
+        with torch.no_grad():
+            model(*given, **named)
+            for device in devices:
+                torch.cuda.synchronize(device)
+
+    return call
 
 
 def _block(
@@ -154,13 +157,14 @@ def _block(
     pairs: list[tuple[float, float]] = []
     with collector_paused():
         while len(pairs) < LEAST_PAIRS or clock() < end:
-            pairs.append((_timed(a, clock), _timed(b, clock)))
-            second = _timed(b, clock)
-            pairs.append((_timed(a, clock), second))
+            pairs.append((timed(a, clock), timed(b, clock)))
+            second = timed(b, clock)
+            pairs.append((timed(a, clock), second))
     return pairs
 
 
-def _timed(call: Call, clock: Clock) -> float:
+def timed(call: Call, clock: Clock) -> float:
+    """Return the seconds of a call."""
     start = clock()
     call()
     return max(clock() - start, 1e-9)  # a coarse clock may not have advanced

@@ -34,7 +34,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pruning.holding.parameter import plain_modules, unwrapped
+from pruning.holding.parameter import first_names, joined, plain_modules, unwrapped
 from pruning.holding.reparam import held
 from pruning.masks.mask_set import MaskSet
 
@@ -251,14 +251,16 @@ def counted(model: nn.Module, example: Any, masks: MaskSet) -> Counter:
         stack.enter_context(eagerly())  # a dispatch mode does not see the products of compiled code
         stack.enter_context(in_mode(model, training=False))
         with torch.no_grad(), Products(counter.product):
-            plain = unwrapped(model)
-            plain(**example) if type(example) is dict else plain(*arguments_of(example))
+            args, kwargs = arguments_of(example)
+            unwrapped(model)(*args, **kwargs)
     return counter
 
 
-def arguments_of(example: Any) -> tuple[Any, ...]:
-    """Return an example as positional arguments: the items of a plain tuple, or one argument of any other type."""
-    return example if type(example) is tuple else (example,)
+def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return an example as (args, kwargs): a plain tuple is unpacked, and a mapping, by keyword."""
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    return (example if type(example) is tuple else (example,)), {}
 
 
 @contextmanager
@@ -311,10 +313,8 @@ class Counter:
         rule = rule_of(module)
         for use in rule(module, Call(inputs, keywords, output)) if rule else []:
             size = attrgetter(use.weight)(module)[use.rows].numel()
-            self.uses.setdefault(_joined(path, use.weight), []).append(use)
-            mask = self._by_parameter.get(
-                id(attrgetter(use.weight)(module)), self._masks.get(_joined(path, use.weight))
-            )
+            self.uses.setdefault(joined(path, use.weight), []).append(use)
+            mask = self._by_parameter.get(id(attrgetter(use.weight)(module)), self._masks.get(joined(path, use.weight)))
             kept = size if mask is None else int(mask[use.rows].count_nonzero())
             self._add(path, use.times * size, use.times * kept)
 
@@ -359,10 +359,6 @@ class Counter:
                 start = factor.storage_offset() - tensor.storage_offset()
                 return int(laid_out.as_strided(factor.shape, factor.stride(), start).count_nonzero())
         return None
-
-
-def _joined(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
 
 
 def _is_of_heads(product: Product) -> bool:
@@ -410,11 +406,7 @@ def weight_macs(model: nn.Module, example: Any) -> WeightMacs:
         example: input of the model, as for `macs`.
     """
     counter = counted(model, example, MaskSet({}))
-    first: dict[int, str] = {}
-    names = {
-        name: first.setdefault(id(parameter), name)
-        for name, parameter in unwrapped(model).named_parameters(remove_duplicate=False)
-    }
+    names = first_names(dict(unwrapped(model).named_parameters(remove_duplicate=False)))
     uses: dict[str, list[Use]] = {}
     for name, own in counter.uses.items():
         uses.setdefault(names.get(name, name), []).extend(own)

@@ -13,15 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
-from pruning.holding.parameter import plain_modules, pruned_names
-from pruning.holding.reparam import orig_name
+from pruning.holding.parameter import plain_modules, plain_parameters
 from pruning.masks.mask_set import MaskSet
+from pruning.measure.latency import call_of, timed
 from pruning.measure.macs import LayerMacs as LayerMacs
 from pruning.measure.macs import Macs as Macs
-from pruning.measure.macs import arguments_of, in_mode
+from pruning.measure.macs import in_mode
 from pruning.measure.macs import macs as macs
 
 CAVEAT = (
@@ -115,7 +114,8 @@ def sizes(model: nn.Module, masks: MaskSet | None = None) -> dict[str, TensorSiz
 
 def dead(model: nn.Module | MaskSet) -> tuple[str, ...]:
     """Return the names of tensors that are entirely masked: only the bias passes through such a layer."""
-    return tuple(name for name, mask in _masks_of(model).items() if mask.numel() and not mask.any())
+    masks = model if isinstance(model, MaskSet) else MaskSet.collect(model)
+    return tuple(name for name, mask in masks.items() if mask.numel() and not mask.any())
 
 
 def latency(model: nn.Module, example: Any, *, samples: int = 30, warmup: int = 5) -> Latency:
@@ -123,7 +123,7 @@ def latency(model: nn.Module, example: Any, *, samples: int = 30, warmup: int = 
 
     Args:
         model: any module.
-        example: input of the model; a plain tuple is unpacked to positional arguments.
+        example: input of the model; a plain tuple is unpacked to positional arguments, a mapping to keyword arguments.
         samples: number of timed calls, at least 2; on a GPU each call waits for its result.
         warmup: number of untimed calls before the timed ones.
 
@@ -132,18 +132,9 @@ def latency(model: nn.Module, example: Any, *, samples: int = 30, warmup: int = 
     """
     if samples < 2:
         raise ValueError(f"`samples` (={samples}) must be at least 2, because one call has no spread.")
-    arguments = arguments_of(example)
-    devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
-    seconds = []
-    with in_mode(model, training=False), torch.no_grad():
-        for _ in range(warmup + samples):
-            for device in devices:
-                torch.cuda.synchronize(device)
-            start = time.perf_counter()
-            model(*arguments)
-            for device in devices:
-                torch.cuda.synchronize(device)
-            seconds.append(time.perf_counter() - start)
+    call = call_of(model, example)
+    with in_mode(model, training=False):
+        seconds = [timed(call, time.perf_counter) for _ in range(warmup + samples)]
     lower, median, upper = statistics.quantiles(seconds[warmup:], n=4, method="inclusive")
     return Latency(median, lower, upper, samples)
 
@@ -163,16 +154,11 @@ def report(model: nn.Module, example: Any, masks: MaskSet | None = None, *, samp
     )
 
 
-def _masks_of(model: nn.Module | MaskSet) -> MaskSet:
-    return model if isinstance(model, MaskSet) else MaskSet.collect(model)
-
-
 def _named(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield (name in a plain model, parameter), each parameter once."""
     seen = set()
     for path, module in plain_modules(model):
-        names = {orig_name(name): name for name in pruned_names(module)}
-        for key, parameter in module._parameters.items():
-            if parameter is not None and parameter not in seen:
+        for leaf, parameter in plain_parameters(module):
+            if parameter not in seen:
                 seen.add(parameter)
-                yield (f"{path}." if path else "") + names.get(key, key), parameter
+                yield f"{path}.{leaf}" if path else leaf, parameter

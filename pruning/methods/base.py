@@ -12,7 +12,7 @@ import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
 from pruning.holding.copies import restored_on_error
-from pruning.holding.parameter import ModuleParameter, check_same_shape, is_pruning_hook
+from pruning.holding.parameter import ModuleParameter, check_generator, check_same_shape, is_pruning_hook
 from pruning.holding.reparam import Reparam, held, mask_name, masked, orig_name
 from pruning.selection.channel_masks import alive_channels, check_dim
 
@@ -154,10 +154,7 @@ def drawing_from(method: Any, generator: torch.Generator | None) -> Iterator[Non
     if generator is None:
         yield
         return
-    if not isinstance(cast(object, generator), torch.Generator):
-        raise TypeError(
-            f"`generator` (={generator!r}) must be a torch.Generator; pass torch.Generator().manual_seed(seed)."
-        )
+    check_generator(generator)
     before = vars(method).get("generator")
     method.generator = generator
     try:

@@ -32,8 +32,14 @@ from pruning.holding.parameter import (
 )
 from pruning.holding.reparam import masked
 from pruning.methods.base import BasePruningMethod, commit, drawing_from, is_builtin
-from pruning.methods.structured import LnStructured, RandomStructured
-from pruning.methods.unstructured import CustomFromMask, Identity, L1Unstructured, RandomUnstructured
+from pruning.methods.built_in import (
+    CustomFromMask,
+    Identity,
+    L1Unstructured,
+    LnStructured,
+    RandomStructured,
+    RandomUnstructured,
+)
 from pruning.selection.channel_masks import (
     Norm,
     alive_channels,

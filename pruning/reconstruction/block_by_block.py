@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from pruning.catalogue.reconstructions import RECONSTRUCTIONS
+from pruning.holding.parameter import hooked
 from pruning.masks.mask_set import MaskSet
 from pruning.measure.macs import eagerly, in_mode
 from pruning.reconstruction.block_calls import Batch, BlockCalls, call_model, without_key_caches
@@ -70,7 +71,7 @@ class Layerwise:
     layers: Mapping[str, LayerReport] = field(repr=False)
 
 
-def layerwise(
+def layerwise(  # sixteen parameters: one call prunes a network from files to files, and each has a default but three
     model: nn.Module,
     method: str | Solve,
     batches: Iterable[Batch],
@@ -132,9 +133,7 @@ def layerwise(
         raise ValueError(f"`dtype` (={dtype}) must be torch.float32 or torch.float64.")
     parts = parts_of(model, blocks, parameters)
     weights = {name: layer for part in parts for name, layer in part.layers.items()}
-    targets = (
-        _targets(weights, sparsity, n, m) if _chooses(method) else _no_targets(method, weights, sparsity, n, masks)
-    )
+    targets = _targets(method, weights, sparsity, n, m, masks)
     before = _checked_masks(weights, masks or {})
     run = _BlockwiseRun(solve, targets, before, dtype, done or Layerwise(MaskSet({}), {}))
     run.require_done(weights)
@@ -190,14 +189,10 @@ def _order(model: nn.Module, parts: Sequence[Part], batches: Sequence[Batch]) ->
     def note(part: Part) -> Callable[..., None]:
         return lambda *_: None if part in called else called.append(part)
 
-    handles = [part.module.register_forward_pre_hook(note(part)) for part in parts]
-    try:
+    with hooked(part.module.register_forward_pre_hook(note(part)) for part in parts):
         for batch in batches:
             if len(called) < len(parts):
                 call_model(model, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
     return called
 
 
@@ -211,43 +206,39 @@ def _solver(method: str | Solve, options: Mapping[str, Any]) -> Solve:
     return partial(row.load(), **options)
 
 
-def _chooses(method: str | Solve) -> bool:
-    return not isinstance(method, str) or RECONSTRUCTIONS[method].chooses
-
-
-def _no_targets(
+def _targets(
     method: str | Solve,
-    weights: Mapping[str, nn.Module],
+    layers: Mapping[str, nn.Module],
     sparsity: float | Mapping[str, float] | None,
     n: int | None,
+    m: int | None,
     masks: Mapping[str, Tensor] | None,
 ) -> dict[str, Target]:
-    """Return targets that prune nothing, for a method that keeps masks."""
-    if not masks or sparsity is not None or n is not None:
-        raise ValueError(
-            f"`masks` must be given for method={method!r}, without `sparsity` and `n`: it prunes nothing more."
-        )
-    return {name: Target() for name in weights}
-
-
-def _targets(
-    layers: Mapping[str, nn.Module], sparsity: float | Mapping[str, float] | None, n: int | None, m: int | None
-) -> dict[str, Target]:
-    """Return name of a weight -> its target."""
+    """Return name of a weight -> its target; it prunes nothing for a method that keeps masks."""
+    if isinstance(method, str) and not RECONSTRUCTIONS[method].chooses:
+        if not masks or sparsity is not None or n is not None:
+            raise ValueError(
+                f"`masks` must be given for method={method!r}, without `sparsity` and `n`: it prunes nothing more."
+            )
+        return {name: Target() for name in layers}
     if (n is None) != (m is None):
         raise ValueError(f"`n` (={n}) and `m` (={m}) must be given together: n of each m weights are kept.")
     if (n is None) == (sparsity is None):
         raise ValueError(f"`sparsity` (={sparsity}), or `n` (={n}) and `m` (={m}), must be given; pass exactly one.")
     if n is not None and m is not None:
         return {name: _window(name, layer, n, m) for name, layer in layers.items()}
-    patterns = sparsity if isinstance(sparsity, Mapping) else {"*": sparsity}
+    return _sparsities(list(layers), sparsity if isinstance(sparsity, Mapping) else {"*": sparsity})
+
+
+def _sparsities(layers: Sequence[str], patterns: Mapping[str, Any]) -> dict[str, Target]:
+    """Return name of a weight -> the target of the first pattern that fits."""
     used: set[str] = set()
     found = {}
     for name in layers:
         pattern = next((each for each in patterns if fnmatchcase(name, each)), None)
         if pattern is None:
             raise ValueError(f"`sparsity` (of {len(patterns)} patterns) must have a pattern for {name!r}.")
-        given: Any = patterns[pattern]
+        given = patterns[pattern]
         if not isinstance(given, Real) or not 0 <= float(given) < 1:
             raise ValueError(
                 f"`sparsity` (={given!r} for {name!r}) must lie in [0, 1): the fraction of entries that go."
@@ -312,8 +303,10 @@ class _BlockwiseRun:
     def _has_another_target(self, name: str, layer: nn.Module, mask: Tensor, sparsity: float) -> bool:
         """Return whether a layer was pruned to another target: fewer entries, or more than `masks` explains."""
         target, rows = self.targets[name], rows_of_weight(layer, mask)
-        if target.m is not None and target.n is not None and bool((_kept_of_windows(rows, target.m) > target.n).any()):
-            return True
+        if target.m is not None and target.n is not None:
+            kept = (rows != 0).reshape(-1, target.m).sum(dim=1)
+            if bool((kept > target.n).any()):
+                return True
         slack = 1 / max(1, rows.shape[-1])
         earlier = 1.0 if name in self.masks else target.sparsity
         return not target.sparsity - slack <= sparsity <= max(earlier, target.sparsity) + slack
@@ -408,10 +401,6 @@ def _solution(solve: Solve, problem: LayerProblem) -> Solution:
 def _is_any(weight: Tensor, where: Tensor) -> bool:
     """Return whether a weight has values other than 0 somewhere; False on the meta device."""
     return not weight.is_meta and bool(weight[where.to(weight.device)].any())
-
-
-def _kept_of_windows(rows: Tensor, width: int) -> Tensor:
-    return (rows != 0).reshape(-1, width).sum(dim=1)
 
 
 def _counts(batch: Batch, device: torch.device) -> Tensor | None:

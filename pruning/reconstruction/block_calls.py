@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from pruning.graph.tracing import copied
+from pruning.holding.parameter import hooked
 from pruning.reconstruction.block_order import Part
 
 Batch = Any
@@ -273,19 +274,19 @@ def captured_calls(model: nn.Module, parts: Sequence[Part], batch: Batch, *, to_
             raise _Ended
 
     kept: list[Any] = []
-    with hooked([part.module for part in parts], enter, leave), suppress(_Ended):
+    with calls_watched([part.module for part in parts], enter, leave), suppress(_Ended):
         call_model(model, batch)
     return calls[:end]
 
 
 @contextmanager
-def hooked(modules: Sequence[nn.Module], enter: Callable[..., None], leave: Callable[..., Any]) -> Iterator[None]:
+def calls_watched(
+    modules: Sequence[nn.Module], enter: Callable[..., None], leave: Callable[..., Any]
+) -> Iterator[None]:
     """Call `enter` before each module's call, and `leave` after it, with the module's index, inside the context."""
-    with ExitStack() as stack:
-        for index, module in enumerate(modules):
-            hook = module.register_forward_pre_hook(partial(enter, index), prepend=True, with_kwargs=True)
-            stack.callback(hook.remove)
-            stack.callback(module.register_forward_hook(partial(leave, index)).remove)
+    placed = list(enumerate(modules))
+    before = [m.register_forward_pre_hook(partial(enter, i), prepend=True, with_kwargs=True) for i, m in placed]
+    with hooked([*before, *(module.register_forward_hook(partial(leave, index)) for index, module in placed)]):
         yield
 
 
@@ -312,7 +313,7 @@ def recorded(modules: Sequence[nn.Module]) -> Iterator[list[tuple[int, str]]]:
         record.append((index, _digest(found)))
         return found
 
-    with hooked(modules, enter, leave):
+    with calls_watched(modules, enter, leave):
         yield record
 
 

@@ -69,16 +69,11 @@ def parts_of(model: nn.Module, blocks: str | Sequence[str] | None, parameters: I
     found = _blocks(modules, layers, blocks)
     wanted = _wanted(model, layers, found, parameters)
     in_lists = _in_lists(modules, layers)
-    parts = []
-    for name, block in found.items():
-        inside = {weight: layers[weight] for weight in wanted if weight.startswith(f"{name}.")}
-        if inside:
-            parts.append(Part(name, block, inside, in_lists))
-    taken = {weight for part in parts for weight in part.layers}
-    for weight in wanted:
-        if weight not in taken:
-            path = weight.rpartition(".")[0]
-            parts.append(Part(path, layers[weight], {weight: layers[weight]}, in_lists))
+    inside = {name: [weight for weight in wanted if weight.startswith(f"{name}.")] for name in found}
+    taken = {weight for weights in inside.values() for weight in weights}
+    grouped = [(name, found[name], weights) for name, weights in inside.items() if weights]
+    grouped += [(weight.rpartition(".")[0], layers[weight], [weight]) for weight in wanted if weight not in taken]
+    parts = [Part(name, module, {each: layers[each] for each in own}, in_lists) for name, module, own in grouped]
     if blocks is None and parameters is None:
         chosen = set(wanted)
         _tell_left_out([name for name in layers if name not in chosen], layers)

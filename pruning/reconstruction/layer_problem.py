@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from pruning.holding.parameter import hooked
 from pruning.reconstruction.block_order import is_transposed
 from pruning.repair.corrections import laid_out
 from pruning.selection.smallest import best_of_pools, prune_smallest_
@@ -130,11 +131,7 @@ def wanda(problem: LayerProblem) -> Solution:
 
 def magnitude(problem: LayerProblem) -> Solution:
     """Prune the layer's smallest |w|; for windows, each keeps its n largest of m."""
-    scores, target = problem.weight.abs(), problem.target
-    if target.m is not None and target.n is not None:
-        kept = lowest_of_windows(scores, problem.kept, target.n, target.m)
-    else:
-        kept = lowest(scores, problem.kept, target.count(scores.numel()))
+    kept = _support(problem.weight, problem)
     return Solution(problem.weight.masked_fill(~kept, 0), kept)
 
 
@@ -226,16 +223,13 @@ class Collector:
     @contextmanager
     def collecting(self) -> Iterator[None]:
         """Read the inputs of the layers in one forward pass inside the context."""
-        handles = [
+        handles = (
             module.register_forward_pre_hook(partial(self._read, name), with_kwargs=True)
             for name, module in self.layers.items()
-        ]
-        try:
+        )
+        with hooked(handles):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
-            self._products.clear()
+        self._products.clear()
 
     def _read(self, name: str, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         inputs = next((each for each in (*given, *named.values()) if isinstance(each, Tensor)), None)

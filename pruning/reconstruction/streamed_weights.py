@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pruning.holding.parameter import unwrapped
+from pruning.holding.parameter import hooked, unwrapped
 from pruning.reconstruction.block_order import Part
 
 WHOLE, INDEX, OTHERS = "model.safetensors", "model.safetensors.index.json", "others.safetensors"
@@ -92,14 +91,14 @@ class StreamedWeights:
         for part in parts:
             self._free(part.name)
         handles = [
-            part.module.register_forward_pre_hook(partial(_call, self.require, part), prepend=True) for part in parts
+            part.module.register_forward_pre_hook(lambda *_, part=part: self.require(part), prepend=True)
+            for part in parts
         ]
         handles.append(self._model.register_forward_hook(lambda *_: self._leave(), always_call=True))
         try:
-            yield
+            with hooked(handles):
+                yield
         finally:
-            for handle in handles:
-                handle.remove()
             self._leave()
         self._write(OTHERS, others)
         for part in parts:
@@ -226,10 +225,6 @@ def _lacking(name: str, unknown: Sequence[str]) -> str:
         "of some networks. Load the files with from_pretrained, then prune in memory, without `offload` and "
         "`output`; or pass the directory of model.save_pretrained(directory, save_original_format=False)."
     )
-
-
-def _call(function: Callable[[Part], None], part: Part, *_: Any) -> None:
-    function(part)
 
 
 def _empty(tensor: Tensor) -> Tensor:

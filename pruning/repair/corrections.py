@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from pruning.errors import RefusedValue
 from pruning.scores.curvature import FisherMatrix, fisher_matrix
-from pruning.scores.readings.network import Network, network, weights_of
+from pruning.scores.readings.network import Network, layer_calls, network, weights_of
 from pruning.scores.readings.per_example import patches
 from pruning.scores.readings.scoring_data import Loss, ScoringInput, weighted_batches
 
@@ -128,58 +129,47 @@ def absorb_bias(
     names = dict.fromkeys([*weights_of(given.model), *kept])
     with network(given.model, {**(given.masks or {}), **kept}, names) as net:
         batch, _ = next(weighted_batches("absorb_bias", given.batches, given.size))
-        layers = [each for each in _in_order(net, given.loss, batch) if is_layer(net.module_of(each[0]))]
+        call = partial(run, "absorb_bias", net.model, given.loss, batch)
+        layers = [each for each in _in_order(net, call) if is_layer(net.module_of(each[0]))]
         before = {name: p.detach().clone() for name, p in net.model.named_parameters()}
         for index, (name, follower) in enumerate(layers[:-1]):  # the channels of the last layer are the outputs
             if name not in kept:
                 continue
             dead = ~(kept[name].to(before[name].device) != 0).flatten(1).any(1)
             if dead.any():
-                _absorb(net, dead, (name, follower), [reader for reader, _ in layers[index + 1 :]], given.loss, batch)
+                _absorb(net, dead, (name, follower), [reader for reader, _ in layers[index + 1 :]], call)
         after = dict(net.model.named_parameters())
         return {n: after[n].detach().clone() for n in before if n not in kept and not torch.equal(before[n], after[n])}
 
 
-def _in_order(net: Network, loss: Loss, batch: Any) -> list[tuple[str, nn.Module | None]]:
+def _in_order(net: Network, call: Callable[[], None]) -> list[tuple[str, nn.Module | None]]:
     """Return each weight in the order in which layers run, with the BatchNorm whose input is the layer's output."""
     ran: list[str] = []
     written: dict[int, str] = {}
     outputs: list[Tensor] = []  # keeps the tensors alive, so that no other gets the same id
     followers: dict[str, nn.Module] = {}
-    handles = []
-    for name in net.parameters:
 
-        def note(_module: nn.Module, _given: object, answer: Tensor, name: str = name) -> None:
-            ran.append(name)
-            written[id(answer)] = name
-            outputs.append(answer)
+    def note(name: str, _module: nn.Module, _inputs: Tensor, answer: Tensor) -> None:
+        ran.append(name)
+        written[id(answer)] = name
+        outputs.append(answer)
 
-        handles.append(net.module_of(name).register_forward_hook(note))
-    for module in net.model.modules():
-        if isinstance(module, _BatchNorm):
+    def follow(_key: None, module: nn.Module, inputs: Tensor, _answer: Tensor) -> None:
+        if id(inputs) in written:
+            followers[written[id(inputs)]] = module
 
-            def follow(module: nn.Module, given: tuple[Tensor, ...]) -> None:
-                if id(given[0]) in written:
-                    followers[written[id(given[0])]] = module
-
-            handles.append(module.register_forward_pre_hook(follow))
-    run("absorb_bias", net.model, loss, batch)
-    for handle in handles:
-        handle.remove()
+    norms = [(None, module) for module in net.model.modules() if isinstance(module, _BatchNorm)]
+    with layer_calls(norms, follow), layer_calls(_layers(net, net.parameters), note):
+        call()
     return [(name, followers.get(name)) for name in dict.fromkeys(ran)]
 
 
 def _absorb(
-    net: Network,
-    dead: Tensor,
-    layer: tuple[str, nn.Module | None],
-    readers: Sequence[str],
-    loss: Loss,
-    batch: Any,
+    net: Network, dead: Tensor, layer: tuple[str, nn.Module | None], readers: Sequence[str], call: Callable[[], None]
 ) -> None:
     """Set the outputs of a layer's dead channels to 0, and add the missing input to the bias of each later layer."""
     name, follower = layer
-    before = _inputs(net, readers, loss, batch)
+    before = _inputs(net, readers, call)
     for module in (net.module_of(name), follower):
         for leaf in ("bias",) if module is not follower else ("weight", "bias"):
             parameter = None if module is None else module._parameters.get(leaf)
@@ -187,7 +177,7 @@ def _absorb(
                 parameter.data = parameter.detach().masked_fill(dead, 0)  # new storage: the copy shares the model's
     for reader in readers:
         module = net.module_of(reader)
-        missed = before[reader] - _inputs(net, [reader], loss, batch)[reader]
+        missed = before[reader] - _inputs(net, [reader], call)[reader]
         if not missed.any():
             continue
         mean = missed.mean(1, keepdim=True)
@@ -212,19 +202,19 @@ def _is_padded(module: nn.Module) -> bool:
     return any(getattr(module, "_reversed_padding_repeated_twice", ()))
 
 
-def _inputs(net: Network, names: Sequence[str], loss: Loss, batch: Any) -> dict[str, Tensor]:
+def _inputs(net: Network, names: Sequence[str], call: Callable[[], None]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
-    handles = []
-    for name in names:
 
-        def note(module: nn.Module, given: tuple[Tensor, ...], name: str = name) -> None:
-            found[name] = rows_of(module, given[0])
+    def note(name: str, module: nn.Module, inputs: Tensor, _answer: Tensor) -> None:
+        found[name] = rows_of(module, inputs)
 
-        handles.append(net.module_of(name).register_forward_pre_hook(note))
-    run("absorb_bias", net.model, loss, batch)
-    for handle in handles:
-        handle.remove()
+    with layer_calls(_layers(net, names), note):
+        call()
     return found
+
+
+def _layers(net: Network, names: Iterable[str]) -> Iterator[tuple[str, nn.Module]]:
+    return ((name, net.module_of(name)) for name in names)
 
 
 def least_squares(
@@ -259,30 +249,29 @@ def least_squares(
 def _products(net: Network, given: ScoringInput) -> dict[str, Tensor]:
     """Return name -> 2 / N X^T X of the weight's layer, shape (groups, weights of a row, weights of a row)."""
     of_batch: dict[str, Tensor] = {}
-    for name in net.parameters:
-        module = net.module_of(name)
+    for name, module in _layers(net, net.parameters):
         if not is_layer(module) or not name.endswith("weight"):
             raise RefusedValue("repair.kind", "least_squares").because(
                 f"refits linear and convolutional layers, but {name!r} belongs to a {type(module).__name__}; leave the "
                 "tensor out, or choose another repair."
             )
 
-        def note(module: nn.Module, inputs: tuple[Tensor, ...], name: str = name) -> None:
-            rows = rows_of(module, inputs[0])
-            of_batch[name] = of_batch.get(name, 0) + rows.mT @ rows * (2 / rows.shape[1])
+    def note(name: str, module: nn.Module, inputs: Tensor, _answer: Tensor) -> None:
+        rows = rows_of(module, inputs)
+        of_batch[name] = of_batch.get(name, 0) + rows.mT @ rows * (2 / rows.shape[1])
 
-        module.register_forward_pre_hook(note)
     totals: dict[str, Tensor] = {}
     weights = 0.0
-    for weight in passes("least_squares", net, given):
-        if missing := net.parameters.keys() - of_batch.keys():
-            raise RefusedValue("repair.kind", "least_squares").because(
-                f"needs the inputs of {min(missing)!r}, but the network does not call its layer; leave the tensor out, "
-                "or choose another repair."
-            )
-        totals = {name: totals.get(name, 0) + product * weight for name, product in of_batch.items()}
-        weights += weight
-        of_batch.clear()
+    with layer_calls(_layers(net, net.parameters), note):
+        for weight in passes("least_squares", net, given):
+            if missing := net.parameters.keys() - of_batch.keys():
+                raise RefusedValue("repair.kind", "least_squares").because(
+                    f"needs the inputs of {min(missing)!r}, but the network does not call its layer; leave the tensor "
+                    "out, or choose another repair."
+                )
+            totals = {name: totals.get(name, 0) + product * weight for name, product in of_batch.items()}
+            weights += weight
+            of_batch.clear()
     return {name: total / weights for name, total in totals.items()}
 
 

@@ -14,14 +14,13 @@ from torch import Tensor
 from torch.nn.modules.conv import _ConvTransposeNd
 
 from pruning.scores.readings.network import Network, Weight, in_single_precision
-from pruning.scores.readings.per_example import BatchPass, batch_passes
+from pruning.scores.readings.per_example import BatchPass, example_passes
 from pruning.scores.readings.scoring_data import (
     ScoringInput,
     leaf_uses,
     loss_of,
     outputs_through,
     refuse_nan,
-    weighted_batches,
 )
 
 COLUMNS = 8192
@@ -70,17 +69,12 @@ def fisher_matrix(
 
 def _examples(net: Network, given: ScoringInput) -> Iterator[tuple[list[Tensor], float]]:
     """Yield (gradients of some examples for each weight, each (count, *shape), weight of each example)."""
-
-    def forward(batch: Any) -> Tensor:
-        return loss_of("obs", given.loss, net.model, batch)
-
-    for batch, weight in weighted_batches("obs", given.batches, given.size):
-        for done, share in batch_passes(net, batch, weight, forward, given.size):
-            rows = [row.mul_(done.count) for row in done.rows()]
-            for row, parameter in zip(rows, net.parameters.values(), strict=True):
-                row.mul_(parameter.detach() != 0)  # pruned entries are 0 in the copy
-            refuse_nan("obs", dict(zip(net.parameters, rows, strict=True)), "gradients")
-            yield rows, share / done.count
+    for done, share in example_passes("obs", net, given):
+        rows = [row.mul_(done.count) for row in done.rows()]
+        for row, parameter in zip(rows, net.parameters.values(), strict=True):
+            row.mul_(parameter.detach() != 0)  # pruned entries are 0 in the copy
+        refuse_nan("obs", dict(zip(net.parameters, rows, strict=True)), "gradients")
+        yield rows, share / done.count
 
 
 class _WholeMatrix:
@@ -236,16 +230,11 @@ def fisher(
     """
     with given.network() as net:
         in_single_precision(net.model)
-
-        def forward(batch: Any) -> Tensor:
-            return loss_of("fisher", given.loss, net.model, batch)
-
         means = _Means(net)
-        for batch, weight in weighted_batches("fisher", given.batches, given.size):
-            for done, share in batch_passes(net, batch, weight, forward, given.size):
-                signs = None if done.factors is None else done.factors.square()
-                # A mean loss has g_n / count as its gradients: count times the sum of squares is their mean.
-                means.add(done.square_sums(None, signs), share, share * done.count)
+        for done, share in example_passes("fisher", net, given):
+            signs = None if done.factors is None else done.factors.square()
+            # A mean loss has g_n / count as its gradients: count times the sum of squares is their mean.
+            means.add(done.square_sums(None, signs), share, share * done.count)
         return means.scores()
 
 
@@ -287,12 +276,11 @@ def obd(
             return leaves[0]
 
         means, curved = _Means(net), False
-        for batch, weight in weighted_batches("obd", given.batches, given.size):
-            for done, share in batch_passes(net, batch, weight, forward, given.size):
-                means.weight += share
-                for cotangent, signs in _hessian_roots(done, losses[0], leaves[1]):
-                    curved = curved or bool(signs.any())
-                    means.add(done.square_sums(cotangent, signs), 0.0, share)
+        for done, share in example_passes("obd", net, given, forward):
+            means.weight += share
+            for cotangent, signs in _hessian_roots(done, losses[0], leaves[1]):
+                curved = curved or bool(signs.any())
+                means.add(done.square_sums(cotangent, signs), 0.0, share)
         if not curved:
             raise ValueError(
                 "`loss` is linear or constant in the model's outputs, so that `obd` finds no curvature; let the model "

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.conv import _ConvTransposeNd
 
 from pruning.scores.readings.network import BatchNormMode, Network, batch_norms, in_single_precision, network
-from pruning.scores.readings.per_example import batch_passes
+from pruning.scores.readings.per_example import example_passes
 from pruning.scores.readings.scoring_data import (
     ScoringInput,
     at_least_float32,
@@ -79,25 +79,20 @@ def grasp(
     """
     with given.network(batch_norm) as net, sdpa_kernel(SDPBackend.MATH):  # the others have no second derivatives
         in_single_precision(net.model)
-        held = [
-            batch for batch, _ in weighted_batches("grasp", checked_batches("grasp", net, given.batches), given.size)
-        ]
+        batches = checked_batches("grasp", net, given.batches)
+        held = [batch for batch, _ in weighted_batches("grasp", batches, given.size)]
         weights = list(net.parameters.values())
 
-        def slopes(batch: Any, *, create_graph: bool = False) -> list[Tensor]:
+        def slopes(batch: Any, *, create_graph: bool = False) -> Sequence[Tensor]:
             with outputs_through("grasp", net.model, lambda outputs: outputs / temperature):
                 value = loss_of("grasp", given.loss, net.model, batch)
             return gradients(value, weights, create_graph=create_graph)
 
         mean = mean_over_batches("grasp", held, given.size, slopes) if len(held) > 1 else None
 
-        def hessian_products(batch: Any) -> list[Tensor]:
+        def hessian_products(batch: Any) -> Sequence[Tensor]:
             own = slopes(batch, create_graph=True)
-            along = (
-                [g.detach() for g in own]
-                if mean is None
-                else [g.to(w.dtype) for g, w in zip(mean, weights, strict=True)]
-            )
+            along = [g.detach().to(w.dtype) for g, w in zip(own if mean is None else mean, weights, strict=True)]
             product = torch.stack([torch.sum(a * b) for a, b in zip(own, along, strict=True)]).sum()
             return gradients(product, weights) if product.requires_grad else [torch.zeros_like(w) for w in weights]
 
@@ -151,15 +146,8 @@ def taylor(
             slopes = gradients(loss_of("taylor", given.loss, net.model, batch), list(net.parameters.values()))
             return _squares(net, dict(zip(net.parameters, slopes, strict=True)), scored, form)
 
-        return dict(
-            zip(
-                scored,
-                mean_over_batches(
-                    "taylor", checked_batches("taylor", net, given.batches, several=True), given.size, squares
-                ),
-                strict=True,
-            )
-        )
+        batches = checked_batches("taylor", net, given.batches, several=True)
+        return dict(zip(scored, mean_over_batches("taylor", batches, given.size, squares), strict=True))
 
 
 def _squares(net: Network, slopes: Mapping[str, Tensor], scored: Sequence[str], form: Form) -> list[Tensor]:
@@ -181,17 +169,13 @@ def _squares(net: Network, slopes: Mapping[str, Tensor], scored: Sequence[str], 
 
 
 def _gates_of_examples(net: Network, given: ScoringInput) -> dict[str, Tensor]:
-    def forward(batch: Any) -> Tensor:
-        return loss_of("taylor", given.loss, net.model, batch)
-
     totals: dict[str, Tensor] = {}
     weights = 0.0
-    for batch, weight in weighted_batches("taylor", given.batches, given.size):
-        for done, share in batch_passes(net, batch, weight, forward, given.size):
-            weights += share
-            for name in net.parameters:
-                squares = (done.gates(name).to(torch.float64) * done.count).square_().mean(0) * share
-                totals[name] = totals[name] + squares if name in totals else squares
+    for done, share in example_passes("taylor", net, given):
+        weights += share
+        for name in net.parameters:
+            squares = (done.gates(name).to(torch.float64) * done.count).square_().mean(0) * share
+            totals[name] = totals[name] + squares if name in totals else squares
     return {name: total.div_(weights) for name, total in totals.items()}
 
 

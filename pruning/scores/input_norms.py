@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from pruning.dependencies.families.stock_transformer import StockTransformer, require_unit, unit_groups
-from pruning.scores.readings.network import Network
+from pruning.scores.readings.network import Network, layer_calls
 from pruning.scores.readings.per_example import patches, windows
 from pruning.scores.readings.scoring_data import ScoringInput, call_network, weighted_batches, without_padding
 
@@ -84,17 +84,32 @@ def _remembered(net: Network, given: ScoringInput, name: str) -> Mapping[str, Te
 
 def _input_norms(net: Network, given: ScoringInput, score: str) -> dict[str, Tensor]:
     """Return name -> norms of a layer's inputs over all batches, float64 in a shape that broadcasts to the weight."""
-    read: dict[str, _InputSquares] = {}
-    with _recorded_inputs(net, read, score) as begin:
+    found: dict[str, _InputSquares] = {}
+    seen: set[str] = set()
+    batches: list[Any] = []
+
+    def read(name: str, module: nn.Module, inputs: Tensor, output: Tensor) -> None:
+        if name in seen:
+            raise ValueError(
+                f"`model` (whose {name!r} acts more than once in a pass) must call each layer once for `{score}`, "
+                f"which reads its inputs; leave the weight out of `parameters`, in a sweep by prune.exclude=[{name}]."
+            )
+        seen.add(name)
+        if not isinstance(module, _ConvNd):  # whose inputs have channels where others have tokens
+            inputs = without_padding(batches[-1], inputs)
+        found.setdefault(name, _InputSquares(module)).add(inputs, output)
+
+    with layer_calls(net.layers(), read, prepend=True):
         for batch, _ in weighted_batches(score, given.batches, given.size):
-            begin(batch)
+            seen.clear()
+            batches[:] = [batch]
             call_network(net.model, given.loss, batch)
-    if unseen := [name for name in net.parameters if name not in read]:
+    if unseen := [name for name in net.parameters if name not in found]:
         raise ValueError(
             f"`parameters` (={unseen[0]!r}) must name weights of linear and convolutional layers that the network "
             f"calls: `{score}` reads the inputs of these calls; leave the others out."
         )
-    return {name: own.squares().sqrt_() for name, own in read.items()}
+    return {name: own.squares().sqrt_() for name, own in found.items()}
 
 
 def _refuse_tied(net: Network, score: str) -> None:
@@ -150,45 +165,6 @@ def _by_weight(module: nn.Module, sums: Tensor, output_size: torch.Size) -> Tens
     return by_group if groups == 1 else torch.repeat_interleave(by_group, module.out_channels // groups, 0)
 
 
-@contextmanager
-def _recorded_inputs(net: Network, found: dict[str, _InputSquares], score: str) -> Iterator[Callable[[Any], None]]:
-    """Add the inputs of each layer to `found`, under the name of its weight, without padding.
-
-    Yields a function that the caller calls with each batch before the pass that reads it.
-    """
-    batches: list[Any] = []
-    names = {id(parameter): name for name, parameter in net.parameters.items()}
-    seen: set[str] = set()
-
-    def read(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> None:
-        name = names[id(module._parameters["weight"])]
-        if name in seen:
-            raise ValueError(
-                f"`model` (whose {name!r} acts more than once in a pass) must call each layer once for `{score}`, "
-                f"which reads its inputs; leave the weight out of `parameters`, in a sweep by prune.exclude=[{name}]."
-            )
-        seen.add(name)
-        inputs: Tensor = given[0] if given else named["input"]
-        if not isinstance(module, _ConvNd):  # whose inputs have channels where others have tokens
-            inputs = without_padding(batches[-1], inputs)
-        found.setdefault(name, _InputSquares(module)).add(inputs, output)
-
-    def begin(batch: Any) -> None:
-        seen.clear()
-        batches[:] = [batch]
-
-    handles = [
-        module.register_forward_hook(read, prepend=True, with_kwargs=True)
-        for module in net.model.modules()
-        if id(module._parameters.get("weight")) in names
-    ]
-    try:
-        yield begin
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def block_influence(
     given: ScoringInput,
 ) -> dict[str, Tensor]:
@@ -207,7 +183,13 @@ def block_influence(
     found = require_unit(given.model, "layer")
     turned, tokens = [0.0] * len(found.layers), [0] * len(found.layers)
     with given.network() as net, torch.no_grad():
-        with _streams(net.model, found) as streams:
+        streams: dict[int, tuple[Tensor, Tensor]] = {}
+
+        def record(number: int, _layer: nn.Module, before: Tensor, output: Any) -> None:
+            streams[number] = before, output if isinstance(output, Tensor) else output[0]
+
+        layers = enumerate(map(net.model.get_submodule, found.layers))
+        with layer_calls(layers, record, keyword="hidden_states"):
             for batch, _ in weighted_batches("block_influence", given.batches, given.size):
                 streams.clear()
                 call_network(net.model, given.loss, batch)
@@ -259,29 +241,6 @@ def left_out(
             with _zeros(net.model, names):
                 without.append(mean_loss() - whole)
         return _spread(net, found, without)
-
-
-@contextmanager
-def _streams(model: nn.Module, found: StockTransformer) -> Iterator[dict[int, tuple[Tensor, Tensor]]]:
-    """Record the residual stream before and after each layer: number of the layer -> (before, after)."""
-    seen: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def recorded(number: int) -> Any:
-        def hook(_: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any], output: Any) -> None:
-            before = given[0] if given else named["hidden_states"]
-            seen[number] = before, output if isinstance(output, Tensor) else output[0]
-
-        return hook
-
-    handles = [
-        model.get_submodule(layer).register_forward_hook(recorded(number), with_kwargs=True)
-        for number, layer in enumerate(found.layers)
-    ]
-    try:
-        yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager

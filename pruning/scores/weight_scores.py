@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from pruning.holding.parameter import place
 from pruning.scores.gradients import batch_norm_scales
 from pruning.scores.readings.network import Masks, Network, network, weights_of
-from pruning.scores.readings.scoring_data import Batches, ScoringInput, gradients, tensors
+from pruning.scores.readings.scoring_data import Batches, ScoringInput, gradients, refuse_inference_mode, tensors
 from pruning.selection.channel_masks import check_dim
 
 
@@ -231,10 +231,7 @@ def _refuse_other_laws(net: Network, ones: Tensor, model: str) -> None:
 
 def _input_shape(model: nn.Module, batches: Batches) -> tuple[int, ...]:
     """Return the shape of one input without the batch."""
-    if torch.is_inference_mode_enabled():
-        raise ValueError(
-            "`synflow` takes gradients, which `torch.inference_mode` rules out; call it outside that mode."
-        )
+    refuse_inference_mode("synflow")
     first = None if batches is None else next(iter(batches), None)
     example = None if first is None else next(tensors(first), None)
     if example is not None:

@@ -13,19 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from pruning.choices.axes import EQUAL_WIDTHS, FamilyUnit
-from pruning.dependencies.dependency_groups import DependencyGroup
+from pruning.dependencies.dependency_groups import DependencyGroup, any_of
 from pruning.dependencies.families.family import MODEL_TYPES
 from pruning.dependencies.families.stock_transformer import (
     StockTransformer,
     expresses,
-    joined,
     require_plain_weights,
     stock_transformer,
     unit_groups,
 )
+from pruning.graph.tracing import output_difference
 from pruning.holding.copies import values_with_history
-from pruning.holding.parameter import check_all_have_values, pruned_names, unwrapped
+from pruning.holding.parameter import check_all_have_values, hooked, joined, pruned_names, unwrapped
 from pruning.measure.macs import arguments_of, eagerly, in_mode
+from pruning.measure.report import parameters
 from pruning.methods.functions import remove_all
 
 _T = TypeVar("_T")
@@ -128,8 +129,8 @@ def smaller_transformer(model: nn.Module, example: Any = None) -> nn.Module:
     before, after = found.config, smaller.config
     changed = {key: (getattr(before, key, None), getattr(after, key)) for key in cut.sizes}
     report = Resized(
-        _parameters(found.network),
-        _parameters(smaller),
+        parameters(found.network),
+        parameters(smaller),
         {key: (old, new) for key, (old, new) in changed.items() if old != new},
         tuple(cut.layers),
         cut.padding,
@@ -146,7 +147,7 @@ def _cut(found: StockTransformer) -> _Cut:
     family, keys = found.family, found.family.keys
     cut = _Cut(list(range(len(found.layers))))
     for group in _groups(found, "layer"):
-        cut.layers = _kept([group], found.tensors, cut, "layer")[0].tolist()
+        cut.layers = _kept(found, [group], cut, "layer")[0].tolist()
     if len(cut.layers) < len(found.layers):
         cut.sizes[keys.layers] = len(cut.layers)
         for key in keys.by_layer:
@@ -154,14 +155,14 @@ def _cut(found: StockTransformer) -> _Cut:
                 cut.sizes[key] = [values[number] for number in cut.layers]
         if family.norms_after:
             cut.differs.append("the masked network keeps the norms of removed layers, which this one has not")
-    layers = {found.layers[number] for number in cut.layers}
+    layers = tuple(f"{found.layers[number]}." for number in cut.layers)
     for unit in EQUAL_WIDTHS:
-        groups = [group for group in _groups(found, unit) if _layer_of(found, group) in layers]
-        kept = _kept(groups, found.tensors, cut, unit, _factors(found, unit))
+        groups = [group for group in _groups(found, unit) if group.name.startswith(layers)]
+        kept = _kept(found, groups, cut, unit)
         if groups and len(kept[0]) < groups[0].units:
             cut.sizes |= _sizes_of(found, unit, len(kept[0]))
     for group in _groups(found, "residual"):
-        (kept_channels,) = _kept([group], found.tensors, cut, "residual")
+        (kept_channels,) = _kept(found, [group], cut, "residual")
         if len(kept_channels) < group.units:
             _narrow(found, cut, group.units, len(kept_channels))
     cut.sizes |= _ties(found)
@@ -181,10 +182,6 @@ def _groups(found: StockTransformer, unit: FamilyUnit) -> list[DependencyGroup]:
     return list(unit_groups(found, unit)) if expresses(found, unit) else []
 
 
-def _layer_of(found: StockTransformer, group: DependencyGroup) -> str:
-    return next(layer for layer in found.layers if group.name.startswith(f"{layer}."))
-
-
 def _factors(found: StockTransformer, unit: FamilyUnit) -> tuple[str, ...]:
     """Return the modules in a layer by which the output of a unit is multiplied: it is 0 if one of them is."""
     family = found.family
@@ -193,26 +190,21 @@ def _factors(found: StockTransformer, unit: FamilyUnit) -> tuple[str, ...]:
     return (*family.mlp_inputs[1:], family.mlp_output)  # the first one goes through the activation function
 
 
-def _kept(
-    groups: list[DependencyGroup],
-    tensors: Mapping[str, Tensor],
-    cut: _Cut,
-    unit: FamilyUnit,
-    factors: tuple[str, ...] = (),
-) -> list[Tensor]:
+def _kept(found: StockTransformer, groups: list[DependencyGroup], cut: _Cut, unit: FamilyUnit) -> list[Tensor]:
     """Return the channels that each group keeps, equally many; record their positions, and the empty ones."""
-    alive = [_alive(group, tensors, factors) for group in groups]
+    factors = _factors(found, unit) if unit in EQUAL_WIDTHS else ()
+    alive = [_alive(group, found.tensors, factors) for group in groups]
     most = max((int(each.sum()) for each in alive), default=0)
-    found = []
+    kept = []
     for group, own in zip(groups, alive, strict=True):
         count = next((each for each in group.counts if each >= most), max(most, 1))
         first = torch.argsort(own.to(torch.uint8), stable=True, descending=True)[:count]
-        found.append(first.sort().values)
+        kept.append(first.sort().values)
         if padding := count - int(own.sum()):
             cut.padding[unit] = cut.padding.get(unit, 0) + padding
         if count < group.units and unit != "layer":
-            _record(group, found[-1], cut)
-    return found
+            _record(group, kept[-1], cut)
+    return kept
 
 
 def _alive(group: DependencyGroup, tensors: Mapping[str, Tensor], factors: tuple[str, ...]) -> Tensor:
@@ -221,9 +213,7 @@ def _alive(group: DependencyGroup, tensors: Mapping[str, Tensor], factors: tuple
     for member in group.members:
         tensor, path = tensors[member.tensor], member.tensor.rpartition(".")[0]
         if member.masked and isinstance(tensor, nn.Parameter):
-            over = [dim for dim, size in enumerate(member.channels.shape) if size == 1]
-            here = (tensor != 0).cpu()
-            here = here.any(over, keepdim=True) if over else here
+            here = any_of((tensor != 0).cpu(), member.channels)
             for name in filled:
                 filled[name][member.channels[here]] |= path.endswith(name)
     return torch.stack([*filled.values()]).all(0)
@@ -361,22 +351,15 @@ def _values(tensor: Tensor, positions: Mapping[int, Tensor], factor: float) -> T
     return found.clone() if factor == 1 else (found * factor).to(tensor.dtype)
 
 
-def _parameters(network: nn.Module) -> int:
-    return sum(each.numel() for each in network.parameters())
-
-
 def _call_of_network(model: nn.Module, found: StockTransformer, example: Any) -> _Call:
     """Return the arguments with which a model calls its network on an example."""
-    given = ((), example) if isinstance(example, Mapping) else (arguments_of(example), {})
+    given = arguments_of(example)
     if found.network is model:
         return given
     calls: list[_Call] = []
-    handle = found.network.register_forward_pre_hook(lambda _, *call: calls.append(call), with_kwargs=True)
-    try:
-        with torch.no_grad(), in_mode(model, training=False), eagerly():
-            model(*given[0], **given[1])
-    finally:
-        handle.remove()
+    hook = found.network.register_forward_pre_hook(lambda _, *call: calls.append(call), with_kwargs=True)
+    with hooked([hook]), torch.no_grad(), in_mode(model, training=False), eagerly():
+        model(*given[0], **given[1])
     if not calls:
         raise ValueError(
             f"`model` (a {type(model).__name__}) must call its {found.path!r}, a {type(found.network).__name__}, on "
@@ -391,7 +374,7 @@ def _difference(smaller: nn.Module, masked: nn.Module, call: _Call) -> float | N
     ours, theirs = _first_output(smaller, call), _first_output(masked, call)
     if ours.shape != theirs.shape:
         return None
-    return float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(torch.finfo(theirs.dtype).tiny))
+    return output_difference([ours], [theirs])
 
 
 def _first_output(network: nn.Module, call: _Call) -> Tensor:

@@ -11,9 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from pruning.choices.axes import FAMILY_UNITS, FamilyUnit, Scope, Unit
-from pruning.dependencies.dependency_groups import DependencyGroup, DependencyGroups, Held, Member, Multiplied
+from pruning.dependencies.dependency_groups import (
+    DependencyGroup,
+    DependencyGroups,
+    Held,
+    Member,
+    Multiplied,
+    held_tensors,
+)
 from pruning.dependencies.families.family import MODEL_TYPES, Family, family_of
-from pruning.holding.parameter import plain_modules, plain_parameters, plain_tensors
+from pruning.holding.parameter import first_names, joined, plain_modules, plain_parameters, plain_tensors
 from pruning.masks.mask_set import MaskSet
 from pruning.measure.macs import counted, rule_of
 
@@ -53,6 +60,11 @@ class StockTransformer:
     def tensors(self) -> dict[str, Tensor]:
         """Name in the plain model -> each parameter and buffer, under all names of a tied one."""
         return plain_tensors(self.modules.items())
+
+    @cached_property
+    def first_names(self) -> dict[str, str]:
+        """Each name of a tensor -> its first name."""
+        return first_names(self.tensors)
 
     @cached_property
     def layers(self) -> tuple[str, ...]:
@@ -103,11 +115,6 @@ class StockTransformer:
                 yield from self.inputs_of(joined(layer, reader))
             for writer in (family.attention_output, family.mlp_output):
                 yield from self.outputs_of(joined(layer, writer))
-
-
-def joined(*parts: str) -> str:
-    """Join parts of a name by dots, without empty ones."""
-    return ".".join(part for part in parts if part)
 
 
 def stock_transformer(model: nn.Module) -> StockTransformer | None:
@@ -226,7 +233,7 @@ def family_groups(
             "`example` (=None) must be an input of the network if `scope.budget` is 'macs': multiply-accumulates are "
             "counted on it; pass a batch of inputs."
         )
-    names = first_names(found.tensors)
+    names = found.first_names
     groups = [replace(each, members=_by_first_name(each, names)) for each in unit_groups(found, kind, spared)]
     others = [
         replace(each, members=_by_first_name(each, names))
@@ -240,20 +247,19 @@ def family_groups(
 
 def unit_groups(found: StockTransformer, kind: FamilyUnit, spared: Collection[str] = ()) -> Iterator[DependencyGroup]:
     """Yield the groups of a stock transformer for a unit, under any of the names of a tied tensor."""
-    tensors = found.tensors
     if kind == "layer":
-        yield _layers(found, tensors, spared)
+        yield _layers(found, spared)
     elif kind == "residual":
-        places = list(found.stream())
         width = found.size(found.family.keys.residual)
         counts = range(found.heads, width + 1, found.heads) if found.family.heads_divide_width else ()
-        yield _group(places, {place: torch.arange(width) for place in places}, tensors, tuple(counts))
+        yield _group(found, {place: torch.arange(width) for place in found.stream()}, tuple(counts))
     else:
         for layer in found.layers:
-            yield _heads(found, layer, tensors) if kind == "heads" else _hidden_units(found, layer, tensors)
+            yield _heads(found, layer) if kind == "heads" else _hidden_units(found, layer)
 
 
-def _layers(found: StockTransformer, tensors: Mapping[str, Tensor], spared: Collection[str]) -> DependencyGroup:
+def _layers(found: StockTransformer, spared: Collection[str]) -> DependencyGroup:
+    tensors = found.tensors
     inside = {layer: [name for name in tensors if name.startswith(f"{layer}.")] for layer in found.layers}
     free = [names for names in inside.values() if not {*names} & {*spared}]
     norms = tuple(f".{norm}." for norm in found.family.norms) if found.family.norms_after else ()
@@ -265,49 +271,40 @@ def _layers(found: StockTransformer, tensors: Mapping[str, Tensor], spared: Coll
     return DependencyGroup(joined(found.base, found.family.layers), len(free), 1, members)
 
 
-def _heads(found: StockTransformer, layer: str, tensors: Mapping[str, Tensor]) -> DependencyGroup:
+def _heads(found: StockTransformer, layer: str) -> DependencyGroup:
     family, groups = found.family, found.head_groups
     of_queries = [*found.outputs_of(joined(layer, family.queries))]
     of_queries += found.inputs_of(joined(layer, family.attention_output))
     of_keys = [place for path in family.keys_and_values for place in found.outputs_of(joined(layer, path))]
     numbers = {
-        place: torch.arange(groups).repeat_interleave(tensors[place.tensor].shape[place.dim] // groups)
+        place: torch.arange(groups).repeat_interleave(found.tensors[place.tensor].shape[place.dim] // groups)
         for place in (*of_queries, *of_keys)
     }
     width, shared = found.size(family.keys.residual), found.heads // groups
     counts = tuple(
         count for count in range(1, groups + 1) if not family.heads_divide_width or width % (count * shared) == 0
     )
-    return _group([*of_queries, *of_keys], numbers, tensors, counts if family.heads_divide_width else ())
+    return _group(found, numbers, counts if family.heads_divide_width else ())
 
 
-def _hidden_units(found: StockTransformer, layer: str, tensors: Mapping[str, Tensor]) -> DependencyGroup:
+def _hidden_units(found: StockTransformer, layer: str) -> DependencyGroup:
     family = found.family
     places = [place for path in family.mlp_inputs for place in found.outputs_of(joined(layer, path))]
     places += found.inputs_of(joined(layer, family.mlp_output))
-    return _group(places, {each: torch.arange(tensors[each.tensor].shape[each.dim]) for each in places}, tensors)
+    return _group(found, {each: torch.arange(found.tensors[each.tensor].shape[each.dim]) for each in places})
 
 
 def _group(
-    places: Collection[ParameterAxis],
-    numbers: Mapping[ParameterAxis, Tensor],
-    tensors: Mapping[str, Tensor],
-    counts: tuple[int, ...] = (),
+    found: StockTransformer, numbers: Mapping[ParameterAxis, Tensor], counts: tuple[int, ...] = ()
 ) -> DependencyGroup:
     """Return a group from the channel number of each position along the dimension of each place."""
     members = []
-    for place in places:
-        shape = [-1 if dim == place.dim else 1 for dim in range(tensors[place.tensor].ndim)]
-        members.append(Member(place.tensor, numbers[place].reshape(shape)))
+    for place, own in numbers.items():
+        shape = [-1 if dim == place.dim else 1 for dim in range(found.tensors[place.tensor].ndim)]
+        members.append(Member(place.tensor, own.reshape(shape)))
     units = int(max(int(each.max()) for each in numbers.values())) + 1
     width = min(member.channels.numel() // units for member in members)
     return DependencyGroup(members[0].tensor, units, width, tuple(members), counts)
-
-
-def first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return each name of a tensor -> its first name, another one only for tied tensors."""
-    first: dict[int, str] = {}
-    return {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
 
 
 def _by_first_name(group: DependencyGroup, names: Mapping[str, str]) -> tuple[Member, ...]:
@@ -317,17 +314,8 @@ def _by_first_name(group: DependencyGroup, names: Mapping[str, str]) -> tuple[Me
 
 
 def _tensors(found: StockTransformer, uses: Mapping[str, int]) -> dict[str, Held]:
-    tensors = found.tensors
-    names = first_names(tensors)
-    held = {}
-    for name, tensor in tensors.items():
-        if names[name] == name:
-            module = found.modules[name.rpartition(".")[0]]
-            outputs = int(type(module).__name__ == "Conv1D" and tensor.ndim == 2)
-            held[name] = Held(
-                tensor.shape, tensor.itemsize, isinstance(tensor, nn.Parameter), uses.get(name, 0), outputs
-            )
-    return held
+    transposed = [path for path, module in found.modules.items() if type(module).__name__ == "Conv1D"]
+    return held_tensors(found.tensors, uses, {joined(path, "weight"): 1 for path in transposed})
 
 
 def _costs(
@@ -335,10 +323,10 @@ def _costs(
 ) -> tuple[dict[str, int], tuple[Multiplied, ...]]:
     """Return name -> multiplications of each entry of a weight, and the products of activations, for an example."""
     counter = counted(model, example, MaskSet({}))
-    names = first_names(found.tensors)
     uses: dict[str, int] = {}
     for name, own in counter.uses.items():
-        uses[names[name]] = uses.get(names[name], 0) + sum(each.times for each in own)
+        first = found.first_names[name]
+        uses[first] = uses.get(first, 0) + sum(each.times for each in own)
     products = []
     for path, cost in counter.layers.items():
         if rule_of(counter.modules[path]) is None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, cast, get_args
+from functools import partial
+from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from pruning.holding.parameter import (
     check_all_have_values,
     check_has_values,
     drop_vacated,
+    hooked,
     place,
     plain_modules,
     plain_parameters,
@@ -33,6 +35,7 @@ from pruning.holding.reparam import masked
 
 BatchNormMode: TypeAlias = Literal["train", "eval"]
 Masks: TypeAlias = Mapping[str, Tensor]
+Key = TypeVar("Key")
 
 ATTENTION_PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
 
@@ -90,21 +93,28 @@ def _weights(model: nn.Module, kept: Mapping[int, Tensor], parameters: Iterable[
     found: dict[str, Weight] = {}
     if isinstance(parameters, str):
         raise ValueError(f"`parameters` (={parameters!r}) must be names in a list; pass [{parameters!r}].")
+    modules = list(plain_modules(model))
+    known = {
+        f"{path}.{leaf}" if path else leaf: Weight(module, leaf, parameter, kept.get(id(parameter)))
+        for path, module in modules
+        for leaf, parameter in plain_parameters(module)
+    }
     if parameters is None:
-        seen: set[int] = set()
-        for path, module in plain_modules(model):
-            for leaf, parameter in plain_parameters(module):
-                if is_prunable(module, leaf) and id(parameter) not in seen:
-                    seen.add(id(parameter))
-                    name = f"{path}.{leaf}" if path else leaf
-                    found[name] = Weight(module, leaf, parameter, kept.get(id(parameter)))
+        firsts: dict[int, str] = {}
+        for name, weight in known.items():
+            if is_prunable(weight.module, weight.leaf):
+                firsts.setdefault(id(weight.parameter), name)
+        found = {name: known[name] for name in firsts.values()}
+        for path, module in modules:
             _refuse_computed(path, module)
-    else:
-        for name in parameters:
-            require_name(model, name)
-            module, leaf = _find(model, name)
-            parameter = dict(plain_parameters(module))[leaf]
-            found[name] = Weight(module, leaf, parameter, kept.get(id(parameter)))
+    for name in parameters or ():
+        require_name(model, name)
+        if name not in known:
+            raise ValueError(
+                f"`parameters` (={name!r}) must name parameters of `model`, and {type(model).__name__} has none of "
+                "that name."
+            )
+        found[name] = known[name]
     if not found:
         raise ValueError(
             f"`model` ({type(model).__name__}) must have a linear or convolutional layer to score; pass the names of "
@@ -136,16 +146,6 @@ def require_name(model: nn.Module, given: Any) -> None:
         path = next((path for path, module in plain_modules(model) if module is given[0]), None)
         remedy = remedy if path is None else f"pass {f'{path}.{given[1]}'.lstrip('.')!r}"
     raise TypeError(f"`parameters` (with a {type(given).__name__}) must hold names of parameters as strings; {remedy}.")
-
-
-def _find(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, leaf = name.rpartition(".")
-    for known, module in plain_modules(model):
-        if known == path and leaf in dict(plain_parameters(module)):
-            return module, leaf
-    raise ValueError(
-        f"`parameters` (={name!r}) must name parameters of `model`, and {type(model).__name__} has none of that name."
-    )
 
 
 def _kept(model: nn.Module, masks: Masks) -> dict[int, Tensor]:
@@ -183,6 +183,40 @@ class Network:
     def module_of(self, name: str) -> nn.Module:
         """Return the copy's module that owns the parameter `name`."""
         return self.model.get_submodule(name.rpartition(".")[0])
+
+    def layers(self) -> Iterator[tuple[str, nn.Module]]:
+        """Yield (name of a scored weight, module) for each module of the copy that owns it as its weight."""
+        names = {id(parameter): name for name, parameter in self.parameters.items()}
+        for module in self.model.modules():
+            if id(module._parameters.get("weight")) in names:
+                yield names[id(module._parameters["weight"])], module
+
+
+@contextmanager
+def layer_calls(
+    layers: Iterable[tuple[Key, nn.Module]],
+    read: Callable[[Key, nn.Module, Tensor, Any], None],
+    *,
+    keyword: str = "input",
+    prepend: bool = False,
+) -> Iterator[None]:
+    """Call `read` with (key, module, inputs, output) after each call of a module inside the context.
+
+    Args:
+        layers: pairs (key, module).
+        read: gets the first positional argument of the call as the inputs.
+        keyword: name of the inputs in a call without positional arguments.
+        prepend: read before other hooks, which may change the output.
+    """
+
+    def hook(key: Key, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        read(key, module, given[0] if given else named[keyword], output)
+
+    handles = (
+        module.register_forward_hook(partial(hook, key), prepend=prepend, with_kwargs=True) for key, module in layers
+    )
+    with hooked(handles):
+        yield
 
 
 @contextmanager

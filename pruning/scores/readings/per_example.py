@@ -8,7 +8,6 @@ or examples do not lie along the first dimension.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +17,16 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from pruning.scores.readings.network import Network
-from pruning.scores.readings.scoring_data import Size, example_count, gradients, leaf_uses
+from pruning.scores.readings.network import Network, layer_calls
+from pruning.scores.readings.scoring_data import (
+    ScoringInput,
+    Size,
+    example_count,
+    gradients,
+    leaf_uses,
+    loss_of,
+    weighted_batches,
+)
 
 AT_ONCE = 1 << 22
 """Gradient entries held in memory at a time."""
@@ -88,9 +95,8 @@ class BatchPass:
             total = total + _by_unit(call.output * delta, call.module)
         return total if self.factors is None else total * self.factors[:, None]
 
-    def _gradients(self, cotangent: Tensor | None) -> list[Tensor]:
-        parameters = list(self.net.parameters.values())
-        return gradients(self.result, parameters, cotangent, retain_graph=True)
+    def _gradients(self, cotangent: Tensor | None) -> Sequence[Tensor]:
+        return gradients(self.result, list(self.net.parameters.values()), cotangent, retain_graph=True)
 
     def _deltas(self, cotangent: Tensor | None) -> dict[str, list[Tensor]]:
         assert self.calls is not None
@@ -143,7 +149,14 @@ def batch_passes(
     """
     count = example_count(batch)
     shares = _shares(batch, count, weight, size)
-    with _recorded(net) as calls:
+    calls: dict[str, list[_Call]] = {name: [] for name in net.parameters}
+
+    def note(name: str, module: nn.Module, inputs: Tensor, output: Tensor) -> None:
+        if output.requires_grad:
+            edge = get_gradient_edge(_unviewed(output))
+            calls[name].append(_Call(module, inputs.detach(), output.detach(), edge))
+
+    with layer_calls((each for each in net.layers() if _is_known(each[1])), note, prepend=True):
         result = forward(batch)
     of_examples = not result.dim() or len(result) == count
     fit = of_examples and all(_fits(call, count) for of_weight in calls.values() for call in of_weight)
@@ -154,6 +167,15 @@ def batch_passes(
     for index in range(count):
         if shares[index] > 0:
             yield from batch_passes(net, _example(batch, index, count), shares[index], forward)
+
+
+def example_passes(
+    score: str, net: Network, given: ScoringInput, forward: Forward | None = None
+) -> Iterator[tuple[BatchPass, float]]:
+    """Run all batches through the network, by the loss or by `forward`; see `batch_passes`."""
+    forward = forward or (lambda batch: loss_of(score, given.loss, net.model, batch))
+    for batch, weight in weighted_batches(score, given.batches, given.size):
+        yield from batch_passes(net, batch, weight, forward, given.size)
 
 
 def _shares(batch: Any, count: int, weight: float, size: Size) -> list[float]:
@@ -171,30 +193,6 @@ def _factors(shares: Sequence[float], like: Tensor) -> Tensor | None:
     mean = sum(shares) / len(shares)
     roots = [(mean / share) ** 0.5 if share > 0 else 0.0 for share in shares]
     return torch.tensor(roots, dtype=like.dtype, device=like.device)
-
-
-@contextmanager
-def _recorded(net: Network) -> Iterator[dict[str, list[_Call]]]:
-    """Record the calls of the layers that own a weight of `net`."""
-    calls: dict[str, list[_Call]] = {name: [] for name in net.parameters}
-    names = {id(parameter): name for name, parameter in net.parameters.items()}
-
-    def note(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> None:
-        if output.requires_grad:
-            inputs = given[0] if given else named["input"]
-            call = _Call(module, inputs.detach(), output.detach(), get_gradient_edge(_unviewed(output)))
-            calls[names[id(module._parameters["weight"])]].append(call)
-
-    handles = [
-        module.register_forward_hook(note, prepend=True, with_kwargs=True)  # runs before hooks that change the output
-        for module in net.model.modules()
-        if id(module._parameters.get("weight")) in names and _is_known(module)
-    ]
-    try:
-        yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 _CONVOLUTIONS: tuple[type[_ConvNd], ...] = (

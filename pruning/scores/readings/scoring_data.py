@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from pruning.holding.parameter import hooked
 from pruning.scores.readings.network import BatchNormMode, Masks, Network, Weight, network, weights_of
 
 Batches: TypeAlias = Iterable[Any] | None
@@ -153,10 +155,7 @@ def loss_of(score: str, loss: Loss, model: nn.Module, batch: Any, sources: Seque
 
     `sources` are leaves of the graph, and may be filled during the call of `loss`; if empty, the parameters of `model`.
     """
-    if torch.is_inference_mode_enabled():
-        raise ValueError(
-            f"`{score}` takes gradients, which `torch.inference_mode` rules out; call it outside that mode."
-        )
+    refuse_inference_mode(score)
     if loss is None:
         raise ValueError(
             f"`loss` (=None) must be a function (model, batch) -> mean loss, because `{score}` takes its gradients."
@@ -171,6 +170,14 @@ def loss_of(score: str, loss: Loss, model: nn.Module, batch: Any, sources: Seque
             "passed to it; compute it from that model's outputs, without `detach` or `no_grad`."
         )
     return value.reshape(())
+
+
+def refuse_inference_mode(score: str) -> None:
+    """Raise ValueError in `torch.inference_mode`, where no gradients are computed."""
+    if torch.is_inference_mode_enabled():
+        raise ValueError(
+            f"`{score}` takes gradients, which `torch.inference_mode` rules out; call it outside that mode."
+        )
 
 
 def leaf_uses(result: Tensor) -> Counter[int]:
@@ -188,26 +195,8 @@ def leaf_uses(result: Tensor) -> Counter[int]:
     return found
 
 
-def gradients(
-    result: Tensor,
-    parameters: Sequence[Tensor],
-    cotangent: Tensor | None = None,
-    *,
-    create_graph: bool = False,
-    retain_graph: bool | None = None,
-) -> list[Tensor]:
-    """Return the gradients of `result` (times `cotangent`) in all parameters; 0 for those that it does not use."""
-    return list(
-        torch.autograd.grad(
-            result,
-            parameters,
-            cotangent,
-            create_graph=create_graph,
-            retain_graph=retain_graph,
-            allow_unused=True,
-            materialize_grads=True,
-        )
-    )
+gradients = partial(torch.autograd.grad, allow_unused=True, materialize_grads=True)
+"""(result, parameters, cotangent, **options) -> gradients in all parameters; 0 for those that `result` does not use."""
 
 
 def refuse_nan(score: str, given: Mapping[str, Tensor], what: str) -> None:
@@ -281,11 +270,8 @@ def outputs_through(score: str, model: nn.Module, change: Callable[[Tensor], Ten
             answer.logits = change(held["logits"])
         return answer
 
-    handle = model.register_forward_hook(through)
-    try:
+    with hooked([model.register_forward_hook(through)]):
         yield
-    finally:
-        handle.remove()
     if not called:
         raise ValueError(
             f"`loss` must call the model that is passed to it, because `{score}` reads the model's outputs; write "

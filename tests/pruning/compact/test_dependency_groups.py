@@ -17,8 +17,7 @@ from torch import Tensor, nn
 import pruning
 from pruning import DependencyGroups
 from pruning.choices.axes import Scope, Unit
-from pruning.dependencies.budgets import gone, kept_channels, largest_step
-from pruning.dependencies.dependency_groups import Member
+from pruning.dependencies.dependency_groups import Member, gone, kept_channels, largest_step
 from pruning.measure.macs import macs
 
 BUDGETS = ("channels", "parameters", "macs", "bytes")

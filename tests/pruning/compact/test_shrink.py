@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import pruning
+from pruning.graph.tracing import output_difference
 from pruning.measure.latency import calling
 
 PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "shrink.md").read_text()
@@ -654,3 +655,14 @@ def check(seed: int) -> None:
 
     assert smaller.shrunk.form != "unchanged", (seed, smaller.shrunk.tried)
     agree(smaller, model, torch.randn(3, 3, 8, 8).double())
+
+
+def test_outputs_differ_by_a_part_of_the_largest_or_altogether() -> None:
+    nan, inf = float("nan"), float("inf")
+    one = [torch.tensor([4.0, -8.0, nan]), torch.tensor([1, 2])]
+    assert output_difference([torch.tensor([4.0, -6.0, nan]), torch.tensor([1, 2])], one) == 0.25
+    assert output_difference([torch.tensor([4.0, -8.0, 0.0]), torch.tensor([1, 2])], one) == inf
+    assert output_difference([torch.tensor([4.0, -8.0, nan]), torch.tensor([1, 3])], one) == inf
+    assert output_difference([torch.tensor([[4.0, -8.0, nan]]), torch.tensor([1, 2])], one) == inf
+    assert output_difference(one[:1], one) == inf
+    assert output_difference([torch.tensor([nan])], [torch.tensor([nan])]) == 0

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import pruning
 from pruning.compact import sparse_graph, sparse_network
+from pruning.compact.fused_layers import SparseLstm, is_worthwhile
 from pruning.compact.sparse_files import LAYERS, layers_of, load_layers, save_layers, tensors_of
-from pruning.compact.sparse_lstm import SparseLstm, is_worthwhile
 
 VARIANTS: list[dict[str, Any]] = [
     {},

@@ -1,5 +1,7 @@
 """Measures of pruned models against values by hand and torch's own counter of floating-point operations."""
 
+from types import MappingProxyType
+
 import pytest
 import torch
 import torch.nn.utils.prune as torch_prune
@@ -203,6 +205,21 @@ def test_latency_has_its_spread(monkeypatch):
     assert (found.lower, found.median, found.upper, found.samples) == (2, 3, 4, 5)
     with pytest.raises(ValueError, match=r"`samples` \(=1\) must be at least 2"):
         measure.latency(nn.Identity(), torch.zeros(1), samples=1)
+
+
+def test_a_mapping_is_an_example_by_keyword():
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 2)
+
+        def forward(self, *, x):
+            return self.inner(x)
+
+    example = MappingProxyType({"x": torch.zeros(4, 3)})
+    found = measure.report(Named(), example, samples=2)
+    assert found.macs.total == 4 * 3 * 2
+    assert found.latency.samples == 2
 
 
 def test_the_report_says_it_all_and_honestly():
