@@ -219,7 +219,7 @@ def test_the_rooms_of_the_engine_import_downwards() -> None:
 
 
 DRIVER = ("sweep.conductor", "results.store_results", "commands.compare_command", "views.report.page")
-"""What plans, shows and reads a sweep: it starts in a moment, and works on machines without torch."""
+"""Modules that plan, show and read a sweep: they start in a moment, and work on machines without torch."""
 
 
 @pytest.mark.parametrize("module", DRIVER)
