@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from orchestrator.results.store_results import StoreResults
+    from orchestrator.results.sweep_results import StoreResults
 
 __version__ = "0.1.0"
 
@@ -25,6 +25,6 @@ def open(uri: str = "store", options: Mapping[str, Any] | None = None) -> StoreR
     Raises:
         OrchestratorError: there is no store, or it is damaged or of another release
     """
-    from orchestrator.results.store_results import open_store
+    from orchestrator.results.sweep_results import open_store
 
     return open_store(uri, options or {})

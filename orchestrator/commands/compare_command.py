@@ -31,7 +31,7 @@ from orchestrator.store.backends import given_as
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
 from orchestrator.sweep.beside_grid import beside_grid
-from orchestrator.views.report import differences, tables
+from orchestrator.views.report import side_by_side, tables
 from orchestrator.views.report.figures.layer_data import ReadFile
 from orchestrator.views.report.report_files import report, write
 from orchestrator.views.terminal.standard_streams import say
@@ -144,11 +144,11 @@ def _compared(sweep: SavedSweep, margin: float | None) -> Comparison:
 
 
 def _side_by_side(found: TwoSweeps, output: str | None) -> None:
-    for line in differences.two_sweeps_text(found):
+    for line in side_by_side.two_sweeps_text(found):
         say(line)
     if output:
-        write(Path(output), {differences.FILE: differences.two_sweeps_csv(found)})
-        say(f"differences: {Path(output, differences.FILE).absolute()}")
+        write(Path(output), {side_by_side.FILE: side_by_side.two_sweeps_csv(found)})
+        say(f"differences: {Path(output, side_by_side.FILE).absolute()}")
 
 
 def _alone(side: Side, read: ReadFile | None, output: str | None) -> None:

@@ -24,7 +24,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.planning.number_formats import counted
 from orchestrator.store.backends import given_as
 from orchestrator.store.saved_sweep import SavedSweep
-from orchestrator.views.report.gate_report import gate_table, junit
+from orchestrator.views.report.side_by_side import gate_table, junit
 from orchestrator.views.terminal.standard_streams import say
 
 

@@ -32,7 +32,7 @@ A sweep in a notebook: tables as pandas DataFrames, figures as matplotlib axes, 
 
 ::: orchestrator.open
 
-::: orchestrator.results.store_results.StoreResults
+::: orchestrator.results.sweep_results.StoreResults
 
 ::: orchestrator.results.sweep_results.SweepResults
 

@@ -31,7 +31,7 @@ from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.planning.plan import deployments
-from orchestrator.views.report.gate_report import gate_table, junit
+from orchestrator.views.report.side_by_side import gate_table, junit
 
 WAS = (0.90, 0.91, 0.92)
 TORCH = {"shrink": "torch 2"}

@@ -23,7 +23,7 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import DENSE, NETWORK, Plan, StageSpec
 from orchestrator.store.saved_sweep import SavedSweep, manifest
 from orchestrator.store.store import Store
-from orchestrator.views.report.differences import two_sweeps_csv, two_sweeps_text
+from orchestrator.views.report.side_by_side import two_sweeps_csv, two_sweeps_text
 
 SEEDS = (0, 1, 2)
 TRAIN = {"epochs": 20, "batch_size": 64, "optimizer": {"_target_": "torch.optim.Adam", "lr": 0.002}}

@@ -25,8 +25,7 @@ from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.specs import Plan
 from orchestrator.results.frames import STEP_COLUMNS
-from orchestrator.results.store_results import StoreResults
-from orchestrator.results.sweep_results import LINES, SweepResults
+from orchestrator.results.sweep_results import LINES, StoreResults, SweepResults
 from orchestrator.store.saved_sweep import SavedSweep, manifest
 from orchestrator.store.store import Store
 from orchestrator.views.report import plain_files

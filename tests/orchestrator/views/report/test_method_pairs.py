@@ -13,8 +13,8 @@ from orchestrator.compare.deployment_points import Deployed
 from orchestrator.compare.statistics import Estimate, paired_difference
 from orchestrator.views.report import tables
 from orchestrator.views.report.columns import COLUMNS, blocks, folded
-from orchestrator.views.report.method_pairs import method_pairs, pair_table
 from orchestrator.views.report.page import comparison_tables
+from orchestrator.views.report.tables import method_pairs, pair_table
 
 PLAN = make_plan(sparsities=(0.5, 0.9), rounds=1)
 RECORDS = make_records(PLAN)

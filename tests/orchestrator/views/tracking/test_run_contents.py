@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from orchestrator.core.events import StageEvent
 from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.specs import Plan
-from orchestrator.views.report.mask_picture import mask_picture
-from orchestrator.views.tracking.run_contents import SweepView, logged_tag, points_of, trial_ids
+from orchestrator.views.tracking.run_contents import SweepView, logged_tag, mask_picture, points_of, trial_ids
 
 PLAN = make_plan(methods=("l1_unstructured",), sparsities=(0.9,), seeds=(0,), rounds=3)
 RECORDS = make_records(PLAN)
