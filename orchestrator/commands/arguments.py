@@ -87,13 +87,12 @@ def add_store(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--store", default="store", metavar="URI", help="the `store.uri` of the sweeps (default: store)"
     )
-    parser.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="option of the store's file system, such as endpoint_url=...",
-    )
+    add_option(parser, "--option", "option of the store's file system, such as endpoint_url=...")
+
+
+def add_option(parser: argparse.ArgumentParser, name: str, text: str) -> None:
+    """Add an argument for options of a file system, which can be repeated."""
+    parser.add_argument(name, action="append", default=[], metavar="KEY=VALUE", help=text)
 
 
 def sweeps_parser(name: str, description: str, none: str = "lists them") -> argparse.ArgumentParser:

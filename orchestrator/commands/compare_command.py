@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from orchestrator.commands.arguments import (
+    add_option,
     check_output_folder,
     file_system,
     list_store,
@@ -61,13 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--merge", action="store_true", help="compare the trials of several sweeps as one sweep")
     parser.add_argument("--other-store", metavar="URI", help="store of the second of two sweeps, if it is another")
-    parser.add_argument(
-        "--other-option",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="option of the other store's file system",
-    )
+    add_option(parser, "--other-option", "option of the other store's file system")
     parser.add_argument("--mlflow", metavar="URI", help="read the sweeps from MLflow and not from the store")
     parser.add_argument("--experiment", help="MLflow experiment (default: MLFLOW_EXPERIMENT_NAME, else pruning)")
     parser.add_argument(

@@ -11,6 +11,7 @@ from typing import get_args
 
 from orchestrator.commands.arguments import (
     CommandParser,
+    add_option,
     add_store,
     file_system,
     list_store,
@@ -182,13 +183,7 @@ def _parser() -> argparse.ArgumentParser:
     deleting.add_argument("--yes", action="store_true", help="delete without a question")
     copying = command("copy", _copy, "copy a sweep to another store, and verify every file", sweep=True)
     copying.add_argument("target", metavar="URI", help="the other store")
-    copying.add_argument(
-        "--target-option",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="option of the other store's file system",
-    )
+    add_option(copying, "--target-option", "option of the other store's file system")
     command("report", _report, "report the files and bytes of each category")
     pruning = command("prune", _prune, "remove weights that no stage starts from, and leftover files")
     pruning.add_argument(

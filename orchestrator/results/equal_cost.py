@@ -10,7 +10,7 @@ from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.secondary_figures import WindowDifference
 from orchestrator.compare.statistics import Estimate, paired_difference
 from orchestrator.results.trial_results import ResultsError, not_there
-from orchestrator.views.report.plain_files import window_row
+from orchestrator.views.report.plain_files import parts, window_row
 
 DENSE = "dense"
 """Name of dense networks in place of a method."""
@@ -83,7 +83,7 @@ def _figures(point: Point, other: Point | None, tests: Mapping[str, float]) -> d
     found["seeds"] = " ".join(map(str, point.seeds))
     of_seeds = None if other is None else paired_difference(point.by_seed(tests), other.by_seed(tests))
     for name, estimate in (("test", point.test), ("difference", of_seeds)):
-        found |= {f"{name}_{part}": getattr(estimate, part, None) for part in ("mean", "std", "low", "high")}
+        found |= parts(name, estimate)
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.compare.comparison import Comparison, Point
@@ -123,15 +123,12 @@ def by_mask_update(plan: Plan, records: Records) -> DataFrame:
 
     `sparsity` is the fraction of the prunable weights that is masked after the change.
     """
-    rows = {
-        record.key: [
-            {**vars(each), "round": record.round, "sparsity": 1 - each.kept / max(1, record.prunable_parameters)}
-            for each in record.typed.mask_updates
-        ]
-        for trial in plan.trials
-        for record in _finished(trial, records)
-    }
-    return _of_stages(plan, records, rows, MASK_UPDATE_COLUMNS)
+    return _of_stages(plan, records, _mask_updates, MASK_UPDATE_COLUMNS)
+
+
+def _mask_updates(record: StageRecord) -> Iterator[dict[str, Any]]:
+    for each in record.typed.mask_updates:
+        yield {**vars(each), "round": record.round, "sparsity": 1 - each.kept / max(1, record.prunable_parameters)}
 
 
 def by_layer(plan: Plan, records: Records) -> DataFrame:
@@ -139,8 +136,7 @@ def by_layer(plan: Plan, records: Records) -> DataFrame:
 
     `block`, `error` and `rows` are None unless the round pruned layer by layer with calibration data.
     """
-    rows = {record.key: list(_layers(record)) for trial in plan.trials for record in _finished(trial, records)}
-    return _of_stages(plan, records, rows, LAYER_COLUMNS)
+    return _of_stages(plan, records, _layers, LAYER_COLUMNS)
 
 
 def by_sensitivity(plan: Plan, records: Records) -> DataFrame:
@@ -150,14 +146,12 @@ def by_sensitivity(plan: Plan, records: Records) -> DataFrame:
 
 def by_generation(plan: Plan, records: Records) -> DataFrame:
     """Return one row for each trial, round (0 is the dense network) and prompt: `GENERATION_COLUMNS`."""
-    rows = {
-        record.key: [
-            {"round": record.round, "sparsity": record.sparsity, **vars(each)} for each in record.typed.generations
-        ]
-        for trial in plan.trials
-        for record in _finished(trial, records)
-    }
-    return _of_stages(plan, records, rows, GENERATION_COLUMNS)
+    return _of_stages(plan, records, _generations, GENERATION_COLUMNS)
+
+
+def _generations(record: StageRecord) -> Iterator[dict[str, Any]]:
+    for each in record.typed.generations:
+        yield {"round": record.round, "sparsity": record.sparsity, **vars(each)}
 
 
 def _layers(record: StageRecord) -> Iterator[dict[str, Any]]:
@@ -173,9 +167,10 @@ def _layers(record: StageRecord) -> Iterator[dict[str, Any]]:
 
 
 def _of_stages(
-    plan: Plan, records: Records, rows: Mapping[str, Sequence[Mapping[str, Any]]], names: Sequence[str]
+    plan: Plan, records: Records, rows_of: Callable[[StageRecord], Iterable[Mapping[str, Any]]], names: Sequence[str]
 ) -> DataFrame:
     """Return the rows of each trial's finished stages, with the columns `names` after the trial and its settings."""
+    rows = {record.key: [*rows_of(record)] for trial in plan.trials for record in _finished(trial, records)}
     found = [[row for record in _finished(trial, records) for row in rows[record.key]] for trial in plan.trials]
     lengths = list(map(len, found))
     settings = {

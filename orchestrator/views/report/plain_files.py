@@ -13,14 +13,15 @@ from orchestrator.compare.deployment_points import Deployed
 from orchestrator.compare.round_columns import Chosen
 from orchestrator.compare.secondary_figures import WindowDifference
 from orchestrator.compare.sensitivity import SENSITIVITY_COLUMNS, SensitivityCurve, sensitivity_rows
+from orchestrator.compare.statistics import Estimate
 from orchestrator.core.redact import shown, shown_json
 
 _COMPUTED = ("=", "+", "-", "@", "\t", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """First characters by which a spreadsheet takes a text for a formula, with their full-width forms."""
 
+_OF_WINDOWS = ("model", "data", "text", "line", "reference", "sparsity", "achieved")
 WINDOW_COLUMNS = (
-    *("model", "data", "text", "line", "reference", "sparsity", "achieved"),
-    *("seeds", "windows", "difference"),
+    *(*_OF_WINDOWS, "seeds", "windows", "difference"),
     *("windows_low", "windows_high", "draws_std", "draws_low", "draws_high"),
 )
 """Columns of windows.csv."""
@@ -52,16 +53,9 @@ def sensitivity_csv(curves: Sequence[SensitivityCurve]) -> bytes:
 
 def window_row(each: WindowDifference) -> dict[str, Any]:
     """Return column name -> value of a difference paired by window of held-out text."""
-    return {
-        **{
-            name: getattr(each, name) for name in ("model", "data", "text", "line", "reference", "sparsity", "achieved")
-        },
-        "seeds": " ".join(map(str, each.seeds)),
-        "windows": each.windows.n,
-        "difference": each.windows.mean,
-        **{f"windows_{part}": getattr(each.windows, part) for part in ("low", "high")},
-        **{f"draws_{part}": getattr(each.draws, part) for part in ("std", "low", "high")},
-    }
+    found: dict[str, Any] = {name: getattr(each, name) for name in _OF_WINDOWS}
+    found |= {"seeds": " ".join(map(str, each.seeds)), "windows": each.windows.n, "difference": each.windows.mean}
+    return found | parts("windows", each.windows, ("low", "high")) | parts("draws", each.draws, ("std", "low", "high"))
 
 
 def row_columns(each: Sequence[TrialRow]) -> dict[str, list[Any]]:
@@ -90,23 +84,25 @@ def as_json(comparison: Comparison) -> bytes:
     return (shown_json(_finite(comparison.to_json()), indent=1) + "\n").encode()
 
 
+def parts(name: str, found: Estimate | None, ends: Sequence[str] = ("mean", "std", "low", "high")) -> dict[str, Any]:
+    """Return the columns of an estimate, as `test_mean`; None for what is not known."""
+    return {f"{name}_{end}": getattr(found, end, None) for end in ends}
+
+
 def _flat(point: Point) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in vars(point).items():
         if name == "metric":
             flat[name] = point.metric.name
         elif name in ("test", "val", "val_before", "difference"):
-            for part in ("mean", "std", "low", "high"):
-                flat[f"{name}_{part}"] = None if value is None else getattr(value, part)
+            flat |= parts(name, value)
         elif name == "further":
             for each in point.further:
-                for what, found in (("test", each.test), ("difference", each.difference)):
-                    flat[f"{each.name}_{what}_mean"] = None if found is None else found.mean
+                flat |= parts(f"{each.name}_test", each.test, ("mean",))
+                flat |= parts(f"{each.name}_difference", each.difference, ("mean",))
         elif name == "asked":
             for figure in point.asked:
-                for part in ("mean", "std", "low", "high"):
-                    key = f"{figure.split}_{figure.metric.name}_{part}"
-                    flat[key] = None if figure.test is None else getattr(figure.test, part)
+                flat |= parts(f"{figure.split}_{figure.metric.name}", figure.test)
         elif name == "deployed":
             for one in point.deployed:
                 flat |= measured(one)
@@ -119,32 +115,21 @@ def _flat(point: Point) -> dict[str, Any]:
 
 def measured(each: Deployed) -> dict[str, Any]:
     """Return the columns of a deployment; of several kinds of machine, the last one wins."""
-    where = f"{each.format}_{each.batch_size}"
-    estimate = {f"{where}_speedup_{part}": getattr(each.speedup, part) for part in ("mean", "low", "high")}
-    times = {f"{where}_latency_ms": each.latency_ms, f"{where}_dense_ms": each.dense_ms}
-    sizes = {f"{each.format}_bytes": each.bytes, f"{each.format}_dense_bytes": each.dense_bytes}
-    memory = {f"{where}_memory": each.memory, f"{where}_dense_memory": each.dense_memory}
-    found = sizes | _achieved(each) | times | memory | estimate | {f"{where}_hardware": each.hardware}
+    form, where, ends = each.format, f"{each.format}_{each.batch_size}", ("mean", "low", "high")
+    found: dict[str, Any] = {f"{form}_bytes": each.bytes, f"{form}_dense_bytes": each.dense_bytes}
+    if each.test is not None or each.val is not None:  # the format changes outputs
+        found |= parts(f"{form}_val", each.val) | parts(f"{form}_test", each.test)
+        found[f"{form}_dense_test"] = each.dense_test
+    for name in ("latency_ms", "dense_ms", "memory", "dense_memory"):
+        found[f"{where}_{name}"] = getattr(each, name)
+    found |= parts(f"{where}_speedup", each.speedup, ends) | {f"{where}_hardware": each.hardware}
     if each.token_speedup is not None:
         found |= {f"{where}_token_ms": each.token_ms, f"{where}_dense_token_ms": each.dense_token_ms}
-        found |= {
-            f"{where}_token_speedup_{part}": getattr(each.token_speedup, part) for part in ("mean", "low", "high")
-        }
+        found |= parts(f"{where}_token_speedup", each.token_speedup, ends)
     if each.speedup_pytorch is not None:
-        for part in ("mean", "low", "high"):
-            found[f"{where}_speedup_pytorch_{part}"] = getattr(each.speedup_pytorch, part)
+        found |= parts(f"{where}_speedup_pytorch", each.speedup_pytorch, ends)
         found[f"{where}_dense_runtime"] = " or ".join(each.dense_runtimes)
     return found
-
-
-def _achieved(each: Deployed) -> dict[str, Any]:
-    """Return the metric columns of a format that changes outputs; empty for other formats."""
-    if each.test is None and each.val is None:
-        return {}
-    splits = {"val": each.val, "test": each.test}
-    parts = ("mean", "std", "low", "high")
-    found = {f"{each.format}_{split}_{part}": getattr(of, part, None) for split, of in splits.items() for part in parts}
-    return found | {f"{each.format}_dense_test": each.dense_test}
 
 
 def table_csv(names: Sequence[str], rows: Any) -> bytes:

@@ -16,7 +16,7 @@ from orchestrator.compare.verdicts import LATENCY, SPEEDUP, Verdict, counted
 from orchestrator.core.redact import shown
 from orchestrator.planning.number_formats import in_points, milliseconds, percent, ratio, significant, whole_number
 from orchestrator.views.report.columns import difference
-from orchestrator.views.report.plain_files import table_csv
+from orchestrator.views.report.plain_files import parts, table_csv
 from orchestrator.views.report.table import Row, Table
 from orchestrator.views.report.tables import failure_notes, two_seeds_note
 
@@ -193,14 +193,13 @@ def two_sweeps_csv(found: TwoSweeps) -> bytes:
     for point in found.points:
         for each in point.differences:
             verdict, change = each.verdict, each.verdict.change
-            interval = {name: getattr(change, name, None) for name in ("mean", "std", "low", "high")}
             rows.append(
                 {
                     **point.name._asdict(),
                     "figure": verdict.figure,
                     "first": verdict.baseline,
                     "second": verdict.now,
-                    **{f"change_{name}": value for name, value in interval.items()},
+                    **parts("change", change),
                     "margin": verdict.margin,
                     "verdict": each.word,
                     "reason": verdict.reason if each.word == "undecided" else "",
