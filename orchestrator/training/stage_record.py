@@ -29,6 +29,7 @@ from orchestrator.training.scoring.ranking import Read, Round
 from orchestrator.training.stage_networks import Network, stored
 from orchestrator.training.state.checkpointing import Checkpointing, environment
 from orchestrator.training.state.train_state import TrainState
+from orchestrator.training.team.ranks import ALONE, Processes
 from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.inspection import first, require_finite
 from orchestrator.workloads.splits import Split
@@ -85,6 +86,11 @@ class StageInputs:
         """Where the network is."""
         return torch.device(self.order.worker.device)
 
+    @property
+    def ranks(self) -> Processes:
+        """Processes of the trial."""
+        return self.order.worker.ranks or ALONE
+
     @cached_property
     def asked(self) -> Round:
         """The round, for a stage that prunes."""
@@ -124,7 +130,7 @@ class StageInputs:
             since=spec.typed.restart.rates or 0,
             until=spec.typed.until,
             selects=KINDS[spec.kind].validates,
-            ranks=order.worker.ranks,
+            ranks=self.ranks,
         )
 
     def training(self, job: TrainingJob) -> StageInputs:

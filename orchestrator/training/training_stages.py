@@ -239,9 +239,8 @@ def _begun(stage: StageInputs) -> TrainState | None:
 
 def _lead(stage: StageInputs) -> None:
     """Tell the other ranks of the trial, if there are any, that this stage trains now under the network's masks."""
-    if (ranks := stage.order.worker.ranks) is not None:
-        ranks.say({"stage": stage.spec.key})
-        ranks.bytes_of_leader(stage.network.masks.to_bytes() if len(stage.network.masks) else b"")
+    stage.ranks.say({"stage": stage.spec.key})
+    stage.ranks.bytes_of_leader(stage.network.masks.to_bytes() if len(stage.network.masks) else b"")
 
 
 def _pruned_before(stage: StageInputs, state: TrainState) -> Start:
@@ -302,8 +301,7 @@ def _fit(stage: StageInputs, state: TrainState | None) -> FitResult:
 
 def run_job(stage: StageInputs, job: TrainingJob) -> FitResult:
     """Run a training on all ranks of the trial, by the built-in loop or by the user's own function."""
-    if job.ranks is not None:
-        job = replace(job, state=job.ranks.state_of_leader(job.state))
+    job = replace(job, state=job.ranks.state_of_leader(job.state))
     own = job.config.get("_target_")
     if own is not None and job.until == 0:
         return FitResult((), 0, 0)
@@ -316,8 +314,7 @@ def run_job(stage: StageInputs, job: TrainingJob) -> FitResult:
     job = replace(job, cost=cost)
     if own is None:
         return training_loop.fit(job)
-    if job.ranks is not None:
-        job.ranks.weights_of_leader(job.model)
+    job.ranks.weights_of_leader(job.model)
     return run_own_loop(job, partial(measure, stage.training(job), job.data.val))
 
 

@@ -18,7 +18,7 @@ from orchestrator.core.records import CurvePoint
 from orchestrator.training.loop.own_loop import Context, run_own_loop
 from orchestrator.training.loop.training_loop import Cancelled
 from orchestrator.training.state.train_state import TrainState
-from orchestrator.training.team.ranks import Ranks
+from orchestrator.training.team.ranks import Processes, Ranks
 from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.tasks.task import Measured
 from pruning import MaskKeeper, MaskSet
@@ -101,7 +101,7 @@ MISTAKES: tuple[Callable[..., Any], ...] = (unwrapped, raising_on_first, raising
 
 
 def own(
-    function: Callable[..., Any] | str, model: nn.Module, data: Data, ranks: Ranks | None, **options: Any
+    function: Callable[..., Any] | str, model: nn.Module, data: Data, ranks: Processes, **options: Any
 ) -> tuple[dict[str, Tensor], tuple[CurvePoint, ...]]:
     """Train a network with a function, half of its weights pruned, which stay 0; return its weights and the curve."""
     torch.manual_seed(1)

@@ -23,7 +23,7 @@ from training_cases import job, settings, task_of
 from orchestrator.core.work_order import Seat
 from orchestrator.training.loop.training_job import FitResult
 from orchestrator.training.loop.training_loop import fit
-from orchestrator.training.team.ranks import Ranks, joined
+from orchestrator.training.team.ranks import ALONE, Processes, joined
 from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.networks.classifiers import cnn, resnet20
 from orchestrator.workloads.networks.gpt import gpt
@@ -119,7 +119,7 @@ CASES: Mapping[str, dict[str, Any]] = {
 """Trainings by name: a network, options of a training, and whether there are masks or synchronised statistics."""
 
 
-def trained(case: Mapping[str, Any], ranks: Ranks | None) -> tuple[nn.Module, FitResult]:
+def trained(case: Mapping[str, Any], ranks: Processes) -> tuple[nn.Module, FitResult]:
     """Train a case; return the network and the result."""
     options = {key: value for key, value in case.items() if key not in ("network", "masks", "sync")}
     model, language = network(case["network"]), case["network"] == "gpt"
@@ -138,7 +138,7 @@ def trained(case: Mapping[str, Any], ranks: Ranks | None) -> tuple[nn.Module, Fi
     return model, found
 
 
-def outcome(case: Mapping[str, Any], ranks: Ranks | None = None) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
+def outcome(case: Mapping[str, Any], ranks: Processes = ALONE) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
     """Return the weights, buffers and curve of a case."""
     if "function" in case:
         weights, curve = own(case["function"], network(case["network"]), images(), ranks)

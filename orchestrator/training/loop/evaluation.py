@@ -12,8 +12,8 @@ from torch import nn
 from orchestrator.config.training import Train
 from orchestrator.core.metrics import Metric
 from orchestrator.core.seeding import seeded
-from orchestrator.training.team.ranks import Ranks
-from orchestrator.workloads.splits import Share, Split
+from orchestrator.training.team.ranks import Processes, Ranks
+from orchestrator.workloads.splits import Split
 from orchestrator.workloads.tasks.distilled import Distilled
 from orchestrator.workloads.tasks.supervised import Supervised
 from orchestrator.workloads.tasks.task import Measured, MeasuresTests, Task, TestInputs
@@ -60,7 +60,7 @@ def evaluate_together(
     task: Task,
     device: torch.device,
     config: Train,
-    ranks: Ranks | None,
+    ranks: Processes,
 ) -> Mapping[str, float]:
     """Return the figures that `evaluate` returns; with several ranks, each must call this and measures a share.
 
@@ -69,14 +69,12 @@ def evaluate_together(
     """
     size, precision = config.eval_batch_size, config.precision
     alone = partial(evaluate, model, split, task, device=device, batch_size=size, precision=precision)
-    if ranks is None:
-        return alone().figures
     task = task.task if isinstance(task, Distilled) else task
-    if not isinstance(task, Supervised) or type(task).measure is not Supervised.measure:
+    if not isinstance(ranks, Ranks) or not isinstance(task, Supervised) or type(task).measure is not Supervised.measure:
         return ranks.told(alone().figures if ranks.leads else None)
     ranks.buffers_of_leader(model)
     with seeded(0, device), in_mode(model, training=False), torch.no_grad(), autocast(device, precision):
-        parts = split.batches(size, device=device, share=Share(ranks.rank, ranks.size))
+        parts = split.batches(size, device=device, share=ranks.share)
         own = task.totals(model, (part.batch for part in parts if part.counts))
     return measured(task, task.figures(ranks.whole_of(own))).figures
 

@@ -19,7 +19,7 @@ from orchestrator.config.training import Train
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.plain_data import LARGEST
 from orchestrator.core.records import CurvePoint
-from orchestrator.core.seeding import derive, reseed, seeded
+from orchestrator.core.seeding import derive, seeded
 from orchestrator.training.loop.sparse_training import SparseTraining
 from orchestrator.training.loop.training_job import FitResult, TrainingError, TrainingJob
 from orchestrator.training.loop.training_loop import Cancelled, Diverged
@@ -32,7 +32,7 @@ from orchestrator.training.state.train_state import (
     restore_generators,
     restore_module,
 )
-from orchestrator.training.team.ranks import Ranks
+from orchestrator.training.team.ranks import Processes
 from orchestrator.workloads.inspection import require_finite
 from orchestrator.workloads.splits import Split
 from orchestrator.workloads.targets import TargetError, failure, given
@@ -97,7 +97,7 @@ def check_network(job: TrainingJob, before: Mapping[str, Any], masks: MaskSet) -
             )
 
 
-def check_ranks(where: str, config: Mapping[str, Any], model: nn.Module, ranks: Ranks) -> None:
+def check_ranks(where: str, config: Mapping[str, Any], model: nn.Module, ranks: Processes) -> None:
     """Raise `TrainingError` if a training function left the processes of a trial without their group or one network."""
     if not ranks.have_group:
         raise TrainingError(
@@ -213,9 +213,8 @@ class Context:
     def around(self) -> Iterator[None]:
         """Return the context in which the function is called: its draws, its environment, its changing masks."""
         with ExitStack() as entered:
-            if self.ranks is not None:
-                entered.enter_context(self.ranks.announced())
-            entered.enter_context(seeded(self._draws if self.ranks is None else self._draws_of_step(), self.device))
+            entered.enter_context(self.ranks.announced())
+            entered.enter_context(seeded(self.ranks.draws(self._draws, self.steps), self.device))
             if self._job.sparse is not None:
                 entered.enter_context(self._job.sparse.told())
             yield
@@ -223,22 +222,20 @@ class Context:
     @property
     def rank(self) -> int:
         """Number of this process among those of the trial, from 0."""
-        return 0 if self.ranks is None else self.ranks.rank
+        return self.ranks.rank
 
     @property
     def world_size(self) -> int:
         """Number of processes of the trial."""
-        return 1 if self.ranks is None else self.ranks.size
+        return self.ranks.size
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Return a network whose backward pass averages gradients over all processes; with one process the network."""
-        return model if self.ranks is None else self.ranks.wrapped(model)
+        return self.ranks.wrapped(model)
 
     def gather(self, value: float) -> list[float]:
         """Return the numbers that all processes pass, by rank; every process must call it."""
         own = float(value)
-        if self.ranks is None:
-            return [own]
         return self.ranks.sums([own if rank == self.rank else 0.0 for rank in range(self.world_size)])
 
     def evaluate(self) -> dict[str, float]:
@@ -246,8 +243,6 @@ class Context:
 
         Rank 0 measures them for all processes; it may call this alone.
         """
-        if self.ranks is None:
-            return dict(self._measured().figures)
         return self.ranks.told(dict(self._measured().figures) if self.ranks.leads else None)
 
     def report(self, step: int, metrics: Mapping[str, float], epoch: float | None = None) -> None:
@@ -298,8 +293,7 @@ class Context:
                 "in context.checkpoint(lambda: {'optimizer': optimizer.state_dict()})."
             )
         self._has_checkpoints = True
-        if self.ranks is not None:  # a checkpoint holds the generators of rank 0
-            reseed(self._draws_of_step(), self.device)
+        self.ranks.reseed(self._draws, self.steps)
         ending = self._is_ending()
         self._job.keep(lambda: self._saved(parts()), ending)
         if ending:
@@ -391,18 +385,13 @@ class Context:
                 self._job.cost.step(self._length.examples)
         self._stepped |= trained
 
-    def _draws_of_step(self) -> int:
-        """Return the seed of this process's draws from here on, where several processes train."""
-        return derive(self._draws, f"{self.steps}/{self.rank}")
-
     def _end_if_asked(self) -> None:
         if not self._has_checkpoints and self._is_ending():
             raise Cancelled
 
     def _is_ending(self) -> bool:
         """Whether the training ends here: on all processes, if one is asked to."""
-        ending = self._job.cancelled()
-        return ending if self.ranks is None else self.ranks.sums([float(ending)])[0] > 0
+        return self.ranks.sums([float(self._job.cancelled())])[0] > 0
 
     def _count(self) -> None:
         self.steps += 1
@@ -448,8 +437,7 @@ def _run(job: TrainingJob, context: Context) -> FitResult:
             job.sparse.release()
     context.require_resumed()
     context.require_changed()
-    if job.ranks is not None:
-        check_ranks(where, config, model, job.ranks)
+    check_ranks(where, config, model, job.ranks)
     check_network(job, before, context.masks)
     steps = max([context.steps, *(point.step for point in context.curve[-1:])])
     if not steps and (config.get("epochs") or config.get("steps")):

@@ -21,7 +21,7 @@ from orchestrator.core.records import CurvePoint
 from orchestrator.core.work_order import never
 from orchestrator.training.loop.sparse_training import SparseTraining, TrainingCost
 from orchestrator.training.state.train_state import TrainState
-from orchestrator.training.team.ranks import Ranks
+from orchestrator.training.team.ranks import ALONE, Processes
 from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.inspection import spoilt
 from orchestrator.workloads.splits import Batch, Batches, index_of
@@ -73,8 +73,8 @@ class TrainingJob:
     """Counts the multiply-accumulates of each step; None: nothing is counted."""
     sparse: SparseTraining | None = None
     """Masks that change within the training; they are attached, and released in the end. None: masks stay."""
-    ranks: Ranks | None = None
-    """Ranks of a trial of several processes, each of which runs the job; None for one process."""
+    ranks: Processes = ALONE
+    """Processes of the trial, each of which runs the job."""
 
 
 @dataclass(frozen=True)

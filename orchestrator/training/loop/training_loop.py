@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from functools import partial
@@ -19,7 +19,7 @@ from orchestrator.config.training import Train
 from orchestrator.core.errors import Cancelled as Cancelled
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.seeding import derive, seeded
-from orchestrator.training.loop.evaluation import autocast, evaluate_together, monitored
+from orchestrator.training.loop.evaluation import evaluate_together, monitored
 from orchestrator.training.loop.training_job import (
     Averages,
     FitResult,
@@ -32,13 +32,12 @@ from orchestrator.training.loop.training_job import (
     scheduler_of,
 )
 from orchestrator.training.loop.training_job import Diverged as Diverged
-from orchestrator.training.scoring.examples import count
 from orchestrator.training.stage_networks import MISFITS
 from orchestrator.training.state.resuming import Resumable, Unfit
 from orchestrator.training.state.train_state import TrainState, extra_state, restore_extra_state
-from orchestrator.training.team.together import Together, require_reached, synchronised
+from orchestrator.training.team.together import Alone, Together, synchronised
 from orchestrator.workloads.inspection import require_finite
-from orchestrator.workloads.splits import Batch, Share
+from orchestrator.workloads.splits import Batch
 from orchestrator.workloads.tasks.supervised import Supervised
 from pruning.measure.macs import in_mode
 
@@ -74,8 +73,7 @@ def fit(job: TrainingJob) -> FitResult:
         with in_mode(job.model, training=True), run.changing_masks():
             run.train(run.length if job.until is None else run.at(job.until))
             kept = None if job.until is None else run.state().copied() if job.selects else run.state()
-        if run.together is not None:
-            run.together.require_equal(job.where)
+        run.passes.require_equal()
         return run.result(kept)
 
 
@@ -94,8 +92,8 @@ class _LoopRun(Resumable):
             seed=derive(job.seed, "order"),
             drop_last=config.drop_last,
         )
-        batches = read() if ranks is None else read(share=Share(ranks.rank, ranks.size))
-        self.steps = Steps(batches, config.accumulate, None if ranks is None else read())
+        batches, searched = (read(), None) if ranks.share is None else (read(share=ranks.share), read())
+        self.steps = Steps(batches, config.accumulate, searched)
         self.epoch_length = len(self.steps)
         self.length = config.steps if config.steps is not None else (config.epochs or 0) * self.epoch_length
         if not self.epoch_length and (config.steps or config.epochs):
@@ -108,11 +106,9 @@ class _LoopRun(Resumable):
         self.gradients = Gradients(config, job.model, self.parameters, where)
         self.scheduler = scheduler_of(config, self.optimizer, self.length, self.epoch_length, where)
         # Not a bound method: a reference cycle would keep the loader's processes alive until the collector runs.
-        loss_of = partial(job.task.loss, job.model)
-        self.loss_of = torch.compile(loss_of) if config.compile else loss_of
-        self.together = None if ranks is None else Together(ranks, job.model, self.loss_of, job.task, job.seed, norms)
-        self._is_settled = True
-        """Whether the loss of the last step is that over all ranks."""
+        loss_of: Callable[[Any], Tensor] = partial(job.task.loss, job.model)
+        loss_of = torch.compile(loss_of) if config.compile else loss_of
+        self.passes = Alone(job, loss_of) if ranks.share is None else Together(job, loss_of, norms)
         self.averages = None if config.ema is None else Averages(self.parameters, config.ema)
         self.curve, self.losses = [], []
 
@@ -164,7 +160,7 @@ class _LoopRun(Resumable):
         left = range(self.step + 1, (self.step if self.stale == self.config.patience else last) + 1)
         # The range comes first: zip reads it first, so no batch after the last step is loaded.
         for step, batches in zip(left, self.steps.after(self.step), strict=False):
-            ending = self._agreed(batches, self.job.cancelled())
+            ending = self.passes.agree(batches, self.losses, ending=self.job.cancelled())
             self.job.keep(self.state, ending)
             if ending:
                 raise Cancelled
@@ -175,7 +171,7 @@ class _LoopRun(Resumable):
             if step % self.epoch_length == 0:
                 self._schedule("epoch")
             if step % every == 0 or step == self.length or len(self.losses) % CHECK_EVERY == 0:
-                self._settle()
+                self.passes.settle(self.losses)
             if step % every == 0 or step == self.length:
                 with nullcontext() if self.averages is None else self.averages.in_force():
                     point = self._point()
@@ -186,29 +182,13 @@ class _LoopRun(Resumable):
             elif len(self.losses) % CHECK_EVERY == 0:
                 self._mean_loss()
 
-    def _agreed(self, batches: Sequence[Batch], ending: bool) -> bool:
-        """Return whether the training ends before this step: on all ranks, if one is asked to end."""
-        if self.together is None:
-            return ending
-        own = 0.0 if self._is_settled else float(self.losses[-1])
-        ended, whole = self.together.agree(batches, own, ending=ending)
-        self._settle(whole)
-        return ended
-
-    def _settle(self, whole: float | None = None) -> None:
-        """Make the loss of the last step the one over all ranks."""
-        if self.together is not None and not self._is_settled:
-            last = self.losses[-1]
-            value = self.together.whole(float(last)) if whole is None else whole
-            self.losses[-1], self._is_settled = torch.full_like(last, value, dtype=torch.float64), True
-
     def _update(self, batches: Sequence[Batch]) -> None:
         """Take one step along the mean gradient of all examples of the `batches`."""
         if self.job.cost is not None:
-            self.job.cost.step(sum(map(count, batches)) if self.together is None else self.together.examples)
+            self.job.cost.step(self.passes.examples(batches))
         for parameter in self.parameters:  # `zero_grad` does the same in ten times the time
             parameter.grad = None
-        loss = self._backward(batches) if self.together is None else self._backward_together(batches, self.together)
+        loss = self.passes.backward(batches, self.scaler, self.step)
         self.gradients.finish(self.scaler, self.optimizer)
         scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
@@ -220,47 +200,6 @@ class _LoopRun(Resumable):
                 self.job.sparse.mask(self.job.model, self.averages.values)
         self.losses.append(loss)
         self.rate = float(self.optimizer.param_groups[0]["lr"])
-
-    def _backward_together(self, parts: Sequence[Batch], together: Together) -> Tensor:
-        """Add the gradients of the step, of all ranks; return this rank's part of its loss."""
-        together.reseed(self.step)
-        losses, self._is_settled = [], False
-        for place in range(len(parts)):
-            with autocast(self.job.device, self.config.precision):
-                loss = together.loss(parts, place)
-            torch.autograd.backward(self.scaler.scale(loss))
-            losses.append(loss.detach())
-        require_reached(self.job.where, self.parameters)
-        return sum(losses[1:], losses[0])
-
-    def _backward(self, batches: Sequence[Batch]) -> Tensor:
-        """Add the gradients of the step; return its loss."""
-        sizes = [self.job.task.size(batch) for batch in batches] if len(batches) > 1 else [1]
-        if not any(sizes):  # no batch has a target that counts: each loss is 0
-            sizes = [1] * len(batches)
-        losses = []
-        for batch, size in zip(batches, sizes, strict=True):
-            if not size:
-                continue
-            with autocast(self.job.device, self.config.precision):
-                loss = self._loss(batch)
-            if len(batches) > 1:
-                loss = loss * (size / sum(sizes))
-            torch.autograd.backward(self.scaler.scale(loss))
-            losses.append(loss.detach())
-        return sum(losses[1:], losses[0])
-
-    def _loss(self, batch: Batch) -> Tensor:
-        try:
-            return self.loss_of(batch)
-        except RuntimeError as error:
-            if not self.config.compile or not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-                raise
-            said = str(error).strip().splitlines()[0]
-            raise TrainingError(
-                f"torch.compile failed with {type(error).__name__}: {said}; pass train.compile=false "
-                "finetune.compile=false."
-            ) from error
 
     def _schedule(self, interval: str) -> None:
         if self.scheduler is None or isinstance(self.scheduler, ReduceLROnPlateau):
@@ -287,8 +226,8 @@ class _LoopRun(Resumable):
 
     def _evaluated(self) -> Mapping[str, float]:
         """Return the metrics on validation, which all ranks measure together."""
-        ranks = None if self.together is None else self.together.ranks
-        return evaluate_together(self.job.model, self.job.data.val, self.job.task, self.job.device, self.config, ranks)
+        job = self.job
+        return evaluate_together(job.model, job.data.val, job.task, job.device, self.config, job.ranks)
 
     def _mean_loss(self) -> float:
         """Return the mean loss since the last point; raise `Diverged` at the first loss that is not finite."""

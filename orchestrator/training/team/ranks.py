@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from traceback import clear_frames
 from typing import Any
@@ -26,8 +26,10 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.nn.parallel import DistributedDataParallel
 
 from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.seeding import derive, reseed
 from orchestrator.core.work_order import Seat
 from orchestrator.training.state.train_state import TrainState
+from orchestrator.workloads.splits import Share
 from orchestrator.workloads.tasks.totals import Totals
 from orchestrator.workloads.weight_files import write_state
 
@@ -43,7 +45,72 @@ class RankLost(OrchestratorError):
     """Another rank of the trial failed or ended; its own message says why."""
 
 
-class Ranks:
+class Processes:
+    """The only process of a trial: the calls of `Ranks`, without anybody to exchange something with."""
+
+    rank, size = 0, 1
+    sync_batch_norm = False
+    share: Share | None = None
+    """Share of each batch that this process trains on; None: all of it."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    @property
+    def have_group(self) -> bool:
+        """Whether the process group stands, if there is one."""
+        return True
+
+    def say(self, what: Mapping[str, Any] | None) -> None:
+        """Say something to the ranks that follow, as JSON; None ends their work."""
+
+    def told(self, figures: Mapping[str, float] | None) -> dict[str, float]:
+        """Return the figures of rank 0, which alone has them, and which does not wait for the others."""
+        return dict(figures or {})
+
+    def announced(self) -> AbstractContextManager[None]:
+        """Return a context with the usual variables, which a library may have changed since; see `announced`."""
+        return nullcontext()
+
+    def draws(self, seed: int, step: int) -> int:
+        """Return the seed of this process's draws from a step on."""
+        del step
+        return seed
+
+    def reseed(self, seed: int, step: int) -> None:
+        """Seed the generators of each of several processes for a step, as a checkpoint holds those of rank 0 only."""
+
+    def bytes_of_leader(self, content: bytes | None) -> bytes:
+        """Return the bytes of rank 0 on every rank."""
+        return content or b""
+
+    def state_of_leader(self, state: TrainState | None) -> TrainState | None:
+        """Return the training state of rank 0 on every rank; None if it begins anew."""
+        return state
+
+    def weights_of_leader(self, model: nn.Module) -> None:
+        """Give a network the parameters and buffers of rank 0."""
+
+    def wrapped(self, model: nn.Module) -> nn.Module:
+        """Return a network whose backward pass averages gradients over all ranks."""
+        return model
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """Return sums over all ranks, in float64; equal bits on every rank."""
+        return [*values]
+
+    def differ(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether the bits of some tensors differ between ranks."""
+        del tensors
+        return False
+
+
+ALONE = Processes()
+
+
+class Ranks(Processes):
     """The ranks of a trial, as one of them sees them.
 
     Args:
@@ -54,7 +121,7 @@ class Ranks:
 
     def __init__(self, seat: Seat, store: Store, device: torch.device) -> None:
         self.rank, self.size, self.device = seat.rank, seat.size, device
-        self.sync_batch_norm = seat.sync_batch_norm
+        self.sync_batch_norm, self.share = seat.sync_batch_norm, Share(seat.rank, seat.size)
         self._seat, self._store = seat, store
         self._turn = 0
         """Number of things that rank 0 has said."""
@@ -63,17 +130,10 @@ class Ranks:
         self._patience = FOREVER if seat.timeout is None else timedelta(seconds=seat.timeout)
 
     @property
-    def leads(self) -> bool:
-        """Whether this is rank 0."""
-        return self.rank == 0
-
-    @property
     def have_group(self) -> bool:
-        """Whether the process group stands."""
         return dist.is_initialized()
 
     def say(self, what: Mapping[str, Any] | None) -> None:
-        """Say something to the ranks that follow, as JSON; None ends their work."""
         self._store.set(f"said/{self._turn}", json.dumps(what))
         self._turn, self._told = self._turn + 1, 0
 
@@ -84,7 +144,6 @@ class Ranks:
         return found
 
     def told(self, figures: Mapping[str, float] | None) -> dict[str, float]:
-        """Return the figures of rank 0, which alone has them, and which does not wait for the others."""
         key = f"told/{self._turn}/{self._told}"
         self._told += 1
         if figures is not None:
@@ -98,11 +157,15 @@ class Ranks:
         return json.loads(self._store.get(key))
 
     def announced(self) -> AbstractContextManager[None]:
-        """Return a context with the usual variables, which a library may have changed since; see `announced`."""
         return announced(self._seat)
 
+    def draws(self, seed: int, step: int) -> int:
+        return derive(seed, f"{step}/{self.rank}")
+
+    def reseed(self, seed: int, step: int) -> None:
+        reseed(self.draws(seed, step), self.device)
+
     def bytes_of_leader(self, content: bytes | None) -> bytes:
-        """Return the bytes of rank 0 on every rank."""
         length = torch.tensor([len(content or b"")], dtype=torch.int64, device=self.device)
         dist.broadcast(length, 0)
         data = torch.empty(int(length), dtype=torch.uint8, device=self.device)
@@ -113,7 +176,6 @@ class Ranks:
         return data.cpu().numpy().tobytes()
 
     def state_of_leader(self, state: TrainState | None) -> TrainState | None:
-        """Return the training state of rank 0 on every rank; None if it begins anew."""
         file = io.BytesIO()
         if state is not None:
             write_state(state.tensors, file)
@@ -124,7 +186,6 @@ class Ranks:
         return TrainState(load(tensors), json.loads(values))
 
     def weights_of_leader(self, model: nn.Module) -> None:
-        """Give a network the parameters and buffers of rank 0."""
         with torch.no_grad():
             for each in model.parameters():
                 dist.broadcast(each, 0)
@@ -142,19 +203,16 @@ class Ranks:
         return sum(found, Totals())
 
     def wrapped(self, model: nn.Module) -> nn.Module:
-        """Return a network whose backward pass averages gradients over all ranks."""
         found = DistributedDataParallel(model, device_ids=[self.device] if self.device.type == "cuda" else None)
         _settle_buckets(found)
         return found
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """Return sums over all ranks, in float64; equal bits on every rank."""
         found = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(found)
         return found.tolist()
 
     def differ(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether the bits of some tensors differ between ranks."""
         sums = [each.detach().contiguous().view(torch.uint8).sum(dtype=torch.int64) for each in tensors]
         own = torch.stack(sums) if sums else torch.zeros(1, dtype=torch.int64, device=self.device)
         most, least = own.clone(), own.clone()

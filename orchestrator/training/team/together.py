@@ -9,15 +9,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from orchestrator.core.seeding import derive, reseed
-from orchestrator.training.loop.training_job import TrainingError
+from orchestrator.config.training import Train
+from orchestrator.training.loop.evaluation import autocast
+from orchestrator.training.loop.training_job import TrainingError, TrainingJob
 from orchestrator.training.scoring.examples import count
-from orchestrator.training.team.ranks import Ranks
+from orchestrator.training.team.ranks import Processes
 from orchestrator.workloads.splits import Part
-from orchestrator.workloads.tasks.task import Task
 
 
 class _Losses(nn.Module):
@@ -32,7 +33,70 @@ class _Losses(nn.Module):
         return self.loss_of(batch)
 
 
-class Together:
+class Alone:
+    """Backward passes of a training in one process.
+
+    Args:
+        job: the training.
+        loss_of: batch -> loss, of the job's network.
+    """
+
+    def __init__(self, job: TrainingJob, loss_of: Callable[[Any], Tensor]) -> None:
+        self.job, self.config, self.loss_of = job, Train(**job.config), loss_of
+
+    def agree(self, batches: Sequence[Any], losses: list[Tensor], *, ending: bool) -> bool:
+        """Begin a step; return whether the training ends before it. The last loss becomes that over all ranks.
+
+        Args:
+            batches: the batches of the step, or this rank's shares of them.
+            losses: losses of the steps so far, on this rank.
+            ending: whether this process is asked to end.
+        """
+        del batches, losses
+        return ending
+
+    def settle(self, losses: list[Tensor]) -> None:
+        """Make the loss of the last step the one over all ranks."""
+
+    def examples(self, batches: Sequence[Any]) -> int:
+        """Return the number of examples of the step on all ranks."""
+        return sum(map(count, batches))
+
+    def backward(self, batches: Sequence[Any], scaler: GradScaler, step: int) -> Tensor:
+        """Add the gradients of the step after `step`, the mean over all examples; return this rank's loss."""
+        del step
+        sizes = [self.job.task.size(batch) for batch in batches] if len(batches) > 1 else [1]
+        if not any(sizes):  # no batch has a target that counts: each loss is 0
+            sizes = [1] * len(batches)
+        losses = []
+        for batch, size in zip(batches, sizes, strict=True):
+            if not size:
+                continue
+            with autocast(self.job.device, self.config.precision):
+                loss = self._loss(batch)
+            if len(batches) > 1:
+                loss = loss * (size / sum(sizes))
+            torch.autograd.backward(scaler.scale(loss))
+            losses.append(loss.detach())
+        return sum(losses[1:], losses[0])
+
+    def require_equal(self) -> None:
+        """Raise `TrainingError` unless all ranks hold the same weights."""
+
+    def _loss(self, batch: Any) -> Tensor:
+        try:
+            return self.loss_of(batch)
+        except RuntimeError as error:
+            if not self.config.compile or not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+                raise
+            said = str(error).strip().splitlines()[0]
+            raise TrainingError(
+                f"torch.compile failed with {type(error).__name__}: {said}; pass train.compile=false "
+                "finetune.compile=false."
+            ) from error
+
+
+class Together(Alone):
     """A training as one of its ranks sees it.
 
     Every rank takes the same steps and makes the same calls, whatever its share of a batch. With the loss l_r, the mean
@@ -43,68 +107,69 @@ class Together:
     as one process does. All ranks hold the same weights after each step.
 
     Args:
-        ranks: the ranks
-        model: the network, whose weights and buffers become those of rank 0
-        loss_of: batch -> loss, of this network
-        task: counts the units of a batch
-        seed: seed of the training; the draws of each step follow from it, the step and the rank
-        norms: BatchNorms that are synchronised
+        job: the training; its network gets the weights and buffers of rank 0.
+        loss_of: batch -> loss, of the job's network.
+        norms: BatchNorms that are synchronised.
     """
 
-    def __init__(
-        self,
-        ranks: Ranks,
-        model: nn.Module,
-        loss_of: Callable[[Any], Tensor],
-        task: Task,
-        seed: int,
-        norms: Sequence[Any],
-    ) -> None:
-        self.ranks, self._task, self._seed, self._norms = ranks, task, seed, norms
-        self._model: Any = ranks.wrapped(_Losses(model, loss_of))
-        self._tensors = [*model.parameters()]
+    def __init__(self, job: TrainingJob, loss_of: Callable[[Any], Tensor], norms: Sequence[Any]) -> None:
+        super().__init__(job, loss_of)
+        self._ranks, self._norms = job.ranks, norms
+        self._model: Any = job.ranks.wrapped(_Losses(job.model, loss_of))
         self._sizes: list[int] = []
-        self._total = 0.0
-        self.examples = 0
-        """Number of examples of the step on all ranks."""
+        self._total, self._examples = 0.0, 0
+        self._is_settled = True
+        """Whether the loss of the last step is that over all ranks."""
 
-    def agree(self, parts: Sequence[Part], loss: float, *, ending: bool) -> tuple[bool, float]:
-        """Begin a step; return whether the training ends before it, and the loss of the step before, over all ranks.
+    def agree(self, batches: Sequence[Any], losses: list[Tensor], *, ending: bool) -> bool:
+        self._sizes = [self.job.task.size(part.batch) if part.counts else 0 for part in batches]
+        examples = sum(count(part.batch) for part in batches if part.counts)
+        own = 0.0 if self._is_settled else float(losses[-1])
+        ended, self._total, whole, everyone = self._ranks.sums([float(ending), sum(self._sizes), own, examples])
+        self._examples = round(everyone)
+        self._settled(losses, whole)
+        return ended > 0
 
-        Args:
-            parts: this rank's shares of the batches of the step
-            loss: this rank's part of the loss of the step before
-            ending: whether this rank is asked to end
-        """
-        self._sizes = [self._task.size(part.batch) if part.counts else 0 for part in parts]
-        examples = sum(count(part.batch) for part in parts if part.counts)
-        ended, self._total, whole, everyone = self.ranks.sums([float(ending), sum(self._sizes), loss, examples])
-        self.examples = round(everyone)
-        return ended > 0, whole / self.ranks.size
+    def settle(self, losses: list[Tensor]) -> None:
+        if not self._is_settled:
+            self._settled(losses, self._ranks.sums([float(losses[-1])])[0])
 
-    def whole(self, loss: float) -> float:
-        """Return the loss of the last step over all ranks."""
-        return self.ranks.sums([loss])[0] / self.ranks.size
+    def _settled(self, losses: list[Tensor], whole: float) -> None:
+        if not self._is_settled:
+            losses[-1] = torch.full_like(losses[-1], whole / self._ranks.size, dtype=torch.float64)
+            self._is_settled = True
 
-    def reseed(self, step: int) -> None:
-        """Seed this rank's generators for a step."""
-        reseed(derive(self._seed, f"{step}/{self.ranks.rank}"), self.ranks.device)
+    def examples(self, batches: Sequence[Any]) -> int:
+        del batches
+        return self._examples
 
-    def loss(self, parts: Sequence[Part], place: int) -> Tensor:
+    def backward(self, batches: Sequence[Any], scaler: GradScaler, step: int) -> Tensor:
+        """Add the gradients of the step, which all ranks exchange; return this rank's part of its loss."""
+        self._ranks.reseed(self.job.seed, step)
+        losses, self._is_settled = [], False
+        for place in range(len(batches)):
+            with autocast(self.job.device, self.config.precision):
+                loss = self._part_loss(batches, place)
+            torch.autograd.backward(scaler.scale(loss))
+            losses.append(loss.detach())
+        require_reached(self.job.where, [each for each in self.job.model.parameters() if each.requires_grad])
+        return sum(losses[1:], losses[0])
+
+    def _part_loss(self, parts: Sequence[Part], place: int) -> Tensor:
         """Return the weighted loss of one of the batches of a step; gradients are exchanged after the last one."""
         for norm in self._norms:
             norm.counts = parts[place].counts
-        weight = self._sizes[place] * self.ranks.size / max(self._total, 1.0)
+        weight = self._sizes[place] * self._ranks.size / max(self._total, 1.0)
         with nullcontext() if place == len(parts) - 1 else self._model.no_sync():  # the forward pass decides
             loss: Tensor = self._model(parts[place].batch)
         return loss * weight
 
-    def require_equal(self, where: str) -> None:
-        """Raise `TrainingError` unless all ranks hold the same weights."""
-        if self.ranks.differ(self._tensors):
+    def require_equal(self) -> None:
+        if self._ranks.differ([*self.job.model.parameters()]):
             raise TrainingError(
-                f"`{where}` left other weights on other processes of the trial, so that its result is worthless: an "
-                "optimizer, or masks that change, must follow from weights and gradients alone; pass parallel=none."
+                f"`{self.job.where}` left other weights on other processes of the trial, so that its result is "
+                "worthless: an optimizer, or masks that change, must follow from weights and gradients alone; pass "
+                "parallel=none."
             )
 
 
@@ -205,14 +270,14 @@ _CLASSES: dict[type, type] = {
 
 
 @contextmanager
-def synchronised(model: nn.Module, ranks: Ranks | None) -> Iterator[list[Any]]:
+def synchronised(model: nn.Module, ranks: Processes) -> Iterator[list[Any]]:
     """Let every BatchNorm use the statistics of all ranks inside the context, if the trial asks for it; yield them.
 
     Raises:
         TrainingError: a BatchNorm is of a class of its own.
     """
     found: list[Any] = []
-    if ranks is not None and ranks.sync_batch_norm:
+    if ranks.sync_batch_norm:
         found = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         if odd := next((module for module in found if type(module) not in _CLASSES), None):
             raise TrainingError(
