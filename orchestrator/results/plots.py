@@ -141,10 +141,10 @@ def _check(argument: str, value: str, known: Sequence[str]) -> None:
 def _chosen(found: Sequence[drawing.Drawn], panel: str | None, needs: str) -> drawing.Drawn:
     titles = [each.title for each in found]
     if not found:
-        raise ResultsError(f"there is nothing to draw: the figure needs {needs}, which the sweep does not have.")
+        raise ResultsError(f"the figure needs {needs}, which the sweep does not have; draw another figure.")
     if panel is None:
         if len(found) > 1:
-            raise ResultsError(f"`panel` must be given: the figure exists for {', '.join(map(repr, titles))}.")
+            raise ResultsError(f"`panel` must be given; pass one of {', '.join(map(repr, titles))}.")
         return found[0]
     meant = [each for each in found if each.title == panel] or [each for each in found if each.title.startswith(panel)]
     if len(meant) != 1:

@@ -163,7 +163,7 @@ def _in_turns(choices: Choices, given: ScoringInput, example: Any) -> PruningPla
             sparsity = None if target is None else _reached_by_first(own, given, example, target * share)
             own = replace(own, schedule=replace(own.schedule, sparsity=sparsity))
         plans.append(_planned(own, given, example, alone=not plans))
-        # Statistics of the second unit need the masks.
+        # The second unit is scored under the masks of the first.
         given = replace(given, masks={**(given.masks or {}), **plans[-1].masks}, remember=None)
     one, other = plans
     counts = {name: {**one.details[name], **other.details[name]} for name in ("units", "kept")}

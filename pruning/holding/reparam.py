@@ -184,8 +184,8 @@ class Reparam:
         """Check that `name_mask` holds zeros and ones, if it changed since the last check.
 
         Raises:
-            ValueError: the mask has other entries, for example because masks were averaged, which revives pruned
-                entries.
+            ValueError: the mask has other entries. An average of masks has such entries, and pruned weights would
+                become nonzero with it.
         """
         try:
             if self._checked is not None and self._checked() is mask and self._version == mask._version:

@@ -90,11 +90,11 @@ def _unpack_gaps(packed: bytes, size: int) -> Bools:
     quotients, bits = np.frombuffer(inflated, np.uint8), np.frombuffer(rest, np.uint8)
     count = int(np.count_nonzero(quotients != 255))
     if quotients[-1:].tolist() == [255]:
-        raise ValueError("its last gap is cut off")
+        raise ValueError("it ends within the quotient of a gap")
     if len(rest) != (count * width + 7) // 8:
-        raise ValueError("its gaps are cut off")
+        raise ValueError("it has more or fewer remainders than gaps")
     mask: Bools = np.full(size, not rare)
-    done, quotient, remainder = 0, 0, 0  # gaps read so far, and the sums of their quotients and remainders
+    done, quotient, remainder = 0, 0, 0  # number of gaps read, the sum of their quotients, the sum of their remainders
     for start in range(0, quotients.size, PIECE):
         piece = quotients[start : start + PIECE]
         ends = np.flatnonzero(piece != 255)

@@ -214,11 +214,11 @@ def _targets(
     m: int | None,
     masks: Mapping[str, Tensor] | None,
 ) -> dict[str, Target]:
-    """Return name of a weight -> its target; it prunes nothing for a method that keeps masks."""
+    """Return name of a weight -> its target, which is no entry for a method that only updates survivors."""
     if isinstance(method, str) and not RECONSTRUCTIONS[method].chooses:
         if not masks or sparsity is not None or n is not None:
             raise ValueError(
-                f"`masks` must be given for method={method!r}, without `sparsity` and `n`: it prunes nothing more."
+                f"method={method!r} only updates the survivors of masks; pass `masks`, and neither `sparsity` nor `n`."
             )
         return {name: Target() for name in layers}
     if (n is None) != (m is None):

@@ -39,7 +39,7 @@ class _Curve:
 
 @dataclass(frozen=True)
 class _Table:
-    """Best allocation of some layers for each group of totals: its total, its loss, and how it came about."""
+    """Best allocations of the first layers: one row for each group of totals, linked to a row of the table before."""
 
     totals: Array
     losses: Array
@@ -48,10 +48,10 @@ class _Table:
     """Entries that the layer `name` adds to each total."""
     before: _Table | None = None
     index: Array = field(default_factory=lambda: np.zeros(1, np.int64))
-    """Place in `before` that each total continues."""
+    """Row of `before` to which each total adds the layer `name`."""
 
     def plus(self, name: str, curve: _Curve, most: int, group: int) -> _Table:
-        """Return the table with another layer, at each of its measured counts."""
+        """Return the table that also allocates one of its measured counts to the layer `name`."""
         places = np.repeat(np.arange(len(self.totals)), len(curve.counts))
         added = np.tile(curve.counts, len(self.totals))
         totals = self.totals[places] + added
@@ -63,12 +63,12 @@ class _Table:
         best = order[first]
         return _Table(totals[best], losses[best], name, added[best], self, places[best])
 
-    def traced(self, place: int) -> dict[str, int]:
-        """Return the count of each layer in the allocation at a place."""
+    def traced(self, row: int) -> dict[str, int]:
+        """Return layer -> number of entries that the allocation in a row prunes."""
         found: dict[str, int] = {}
         table: _Table | None = self
         while table is not None and table.before is not None:
-            found[table.name], place, table = int(table.added[place]), int(table.index[place]), table.before
+            found[table.name], row, table = int(table.added[row]), int(table.index[row]), table.before
         return found
 
 

@@ -225,7 +225,7 @@ def _encoded(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         if value.layout is not torch.strided or value.is_quantized:
             raise NotPlain(f"{path} is a tensor of layout {value.layout}")
         if is_lazy(value) or not _is_storable(value.dtype):
-            raise NotPlain(f"{path} is a tensor of {'no shape yet' if is_lazy(value) else value.dtype}")
+            raise NotPlain(f"{path} is a tensor {'without a shape' if is_lazy(value) else f'of {value.dtype}'}")
         while path in tensors:  # keys may contain a slash, and 0 and "0" give the same path
             path += "'"
         tensors[path] = value.detach()

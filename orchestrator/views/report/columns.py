@@ -276,7 +276,7 @@ def macs(point: Point) -> str:
 
 
 def spread(estimate: Estimate | None, metric: Metric) -> str:
-    """Mean and standard deviation."""
+    """Mean ± standard deviation over seeds, the mean alone of one seed; `not finite` if a seed's value is not."""
     if estimate is None:
         return "not finite"
     if estimate.std is None:

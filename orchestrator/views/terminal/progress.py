@@ -10,6 +10,7 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from orchestrator.config.parallel import processes
 from orchestrator.core.events import Decision, StageEvent
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import NOWHERE, CurvePoint, Reached, StageRecord
@@ -145,6 +146,9 @@ class Progress:
         if resumed := [f"{named(self._plan, key)} from {place}" for key, place in (reached or {}).items()]:
             more = f" and {len(resumed) - 3} more" if len(resumed) > 3 else ""
             self.say(f"Resumed from checkpoints: {'; '.join(resumed[:3])}{more}.")
+        several = sorted({processes(each.config) for each in self._plan.trials if "parallel" in each.config})
+        if several and several[-1] > 1:
+            self.say(f"Each trial trains in {' or '.join(map(str, several))} processes (`parallel.processes`).")
         if self._live is None and len(stages) >= LONG:
             self.say("One line follows for each finished trial, each finished dense training and each failure.")
         self._say_places(places)

@@ -179,7 +179,7 @@ def example_passes(
 
 
 def _shares(batch: Any, count: int, weight: float, size: Size) -> list[float]:
-    """Return the examples' weights: `size` of each, or equal parts if these do not add up to the batch's weight."""
+    """Return the weight of each example: its `size`, or an equal part if sizes do not add up to the batch's weight."""
     if size is not None:
         shares = [float(size(_example(batch, index, count))) for index in range(count)]
         if abs(sum(shares) - weight) <= 1e-9 * weight:

@@ -308,7 +308,7 @@ def test_several_panels_are_chosen_by_title() -> None:
     networks = [{"name": name, "kind": "cnn"} for name in ("a", "b")]
     plot = synthetic(plan_of([config("l1_unstructured", 0.5, 0, model=network) for network in networks])).plot
 
-    assert "`panel` must be given: the figure exists for 'a on digits', 'b on digits'" in refusal(plot.tradeoff)
+    assert "`panel` must be given; pass one of 'a on digits', 'b on digits'" in refusal(plot.tradeoff)
     assert plot.tradeoff(panel="b", ax=Figure().add_subplot()).get_title() == "b on digits"
     assert "did you mean 'b on digits' or" in refusal(plot.layers, panel="b in digits")
 
@@ -382,7 +382,7 @@ def test_nothing_finished_is_no_error() -> None:
     assert len(sweep.frame(by="trial")) == len(PLAN.trials)
     assert "0 of 12 trials finished" in sweep._repr_html_()
     for name in (*FIGURES, "overlap"):
-        assert "nothing to draw" in refusal(getattr(sweep.plot, name))
+        assert "which the sweep does not have; draw another figure" in refusal(getattr(sweep.plot, name))
 
 
 def test_one_trial_and_a_metric_that_is_no_fraction() -> None:

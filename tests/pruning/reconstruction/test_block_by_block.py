@@ -339,7 +339,10 @@ def test_least_squares_refits_given_masks_block_by_block() -> None:
             {"method": "sparsegbt"},
             "`method` .='sparsegbt'. must be one of sparsegpt, alps, wanda, least_squares, magnitude",
         ),
-        ({"method": "least_squares", "masks": {}}, "`masks` must be given for method='least_squares', without"),
+        (
+            {"method": "least_squares", "masks": {}},
+            "method='least_squares' only updates the survivors of masks; pass `masks`, and",
+        ),
         ({"dampening": 0.1}, "`dampening` .=0.1. is not taken by the reconstruction sparsegpt, which takes damping"),
         ({"damping": -1}, "`damping` .=-1. must be above 0"),
         ({"batches": []}, "`batches` .=... must hold calibration data"),

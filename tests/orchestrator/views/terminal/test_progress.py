@@ -4,7 +4,7 @@ import io
 import random
 from dataclasses import replace
 from heapq import heappop, heappush
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from factories import ACCURACY, EPOCH, failed, finished, make_plan, make_record, make_records
@@ -85,6 +85,16 @@ def test_the_opening_says_what_runs_what_is_done_and_where_things_are() -> None:
     assert "Done already: 3 stages, 1 trial; 6 stages to run." in text
     assert "MLflow  mlflow ui" in text
     assert "/data/store" in text
+
+
+@pytest.mark.parametrize(("parallel", "said"), [({"kind": "ddp", "processes": 4}, True), ({"kind": "none"}, False)])
+def test_the_opening_says_that_trials_train_in_several_processes(parallel: dict[str, Any], said: bool) -> None:
+    plan = make_plan(seeds=(0,))
+    trials = tuple(replace(trial, config={**trial.config, "parallel": parallel}) for trial in plan.trials)
+
+    assert (
+        "Each trial trains in 4 processes (`parallel.processes`)." in shown(replace(plan, trials=trials), [])
+    ) == said
 
 
 @pytest.mark.parametrize(("stages", "more"), [(1, ""), (5, " and 2 more")])
