@@ -177,10 +177,6 @@ def _fraction(said: str, value: Any, what: str) -> float:
     return number
 
 
-CHOICES = ("score", "unit", "scope", "dynamics", "repair")
-"""Groups that define how a round ranks."""
-
-
 def schema_of_axis(
     axis: type, *, words: Mapping[str, Collection[str]] | None = None, more: Sequence[tuple[str, Any, Any]] = ()
 ) -> type:

@@ -20,14 +20,27 @@ from pruning.choices import axes
 
 OF_SCORING_DATA = ("examples", "per_class", "batch_size")
 """Keys of a score that choose the examples it reads."""
+CHOICES = ("score", "unit", "scope", "dynamics", "repair")
+"""Choices that define how a round ranks."""
+INFINITIES = ("inf", "-inf")
+"""Notation of infinities in a configuration: JSON has no infinity."""
 
 
 @dataclass(frozen=True)
 class Component:
-    """Score, repair or method: built-in by `kind`, or custom by `_target_`."""
+    """Choice of a round: built-in by `kind`, or custom by `_target_`."""
 
     kind: str | None = None
     _target_: str | None = None
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """All that is given for the choice."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of its code, with infinities as numbers."""
+        common = {each.name for each in fields(self) if each.name != "given"} | {"name", "depends"}
+        options = {name: value for name, value in self.given.items() if name not in common}
+        return {name: float(value) if value in INFINITIES else value for name, value in options.items()}
 
     @property
     def named(self) -> str:
@@ -145,7 +158,9 @@ class ParallelFields:
 
 
 @dataclass(frozen=True)
-class _Unit:
+class UnitFields(Component):
+    """Unit that is pruned as a whole; a stage that prunes nothing has none."""
+
     kind: str = ""
 
     @property
@@ -155,7 +170,9 @@ class _Unit:
 
 
 @dataclass(frozen=True)
-class _Scope:
+class ScopeFields(Component):
+    """Pools in which units are ranked; a stage that prunes nothing has none."""
+
     kind: str = ""
     allocation: str = "each"
     budget: Literal["channels", "parameters", "macs", "bytes"] = "channels"
@@ -185,8 +202,8 @@ class StageFields:
     method: Component = Component()
     score: ScoreFields = ScoreFields()
     repair: Component = Component()
-    unit: _Unit = _Unit()
-    scope: _Scope = _Scope()
+    unit: UnitFields = UnitFields()
+    scope: ScopeFields = ScopeFields()
     dynamics: Component = Component()
     model: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -194,6 +211,15 @@ class StageFields:
     sources: Sources = Sources()
     format: str = ""
     measure: MeasuringFields = MeasuringFields()
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Self:
+        """Parse the plain fields of a stage; raise ValueError for a field of another type."""
+        whole = dict(plain)
+        for name in ("method", *CHOICES):
+            if isinstance(node := plain.get(name), dict | Mapping):  # dict first: a shortcut
+                whole[name] = {**node, "given": node}
+        return read_as(cls, whole)
 
     @property
     def changes_masks(self) -> bool:
@@ -260,7 +286,7 @@ class StageSpec:
     @cached_property
     def typed(self) -> StageFields:
         """Fields as typed values; raises ValueError for a field of another type."""
-        return read_as(StageFields, self.fields)
+        return StageFields.of(self.fields)
 
     @property
     def title(self) -> str:

@@ -16,13 +16,14 @@ from orchestrator.catalogue.tasks import AGAINST_DENSE
 from orchestrator.config import round_schema, sources
 from orchestrator.config.config_groups import OPEN
 from orchestrator.config.parallel import processes
-from orchestrator.config.round_schema import CHOICES, is_identity
+from orchestrator.config.round_schema import is_identity
 from orchestrator.config.schema import Config, ConfigError
 from orchestrator.config.well_formed import with_written_infinities
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.plain_data import digest, read_as
 from orchestrator.core.redact import redact_argument
 from orchestrator.core.specs import (
+    CHOICES,
     DENSE,
     NETWORK,
     OF_SCORING_DATA,

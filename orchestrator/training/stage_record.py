@@ -94,7 +94,7 @@ class StageInputs:
     @cached_property
     def asked(self) -> Round:
         """The round, for a stage that prunes."""
-        return Round.of(self.spec.fields)
+        return Round.of(self.spec.typed)
 
     @property
     def is_small(self) -> bool:

@@ -54,7 +54,7 @@ def choices_of_trial(trial: Config) -> Choices:
     fields |= {"unit": vars(trial.unit), "scope": without_file(vars(trial.scope))}
     fields |= {"inner": trial.schedule.inner, "order": order_of(trial.schedule.order, trial.score, trial.method)}
     fields["restart"] = {"control": trial.restart.control}
-    return choices_of(fields, read_as(StageFields, fields))
+    return choices_of(StageFields.of(fields))
 
 
 def _choices(trial: Config) -> Iterator[str]:

@@ -17,15 +17,14 @@ from torch.utils._pytree import tree_map
 import pruning
 from orchestrator.config.config_groups import SCORING
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.core.plain_data import read_as
 from orchestrator.core.seeding import derive, seeded
-from orchestrator.core.specs import StageFields
+from orchestrator.core.specs import Component, StageFields
 from orchestrator.training.scoring.examples import CountedLoss, ScoringData, SharedStatistics, count
 from orchestrator.trial.choices import choices_of, is_by_class, sentence
 from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.inspection import first
 from orchestrator.workloads.model_building import Prunable
-from orchestrator.workloads.targets import TargetError, failure, given, unfit_call
+from orchestrator.workloads.targets import TargetError, failure, unfit_call
 from orchestrator.workloads.tasks.batch import arguments
 from orchestrator.workloads.tasks.task import Task
 from pruning import BasePruningMethod, MaskSet
@@ -75,25 +74,23 @@ class Round:
     choices: Choices
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> Self:
-        """Parse the plain fields of a round.
+    def of(cls, fields: StageFields) -> Self:
+        """Parse the choices in the fields of a round.
 
         Raises:
             OrchestratorError: a target of the user's own cannot be imported, or is not a score or a class, or the
                 choices contradict each other.
         """
-        typed = read_as(StageFields, fields)
         try:
-            choices = choices_of(fields, typed)
-            if typed.method._target_:
-                choices = replace(choices, select=_own_class(fields["method"]))
-            if typed.score._target_ and choices.select is None:
-                own_score = _own_score(fields["score"], typed.order)
+            choices = choices_of(fields)
+            if fields.method._target_:
+                choices = replace(choices, select=_own_class(fields.method))
+            if fields.score._target_ and choices.select is None:
+                own_score = _own_score(fields.score, fields.order)
                 choices = replace(choices, score=replace(choices.score, kind=own_score))
-            if typed.dynamics._target_:
-                own = replace(choices.dynamics, kind=_own_dynamics(fields["dynamics"]))
-                choices = replace(choices, dynamics=own)
-            return cls(typed, with_unit_of_class(choices))
+            if fields.dynamics._target_:
+                choices = replace(choices, dynamics=replace(choices.dynamics, kind=_own_dynamics(fields.dynamics)))
+            return cls(fields, with_unit_of_class(choices))
         except Refused as error:
             raise OrchestratorError(sentence(error, by_class=is_by_class(fields))) from error
 
@@ -217,66 +214,63 @@ def example_of(model: nn.Module, known: Data) -> Any:
     )
 
 
-def _own_score(node: Mapping[str, Any], order: str) -> Callable[..., Any]:
-    function, arguments = _imported("score", node), SIGNATURES[order]
+def _own_score(score: Component, order: str) -> Callable[..., Any]:
+    function, arguments = _imported("score", score), SIGNATURES[order]
     if not callable(function):
         raise OrchestratorError(
-            f"`score._target_` (={node['_target_']}) must be a function ({', '.join(arguments)}) that returns "
+            f"{score.said('score')} must be a function ({', '.join(arguments)}) that returns "
             f"{'a Solution' if order == 'sequential' else 'name -> tensor of scores'}."
         )
-    return _naming_itself(function, node, arguments)
+    return _naming_itself(function, score, arguments)
 
 
-def _own_class(node: Mapping[str, Any]) -> type[BasePruningMethod]:
-    method = _imported("method", node)
+def _own_class(component: Component) -> type[BasePruningMethod]:
+    method, named = _imported("method", component), component.said("method")
     if not (isinstance(method, type) and issubclass(method, BasePruningMethod)):
         raise OrchestratorError(
-            f"`method._target_` (={node['_target_']}) must be a class derived from "
-            f"pruning.BasePruningMethod, with a `compute_mask`{'' if isinstance(method, type) else ', not a function'}."
+            f"{named} must be a class derived from pruning.BasePruningMethod, with a "
+            f"`compute_mask`{'' if isinstance(method, type) else ', not a function'}."
         )
     applied = next(each for each in method.__mro__ if "apply" in vars(each))
     if not applied.__module__.startswith("pruning."):
         raise OrchestratorError(
-            f"`method._target_` (={node['_target_']}) replaces `apply`, which a sweep does not call; move what it does "
-            "to `compute_mask`."
+            f"{named} replaces `apply`, which a sweep does not call; move what it does to `compute_mask`."
         )
     if missing := sorted(method.__abstractmethods__):
-        raise OrchestratorError(f"{given('method', node)} lacks `{missing[0]}`; define it in the class.")
+        raise OrchestratorError(f"{named} lacks `{missing[0]}`; define it in the class.")
     return method
 
 
-def _own_dynamics(node: Mapping[str, Any]) -> type[Dynamics]:
-    made = _imported("dynamics", node)
+def _own_dynamics(dynamics: Component) -> type[Dynamics]:
+    made = _imported("dynamics", dynamics)
     if not (isinstance(made, type) and issubclass(made, Dynamics)):
         raise OrchestratorError(
-            f"`dynamics._target_` (={node['_target_']}) must be a class derived from pruning.dynamics.Dynamics"
+            f"{dynamics.said('dynamics')} must be a class derived from pruning.dynamics.Dynamics"
             f"{'' if isinstance(made, type) else ', not a function'}."
         )
     return made
 
 
-def _imported(where: str, node: Mapping[str, Any]) -> Any:
+def _imported(where: str, component: Component) -> Any:
     try:
-        return get_object(node["_target_"])
+        return get_object(component.named)
     except (Exception, SystemExit) as error:  # any error in the user's module
-        raise TargetError(failure(where, node, error)) from error
+        raise TargetError(failure(where, component.given, error)) from error
 
 
 SIGNATURES = {"at_once": ("model", "batches", "loss"), "sequential": ("problem",)}
 """Order in which layers are pruned -> arguments of a score of the user's own."""
 
 
-def _naming_itself(
-    function: Callable[..., Any], score: Mapping[str, Any], arguments: Sequence[str]
-) -> Callable[..., Any]:
+def _naming_itself(function: Callable[..., Any], score: Component, arguments: Sequence[str]) -> Callable[..., Any]:
     """Wrap a score of the user's own so that its errors name it, and say how to get examples if it read `batches`."""
 
     @wraps(function)
     def named(*values: Any, **options: Any) -> Any:
         if unfit := unfit_call(function, *values, **options):
             raise OrchestratorError(
-                f"{given('score', score)} is called with ({', '.join((*arguments, *options))}), but {unfit}; change "
-                "its parameters, or its keys under `score`."
+                f"{score.said('score')} is called with ({', '.join((*arguments, *options))}), but {unfit}; change its "
+                "parameters, or its keys under `score`."
             )
         try:
             return function(*values, **options)
@@ -291,8 +285,8 @@ def _naming_itself(
                     "fix the function"
                 )
             raise OrchestratorError(
-                f"{given('score', score)} failed with {type(error).__name__}: {said}; {remedy}."
+                f"{score.said('score')} failed with {type(error).__name__}: {said}; {remedy}."
             ) from error
 
-    named.__name__ = score["_target_"]  # the engine names a score in its messages
+    named.__name__ = score.named  # the engine names a score in its messages
     return named

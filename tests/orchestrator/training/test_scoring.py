@@ -18,7 +18,7 @@ import pruning
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.records import StageRecord
 from orchestrator.core.seeding import derive
-from orchestrator.core.specs import Job, PruneFields, ScoreFields
+from orchestrator.core.specs import Job, PruneFields, ScoreFields, StageFields
 from orchestrator.sweep.conductor import run
 from orchestrator.training import pruning_rounds
 from orchestrator.training.pruning_rounds import prune_round
@@ -36,8 +36,8 @@ def drawn(score: ScoreFields, rescorings: int = 1, seed: int = 0) -> list[Any]:
     return ScoringData(problem().train, score, seed, CPU).batches(rescorings) or []
 
 
-def fields(**changes: Any) -> dict[str, Any]:
-    return {"method": {}, "prune": vars(PRUNE), "seed": 0, "round": 1, "target": 0.5, **changes}
+def fields(**changes: Any) -> StageFields:
+    return StageFields.of({"method": {}, "prune": vars(PRUNE), "seed": 0, "round": 1, "target": 0.5, **changes})
 
 
 def pruned(model: nn.Module, parent: MaskSet | None = None, **changes: Any) -> tuple[MaskSet, Any]:

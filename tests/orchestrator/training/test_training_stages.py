@@ -20,7 +20,7 @@ from torch import nn
 
 import pruning
 from orchestrator.core.records import CurvePoint, StageRecord
-from orchestrator.core.specs import NETWORK, PruneFields, StageSpec
+from orchestrator.core.specs import NETWORK, PruneFields, StageFields, StageSpec
 from orchestrator.core.work_order import Passed, Worker, WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
@@ -332,15 +332,16 @@ def test_the_laws_are_held() -> None:
     parent = MaskSet({"weight": torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])})
     masks = MaskSet({"weight": torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])})
     weights = {"weight": masks["weight"].float()}
-    fields = Round.of({"method": RANDOM, "target": 0.25})
+    fields = Round.of(StageFields.of({"method": RANDOM, "target": 0.25}))
 
     assert pruning_rounds.hold_laws(chosen, fields, parent, masks, weights) == ()
     with pytest.raises(LawBroken, match="not nested"):
         pruning_rounds.hold_laws(chosen, fields, MaskSet({"weight": 1 - masks["weight"].int()}), masks, weights)
     with pytest.raises(LawBroken, match="not zero: weight"):
         pruning_rounds.hold_laws(chosen, fields, parent, masks, {"weight": torch.ones(2, 4)})
+    half = Round.of(StageFields.of({"method": RANDOM, "target": 0.5}))
     with pytest.raises(LawBroken, match=r"is not the requested 0\.5"):
-        pruning_rounds.hold_laws(chosen, Round.of({"method": RANDOM, "target": 0.5}), parent, masks, weights)
+        pruning_rounds.hold_laws(chosen, half, parent, masks, weights)
     with pytest.raises(LawBroken, match="is nan"):
         pruning_rounds.hold_finite({"loss": float("nan")}, "finetune", str)
 
