@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from orchestrator.compare.deployment_points import Deployed
+from orchestrator.compare.deployment_points import DeployedPoint
 from orchestrator.compare.round_columns import WEIGHTS, Chosen
 from orchestrator.compare.secondary_figures import AskedFigure, FurtherTestSet, Harm, WindowDifference
 from orchestrator.compare.statistics import Estimate, Match
@@ -134,7 +134,7 @@ class Point:
     """Metrics that options of the task ask for."""
     harmed: tuple[Harm, ...] = ()
     """Classes that pruning harms most, the worst first."""
-    deployed: tuple[Deployed, ...] = ()
+    deployed: tuple[DeployedPoint, ...] = ()
     """Measurements of the deployed networks; empty for dense points."""
     unit: str = ""
     """Kind of unit that is pruned, as `Chosen.unit`."""

@@ -21,7 +21,7 @@ HARDWARE = ("processor", "threads", "runtime")
 
 
 @dataclass(frozen=True)
-class Deployed:
+class DeployedPoint:
     """Deployed networks of a point in one format at one batch size: over seeds, geometric mean times and mean bytes."""
 
     format: str
@@ -65,7 +65,7 @@ def by_network(plan: Plan, records: Mapping[str, StageRecord]) -> dict[str, list
     return found
 
 
-def deployed(stages: Iterable[str], measurements: Mapping[str, Sequence[StageRecord]]) -> tuple[Deployed, ...]:
+def deployed(stages: Iterable[str], measurements: Mapping[str, Sequence[StageRecord]]) -> tuple[DeployedPoint, ...]:
     """Summarise the measurements of these stages' networks, as `by_network` returns them."""
     groups: dict[tuple[str, int, str], list[StageRecord]] = {}
     for record in (record for stage in stages for record in measurements.get(stage, ())):
@@ -155,12 +155,12 @@ def _speedup(found: Sequence[Mapping[str, float]], name: str, size: int) -> Esti
     return mean
 
 
-def _summary(name: str, size: int, hardware: str, records: Sequence[StageRecord]) -> Deployed:
+def _summary(name: str, size: int, hardware: str, records: Sequence[StageRecord]) -> DeployedPoint:
     found = [record.measurements for record in records]
     speedup = _speedup(found, "speedup", size)
     assert speedup is not None
     runtimes = [record.environment.get(f"dense_runtime/{size}", "") for record in records]
-    return Deployed(
+    return DeployedPoint(
         format=name,
         batch_size=size,
         hardware=hardware,

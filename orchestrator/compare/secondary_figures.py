@@ -111,7 +111,7 @@ REFERENCES = 8
 """Maximum number of lines that another line of the same level is compared with."""
 DENSE = "dense"
 
-Stages = Mapping[int, str]
+StageOfSeed = Mapping[int, str]
 """Seed -> key of a stage."""
 
 
@@ -162,7 +162,7 @@ def window_differences(
     return tuple(sorted(found, key=lambda each: pairs.index((each.line, each.reference, each.text))))
 
 
-def _references(point: Point, points: Sequence[Point], dense: Mapping[str, str]) -> Iterator[tuple[str, Stages]]:
+def _references(point: Point, points: Sequence[Point], dense: Mapping[str, str]) -> Iterator[tuple[str, StageOfSeed]]:
     """Yield name and stages of the dense networks, and of the earlier points at the level."""
     yield DENSE, {seed: dense[key] for seed, key in point.stage_of.items()}
     level = [other for other in points if other.level == point.level]
@@ -171,7 +171,7 @@ def _references(point: Point, points: Sequence[Point], dense: Mapping[str, str])
 
 
 def _differences(
-    point: Point, name: str, reference: Stages, dense: Mapping[str, str], records: Mapping[str, StageRecord]
+    point: Point, name: str, reference: StageOfSeed, dense: Mapping[str, str], records: Mapping[str, StageRecord]
 ) -> Iterator[WindowDifference]:
     pairs = {
         seed: (records[key], records[reference[seed]])

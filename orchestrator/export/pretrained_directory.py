@@ -24,7 +24,7 @@ from orchestrator.export import stock_loading
 from orchestrator.export.stock_loading import GENERATED, NEW_TOKENS, PROMPT, TEXT, TOKENS, answers
 from orchestrator.export.stored_network import StoredNetwork
 from orchestrator.planning.file_places import GGUF, TOKENIZER
-from orchestrator.workloads.data_sets.text import Bytes, Characters
+from orchestrator.workloads.data_sets.text import ByteCodec, Characters
 from orchestrator.workloads.networks.gguf_files import LOCAL
 from pruning.graph.tracing import Example, quiet
 
@@ -52,7 +52,7 @@ def complete(kept: StoredNetwork, folder: Path) -> None:
     source = Path(places["model"].get("path") or NOWHERE)
     if (source / GENERATION).is_file():
         shutil.copyfile(source / GENERATION, folder / GENERATION)
-    if not isinstance(kept.data.codec, Characters | Bytes):  # the model's tokenizer has other tokens than these
+    if not isinstance(kept.data.codec, Characters | ByteCodec):  # the model's tokenizer has other tokens than these
         copy_tokenizer(str(places["data"].get("tokenizer") or ""), source, folder)
     hold_in_fresh_process(kept, folder)
 

@@ -105,7 +105,7 @@ class _StreamBatches:
     ) -> None:
         self.device, self.share, self.size = device, share, size
         workers = split.num_workers if split.steps is not None else min(split.num_workers, 1)
-        self.reads = _BatchSampler(split.steps, max(workers, 1))
+        self.reads = _StreamSampler(split.steps, max(workers, 1))
         self.loader: DataLoader[Any] = DataLoader(
             _WorkersPart(split, size, seed, self.reads.shares, share),
             batch_size=None,
@@ -139,7 +139,7 @@ class _StreamBatches:
 
 
 @dataclass(frozen=True)
-class _BatchRead:
+class _StreamRead:
     """Batch to read: its pass through the loader, its epoch and its number."""
 
     turn: int
@@ -147,7 +147,7 @@ class _BatchRead:
     number: int
 
 
-class _BatchSampler(Sampler[_BatchRead]):
+class _StreamSampler(Sampler[_StreamRead]):
     """Sampler of the batches of `epoch` from batch `start` on; the loader deals them to its workers in turn.
 
     The first sampled batch belongs to the first worker, so it may come before `start`; the caller skips the batches
@@ -158,11 +158,11 @@ class _BatchSampler(Sampler[_BatchRead]):
         self.steps, self.shares = steps, shares
         self.turn = self.epoch = self.start = 0
 
-    def __iter__(self) -> Iterator[_BatchRead]:
+    def __iter__(self) -> Iterator[_StreamRead]:
         self.turn += 1
         turn, epoch, first = self.turn, self.epoch, self.start - self.start % self.shares
         for number in count(first) if self.steps is None else range(first, self.steps):
-            yield _BatchRead(turn, epoch, number)
+            yield _StreamRead(turn, epoch, number)
 
 
 class _WorkersPart(Dataset[Any]):
@@ -178,7 +178,7 @@ class _WorkersPart(Dataset[Any]):
         self._turn = self._next = 0
         self._examples: Iterator[Any] | None = None
 
-    def __getitem__(self, read: _BatchRead) -> Any:
+    def __getitem__(self, read: _StreamRead) -> Any:
         """Return a batch after reading the batches before it; None if the stream has ended.
 
         An error is returned, not raised, if the stream gives this worker no example.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pruning.catalogue.rows import REQUIRED, Baseline, Option, Row, Rule, is_int, is_number, named
+from pruning.catalogue.rows import REQUIRED, BaselineRole, Option, Row, Rule, is_int, is_number, named
 
 NORMS = ("inf", "-inf", "fro", "nuc")
 """Orders of a norm that are written as words."""
@@ -26,7 +26,7 @@ class MethodClass(Row):
 
     channels: bool = False
     in_sweep: bool = True
-    baseline: Baseline = ""
+    baseline: BaselineRole = ""
 
 
 _DIM = Option(

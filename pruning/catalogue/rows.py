@@ -82,7 +82,7 @@ def is_int(value: Any) -> TypeGuard[int]:
 
 REQUIRED: Any = Parameter.empty
 """The default of an option that must be given."""
-Baseline: TypeAlias = Literal["", "random", "magnitude"]
+BaselineRole: TypeAlias = Literal["", "random", "magnitude"]
 """Role of a built-in in comparisons: the random control, the baseline of the smallest weights, or none."""
 Check = Callable[[str, Mapping[str, Any]], Iterator[str]]
 """(place in a configuration, values) -> an error sentence for each broken rule over several options."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
-from pruning.catalogue.rows import Baseline, Option, Row, Rule, above, named, one_of, whole
+from pruning.catalogue.rows import BaselineRole, Option, Row, Rule, above, named, one_of, whole
 
 Need: TypeAlias = Literal["weights", "gradient", "per_example", "hvp", "inputs", "trained"]
 
@@ -44,7 +44,7 @@ class ScoreRow(Row):
     for_layers: str = ""
     draws: bool = False
     session: str = ""
-    baseline: Baseline = ""
+    baseline: BaselineRole = ""
 
     @property
     def reads_data(self) -> bool:

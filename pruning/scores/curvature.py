@@ -64,7 +64,7 @@ def fisher_matrix(
         examples = _examples(net, given)
         if block is None:
             return _WholeMatrix(examples, list(net.parameters), damping)
-        return Blocks(examples, list(net.parameters), damping, block)
+        return FisherBlocks(examples, list(net.parameters), damping, block)
 
 
 def _examples(net: Network, given: ScoringInput) -> Iterator[tuple[list[Tensor], float]]:
@@ -141,7 +141,7 @@ class _WholeMatrix:
         return {name: torch.where(kept[name] != 0, b, -pruned[name]) for name, b in self._back(inner).items()}
 
 
-class Blocks:
+class FisherBlocks:
     """Blocks along the rows of each weight: (rows, blocks, width, width), plus narrower ones for the rest of a row."""
 
     def __init__(
@@ -385,7 +385,7 @@ def obs(
         _refuse_ragged(weights, block)
     if matrix is None:
         matrix = fisher_matrix(given, damping=damping, block=block)
-    if isinstance(matrix, Blocks) and form == "block":
+    if isinstance(matrix, FisherBlocks) and form == "block":
         return matrix.block_costs({name: weight.value for name, weight in weights.items()})
     diagonal = matrix.inverse_diagonal()
     return {name: w.value.to(torch.float64).square().div_(2 * diagonal[name]) for name, w in weights.items()}

@@ -11,7 +11,7 @@ from orchestrator.core.stage_kinds import KINDS
 from orchestrator.trial.choices import decides_itself
 from pruning.catalogue.dynamics import DYNAMICS
 from pruning.catalogue.methods import METHODS
-from pruning.catalogue.rows import Baseline
+from pruning.catalogue.rows import BaselineRole
 from pruning.catalogue.scores import SCORES
 
 STATIC = frozenset(name for name, row in DYNAMICS.items() if row.is_control)
@@ -29,7 +29,7 @@ def _magnitude_baseline(sweep: Audited) -> RuleAnswer:
     return _baseline(sweep, "magnitude")
 
 
-def _baseline(sweep: Audited, baseline: Baseline) -> RuleAnswer:
+def _baseline(sweep: Audited, baseline: BaselineRole) -> RuleAnswer:
     """Look for a line by the method or score that ranks, not by its name; shuffled or inverted masks do not count."""
     comparison = sweep.comparison
     choosing, search = trials_by(sweep.plan, baseline), comparison.search
@@ -40,7 +40,7 @@ def _baseline(sweep: Audited, baseline: Baseline) -> RuleAnswer:
     return held(pruned, [] if found else [f"none among {among}{why}"], found)
 
 
-def trials_by(plan: Plan, baseline: Baseline) -> set[str]:
+def trials_by(plan: Plan, baseline: BaselineRole) -> set[str]:
     """Return the trials that rank by a score, or prune by a method, whose row is this baseline."""
     found = set()
     for trial in plan.trials:

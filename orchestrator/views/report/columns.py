@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from orchestrator.compare.audit.rounds import TOLERANCE
 from orchestrator.compare.comparison import Comparison, Point
-from orchestrator.compare.deployment_points import Deployed
+from orchestrator.compare.deployment_points import DeployedPoint
 from orchestrator.compare.round_columns import WEIGHTS, in_words
 from orchestrator.compare.secondary_figures import FurtherTestSet
 from orchestrator.compare.statistics import Estimate, has_spread
@@ -224,7 +224,7 @@ def measured_columns(points: Sequence[Point], name: str) -> Iterator[Column]:
     """Yield the columns of the deployment measurements in a format."""
     every = [each for point in points for each in point.deployed if each.format == name]
 
-    def first(point: Point) -> Deployed | None:
+    def first(point: Point) -> DeployedPoint | None:
         return next((each for each in point.deployed if each.format == name), None)
 
     yield Column(f"{name} kB", lambda p: kilobytes(each.bytes) if (each := first(p)) else "", 8, "size when deployed")
@@ -249,7 +249,7 @@ def measured_columns(points: Sequence[Point], name: str) -> Iterator[Column]:
                 yield Column(f"{heading}{number}", _times(key, speedup), 21, hint)
 
 
-def _times(key: tuple[str, int, str], speedup: Callable[[Deployed], Estimate | None]) -> Callable[[Point], str]:
+def _times(key: tuple[str, int, str], speedup: Callable[[DeployedPoint], Estimate | None]) -> Callable[[Point], str]:
     def cell(point: Point) -> str:
         found = (each for each in point.deployed if (each.format, each.batch_size, each.hardware) == key)
         return next((times(speedup(each)) for each in found), "")

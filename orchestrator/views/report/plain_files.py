@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.compare.comparison import Comparison, Point, TrialRow
-from orchestrator.compare.deployment_points import Deployed
+from orchestrator.compare.deployment_points import DeployedPoint
 from orchestrator.compare.round_columns import Chosen
 from orchestrator.compare.secondary_figures import WindowDifference
 from orchestrator.compare.sensitivity import SENSITIVITY_COLUMNS, SensitivityCurve, sensitivity_rows
@@ -113,7 +113,7 @@ def _flat(point: Point) -> dict[str, Any]:
     return flat
 
 
-def measured(each: Deployed) -> dict[str, Any]:
+def measured(each: DeployedPoint) -> dict[str, Any]:
     """Return the columns of a deployment; of several kinds of machine, the last one wins."""
     form, where, ends = each.format, f"{each.format}_{each.batch_size}", ("mean", "low", "high")
     found: dict[str, Any] = {f"{form}_bytes": each.bytes, f"{form}_dense_bytes": each.dense_bytes}

@@ -124,7 +124,7 @@ SEED = "seed"
 
 
 @dataclass(frozen=True)
-class Group:
+class AxisGroup:
     """Trials with one value of an axis: how many are done, how many there are, the best metric on validation."""
 
     value: str
@@ -149,7 +149,7 @@ class ByAxis:
                     self._axes.setdefault(key, {}).setdefault(value, []).append(index)
         self._axes = {key: values for key, values in self._axes.items() if len(values) > 1}
 
-    def groups(self) -> Iterator[tuple[str, Sequence[Group]]]:
+    def groups(self) -> Iterator[tuple[str, Sequence[AxisGroup]]]:
         """Yield each axis by the last part of its name, with the groups of its values; seeds have no best trial."""
         last = [key.rpartition(".")[2] for key in self._axes]
         for (key, values), name in zip(self._axes.items(), last, strict=True):
@@ -157,7 +157,7 @@ class ByAxis:
             yield (
                 label,
                 [
-                    Group(value, self._done(trials), len(trials), "" if key == SEED else self._best(trials)[0])
+                    AxisGroup(value, self._done(trials), len(trials), "" if key == SEED else self._best(trials)[0])
                     for value, trials in values.items()
                 ],
             )

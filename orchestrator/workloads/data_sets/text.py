@@ -61,7 +61,7 @@ class Characters:
 
 
 @dataclass(frozen=True)
-class Bytes:
+class ByteCodec:
     """Codec whose tokens are the bytes of the text in UTF-8."""
 
     def encode(self, text: str) -> list[int]:
@@ -187,7 +187,7 @@ def _blocks(tokens: Tensor, block: int, part: str) -> TensorSplit:
 
 def _encoded(codec: TextCodec, key: str, path: str) -> list[int]:
     whole = _read(path)
-    if isinstance(codec, Bytes):
+    if isinstance(codec, ByteCodec):
         return [*whole]
     said = _decoded(whole, key, path)
     try:
@@ -209,7 +209,7 @@ def _decoded(whole: bytes, key: str, path: str) -> str:
 def _codec(tokenizer: str, letters: NDArray[Any]) -> TextCodec:
     """Return the codec of a tokenizer; `letters` are the code points of the tokens if they are characters."""
     if tokenizer == "bytes":
-        return Bytes()
+        return ByteCodec()
     return Characters("".join(map(chr, letters))) if tokenizer == "characters" else Tokenizer(_loaded(tokenizer))
 
 

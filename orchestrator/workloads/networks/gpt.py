@@ -25,7 +25,7 @@ class Gpt(nn.Module):
         self.embedding = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.Sequential(*(_Block(heads, width, dropout) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(_GptBlock(heads, width, dropout) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         self.reset_parameters()
@@ -50,7 +50,7 @@ class Gpt(nn.Module):
         return logits
 
 
-class _Block(nn.Module):
+class _GptBlock(nn.Module):
     def __init__(self, heads: int, width: int, dropout: float) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width)

@@ -27,7 +27,7 @@ from orchestrator.export import export_folder, pretrained_directory, stock_loadi
 from orchestrator.export.export_folder import require_builder, size
 from orchestrator.export.pretrained_directory import SENTENCE, copy_tokenizer, hold_in_fresh_process, questions
 from orchestrator.export.stored_network import StoredNetwork
-from orchestrator.workloads.data_sets.text import Bytes, Characters
+from orchestrator.workloads.data_sets.text import ByteCodec, Characters
 
 SIZES = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2}
 """Sizes of a Llama of a moment."""
@@ -215,7 +215,7 @@ def test_the_tokenizer_of_the_data_is_copied_before_that_of_the_model(tmp_path: 
     assert json.loads((folder / "tokenizer_config.json").read_text()) == {"tokenizer_class": "PreTrainedTokenizerFast"}
 
 
-@pytest.mark.parametrize(("codec", "copied"), [(Characters("ab"), False), (Bytes(), False), (None, True)])
+@pytest.mark.parametrize(("codec", "copied"), [(Characters("ab"), False), (ByteCodec(), False), (None, True)])
 def test_a_network_of_characters_gets_no_tokenizer(
     codec: Any, copied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from factories import make_plan, make_record
 
 from orchestrator.compare.compare_trials import compare_trials
-from orchestrator.compare.deployment_points import Deployed
+from orchestrator.compare.deployment_points import DeployedPoint
 from orchestrator.compare.statistics import Estimate
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
@@ -42,9 +42,11 @@ def sweep() -> tuple[Plan, dict[str, StageRecord]]:
     return plan, records
 
 
-def measured(machine: str, milliseconds: float) -> Deployed:
+def measured(machine: str, milliseconds: float) -> DeployedPoint:
     """Return the deployment of a network of ten bytes, timed on some machine."""
-    return Deployed("onnx", 1, machine, milliseconds, 4.0, Estimate(1, 1.0, None, None, None), 10.0, 40.0, None, None)
+    return DeployedPoint(
+        "onnx", 1, machine, milliseconds, 4.0, Estimate(1, 1.0, None, None, None), 10.0, 40.0, None, None
+    )
 
 
 def with_val(record: StageRecord, value: float) -> StageRecord:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.core.errors import DataError
-from orchestrator.workloads.data_sets.text import Bytes, Characters
+from orchestrator.workloads.data_sets.text import ByteCodec, Characters
 from orchestrator.workloads.tasks import held_out_windows
 from orchestrator.workloads.tasks.batch import BatchError
 from orchestrator.workloads.tasks.language_modelling import LanguageModelling
@@ -166,7 +166,7 @@ def test_many_windows_are_held_as_sums_of_neighbours(monkeypatch: pytest.MonkeyP
     ],
 )
 @pytest.mark.parametrize(
-    "codec", [Characters("".join(sorted(set("it is a cat. Th I don't know and 42, of one two;!b")))), Bytes()]
+    "codec", [Characters("".join(sorted(set("it is a cat. Th I don't know and 42, of one two;!b")))), ByteCodec()]
 )
 def test_the_last_whole_word_is_found(text: str, word: str | None, codec: Any) -> None:
     tokens = codec.encode(text)

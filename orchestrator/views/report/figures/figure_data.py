@@ -10,7 +10,7 @@ from functools import partial
 from statistics import fmean
 
 from orchestrator.compare.comparison import Comparison, Point
-from orchestrator.compare.deployment_points import Deployed
+from orchestrator.compare.deployment_points import DeployedPoint
 from orchestrator.compare.secondary_figures import DENSE
 from orchestrator.compare.statistics import Estimate
 from orchestrator.core.metrics import Metric
@@ -260,18 +260,18 @@ def pareto(comparison: Comparison, against: str) -> tuple[Plot, ...]:
     return tuple(plots)
 
 
-def _kinds(deployed: Iterable[Deployed]) -> dict[Kind, str]:
+def _kinds(deployed: Iterable[DeployedPoint]) -> dict[Kind, str]:
     """Return kind of measurement -> its name, with the machine if another one measured the same."""
     found = dict.fromkeys(map(_kind, deployed))
     machines = Counter(kind[:2] for kind in found)
     return {kind: f"{kind[0]}, batch {kind[1]}" + (f", {kind[2]}" if machines[kind[:2]] > 1 else "") for kind in found}
 
 
-def _kind(each: Deployed) -> Kind:
+def _kind(each: DeployedPoint) -> Kind:
     return each.format, each.batch_size, each.hardware
 
 
-def _of_kind(point: Point, kind: Kind) -> Iterator[Deployed]:
+def _of_kind(point: Point, kind: Kind) -> Iterator[DeployedPoint]:
     yield from (each for each in point.deployed if _kind(each) == kind)
 
 
@@ -386,7 +386,7 @@ def _of_tokens(comparison: Comparison, point: Point, kind: Kind, text: str) -> I
             yield rate, own
 
 
-def _dense_rate(each: Deployed) -> float:
+def _dense_rate(each: DeployedPoint) -> float:
     """Return the tokens that the dense network generates in a second, in all examples of the batch."""
     assert each.dense_token_ms is not None
     return SECOND * each.batch_size / each.dense_token_ms

@@ -9,7 +9,7 @@ from factories import make_plan, make_records
 
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.comparison import Comparison
-from orchestrator.compare.deployment_points import Deployed
+from orchestrator.compare.deployment_points import DeployedPoint
 from orchestrator.compare.statistics import Estimate, paired_difference
 from orchestrator.views.report import tables
 from orchestrator.views.report.columns import COLUMNS, blocks, folded
@@ -99,8 +99,8 @@ def test_the_achieved_fraction_stands_beside_one_that_was_asked_of_channels() ->
 def test_formats_measured_against_unequal_dense_networks_say_so() -> None:
     found = compare_trials(PLAN, RECORDS)
 
-    def deployed(name: str, *runtimes: str) -> Deployed:
-        return Deployed(name, 1, "cpu", 1.0, 2.0, Estimate(1, 2.0), 8.0, 9.0, None, None, dense_runtimes=runtimes)
+    def deployed(name: str, *runtimes: str) -> DeployedPoint:
+        return DeployedPoint(name, 1, "cpu", 1.0, 2.0, Estimate(1, 2.0), 8.0, 9.0, None, None, dense_runtimes=runtimes)
 
     points = tuple(replace(p, deployed=(deployed("shrink"), deployed("sparse", "onnx"))) for p in found.points)
     assert [*tables.speedup_note(replace(found, points=points))] == [

@@ -5,7 +5,7 @@ from dataclasses import replace
 from factories import ACCURACY, make_plan, make_records
 
 from orchestrator.core.metrics import Metric
-from orchestrator.views.terminal.frame import ByAxis, Group
+from orchestrator.views.terminal.frame import AxisGroup, ByAxis
 from orchestrator.views.terminal.tally import Tally
 
 PERPLEXITY = Metric("perplexity", "", "lower", margin=0.0, format=".1f")
@@ -21,11 +21,11 @@ def test_the_best_is_so_on_validation_whatever_the_test_split_says() -> None:
     seen = ByAxis(plan, Tally(plan, done))
 
     assert dict(seen.groups()) == {
-        "sparsity": [Group("0.5", 2, 2, "92.00%"), Group("0.9", 1, 2, "80.00%")],
-        "seed": [Group("0", 2, 2), Group("1", 1, 2)],
+        "sparsity": [AxisGroup("0.5", 2, 2, "92.00%"), AxisGroup("0.9", 1, 2, "80.00%")],
+        "seed": [AxisGroup("0", 2, 2), AxisGroup("1", 1, 2)],
     }
     assert seen.best() == "best so far on validation: 92.00%, l1_unstructured sparsity=0.5 seed=1"
-    assert str(Group("0.5", 2, 2, "92.00%")) == "0.5 2/2 92.00%"
+    assert str(AxisGroup("0.5", 2, 2, "92.00%")) == "0.5 2/2 92.00%"
 
 
 def test_less_is_better_where_the_metric_says_so_and_unlike_metrics_are_not_compared() -> None:
