@@ -10,7 +10,7 @@ from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.redact import html
 from orchestrator.core.specs import Plan
-from orchestrator.planning.number_formats import whole_number
+from orchestrator.planning.number_formats import counted, whole_number
 from orchestrator.views.report import tables
 from orchestrator.views.report.columns import COLUMNS, NARROW, Column, blocks, folded, narrow
 from orchestrator.views.report.figures import figure_data
@@ -101,7 +101,7 @@ def page(
             "<h2>How it was made</h2>",
             *_details("Configuration", as_yaml(info.config).decode()),
             *_details("Environment", as_yaml(info.environment).decode()),
-            *_details(f"{len(plan.trials)} trials", "\n".join(_names(plan))),
+            *_details(counted(len(plan.trials), "trial"), "\n".join(_names(plan))),
             "</body></html>",
         ]
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 
+from orchestrator.compare.audit.compared_points import EQUAL_COST
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.deployment_points import DeployedPoint
 from orchestrator.compare.secondary_figures import DENSE
@@ -35,8 +36,6 @@ X_LABELS: Mapping[str, str] = {
 """Quantity on the x axis -> its label."""
 COUNTED = ("parameters", "macs")
 """Quantities of `X_LABELS` in % of dense."""
-APART = 0.02
-"""Smallest difference of costs that a figure shows, as a fraction."""
 SECOND = 1000.0
 """A second in milliseconds."""
 Coordinates = tuple[float, float]
@@ -419,7 +418,7 @@ def _figure_on(point: Point, text: str) -> Estimate | None:
 def _spread_out(found: Iterable[Series]) -> bool:
     """Whether the points lie apart on an x axis that begins at 0."""
     places = [x for each in found for x in each.x]
-    return bool(places) and max(places) > (1 + APART) * min(places)
+    return bool(places) and max(places) > (1 + EQUAL_COST) * min(places)
 
 
 def _chain(plan: Plan, records: Mapping[str, StageRecord], key: str) -> list[StageRecord]:

@@ -460,6 +460,9 @@ def test_a_browser_shows_the_page_without_an_error(files: dict[str, bytes], tmp_
         for width in (1280, 800, 390):
             window.resize(width)
             assert window.script("return document.documentElement.scrollWidth") == width, "the page is wider than it"
+        window.resize(1200)
+        wider = "[...document.querySelectorAll('.scroll')].filter(each => each.scrollWidth > each.clientWidth).length"
+        assert window.script(f"return {wider}") == 0, "a table is cut off"
         colours = {}
         for scheme in ("light", "dark"):
             window.prefer(scheme)
