@@ -11,15 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.catalogue.models import MODELS
 from orchestrator.catalogue.tasks import AGAINST_DENSE
-from orchestrator.config import round_schema, sources
-from orchestrator.config.config_groups import OPEN
+from orchestrator.config import sources
 from orchestrator.config.parallel import processes
 from orchestrator.config.round_schema import is_identity
 from orchestrator.config.schema import Config, ConfigError
-from orchestrator.config.well_formed import with_written_infinities
-from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.plain_data import digest, read_as
 from orchestrator.core.redact import redact_argument
 from orchestrator.core.specs import (
@@ -45,8 +41,8 @@ from orchestrator.planning.round_parts import parts_of, rung_violations
 from orchestrator.planning.versions import version_of, version_of_restart, versions_of, versions_of_deployment
 from orchestrator.trial import rules
 from orchestrator.trial.canonical import TRAININGS, canonical, outside_keys
-from orchestrator.trial.choices import decides_itself, order_of, scored_as
-from orchestrator.trial.names import called
+from orchestrator.trial.choices import decides_itself, order_of
+from orchestrator.trial.names import names_of_trials, normal
 from orchestrator.trial.restarts import restart_of
 from pruning import schedule as schedules
 from pruning.catalogue.dynamics import DYNAMICS
@@ -67,8 +63,6 @@ UNPRUNED: Mapping[str, Any] = {
     "repair": {"kind": "none"},
 }
 """Choices of rounds that prune nothing: those of `method=longer`."""
-NAMED_BY_VALUE = ("model", "data", "task", "method", "score", "schedule", "sweep")
-"""Groups whose choice stands alone in a trial's name, as in the tables."""
 LISTED = 20
 """Maximum number of reasons that a refusal lists; the rest are counted."""
 
@@ -83,9 +77,9 @@ def make_plan(jobs: Sequence[Job]) -> Plan:
     stages: dict[str, StageSpec] = {}
     identities: dict[str, str] = {}
     trials: list[TrialSpec] = []
-    names = _names(jobs)
+    names = names_of_trials(jobs)
     seen: dict[str, list[str]] = {}
-    for job, name in zip(map(_normal, jobs), names, strict=True):
+    for job, name in zip(map(normal, jobs), names, strict=True):
         reasons = str(job.error).splitlines() if job.config is None else _violations(job.config, seen)
         for reason in reasons:
             from orchestrator.config.refusals.refused_choices import name_typed_choice  # imports hydra
@@ -281,37 +275,6 @@ def _sources(config: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, An
     return {**found, "packages": {**found["packages"], **pinned_content.releases(config)}}
 
 
-def _normal(job: Job) -> Job:
-    """Name built-in components after their kind if they have no name, and write an infinite norm as text."""
-    if job.config is None:
-        return job
-    try:
-        job = replace(job, config=round_schema.with_densities(job.config))
-    except OrchestratorError as error:
-        return replace(job, config=None, error=str(error))
-    assert job.config is not None
-    parts = {name: dict(part) for name in OPEN if isinstance(part := job.config.get(name), Mapping)}
-    for group, part in parts.items():
-        for key in ("kind", "_target_"):
-            if part.get(key, "") is None:
-                del part[key]
-        if part.get("kind") and part.get("name", "") is None:
-            row = MODELS.get(part["kind"]) if group == "model" else None
-            part["name"] = row.named(part) if row else part["kind"]
-    if "method" in parts:
-        parts["method"] = dict(with_written_infinities(parts["method"], "n"))
-    if "score" in parts and isinstance(job.config.get("schedule"), Mapping):
-        parts["score"] = dict(scored_as(parts["score"], str(job.config["schedule"].get("at")), _kind(job)))
-    if {"method", "score"} <= parts.keys():
-        parts["method"]["name"] = called({**job.config, **parts})
-    return replace(job, config={**job.config, **parts})
-
-
-def _kind(job: Job) -> str | None:
-    dynamics = job.config.get("dynamics") if job.config else None
-    return dynamics.get("kind") if isinstance(dynamics, Mapping) else None
-
-
 def _violations(config: Mapping[str, Any], seen: dict[str, list[str]]) -> list[str]:
     """Return the broken rules of a configuration; equal configurations are checked once."""
     key = digest(repr(config))  # not canonical JSON: a wrong value may not exist in JSON
@@ -319,24 +282,6 @@ def _violations(config: Mapping[str, Any], seen: dict[str, list[str]]) -> list[s
         own = (pinned_content.violations, rung_violations)
         seen[key] = list(rules.violations(config)) or [text for rule in own for text in rule(config)]
     return seen[key]
-
-
-def _names(jobs: Sequence[Job]) -> list[str]:
-    """Name each trial by the overrides that differ: `l1_unstructured scope=row sparsity=0.9 seed=0`."""
-    common = set.intersection(*(set(job.overrides) for job in jobs))
-    names: list[str] = []
-    taken: dict[str, int] = {}
-    for job in jobs:
-        words = [_word(redact_argument(override)) for override in job.overrides if override not in common]
-        name = " ".join(words) or "trial"
-        taken[name] = taken.get(name, 0) + 1
-        names.append(name if taken[name] == 1 else f"{name} #{taken[name]}")
-    return names
-
-
-def _word(override: str) -> str:
-    key, _, value = override.lstrip("+").partition("=")
-    return value if key in NAMED_BY_VALUE else f"{key.removesuffix('.kind').rpartition('.')[2]}={value}"
 
 
 def refusal(wrong: Mapping[str, Sequence[str]], total: int, verdict: str) -> str:

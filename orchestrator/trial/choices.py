@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.core.specs import StageFields
-from pruning.catalogue.dynamics import DYNAMICS
 from pruning.catalogue.methods import METHODS
 from pruning.catalogue.reconstructions import SOLVERS
 from pruning.choices import axes
@@ -46,15 +45,6 @@ def order_of(order: str | None, score: Mapping[str, Any], method: Mapping[str, A
     """Return the order in which a round prunes its layers; null in the configuration follows the score."""
     is_solver = score.get("kind") in SOLVERS and not decides_itself(method)
     return str(order or ("sequential" if is_solver else "at_once"))
-
-
-def scored_as(score: Mapping[str, Any], at: str, dynamics: str | None) -> Mapping[str, Any]:
-    """Replace a null `batch_norm` of a score by its default: `train` before the training, else `eval`."""
-    if score.get("batch_norm", "") is not None:
-        return score
-    row = DYNAMICS.get(str(dynamics))
-    before = at == "start" or (at == "during" and row is not None and row.keeps_counts)
-    return {**score, "batch_norm": "train" if before else "eval"}
 
 
 def choices_of(typed: StageFields) -> Choices:
