@@ -55,9 +55,12 @@ class Constants(fx.Interpreter):
             self.run(*leaves, enable_io_processing=False)  # the graph's placeholders take the flat leaves
 
     def run_node(self, n: fx.Node) -> Any:
-        value = self.values[n] = self._value(n)
-        if is_in_place(n) and isinstance(n.args[0], fx.Node):
-            self.env[n.args[0]] = self.values[n.args[0]] = value
+        written = n.args[0] if is_in_place(n) and isinstance(n.args[0], fx.Node) else None
+        if written is not None and _is_float(self.env.get(written)):
+            self.env[written] = self.env[written].contiguous()
+        value = self.values[n] = _without_copies(self._value(n))
+        if written is not None:
+            self.env[written] = self.values[written] = value
         return value
 
     def _value(self, node: fx.Node) -> Any:
@@ -140,6 +143,13 @@ def _wide(value: Any) -> Any:
 
 def _flat(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _without_copies(value: Any) -> Any:
+    """Return a tensor of NaN alone as a view of one NaN: a large network has gigabytes of values that vary."""
+    if _is_float(value) and value.numel() > 1 and bool(value.isnan().all()):
+        return value.new_full((), float("nan")).expand(value.shape)
+    return value
 
 
 def _is_float(value: Any) -> bool:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import pruning
-from pruning.graph.tracing import output_difference
+from pruning.graph.constant_tensors import Constants
+from pruning.graph.tracing import output_difference, traced
 from pruning.measure.latency import calling
 
 PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "shrink.md").read_text()
@@ -666,3 +667,12 @@ def test_outputs_differ_by_a_part_of_the_largest_or_altogether() -> None:
     assert output_difference([torch.tensor([[4.0, -8.0, nan]]), torch.tensor([1, 2])], one) == inf
     assert output_difference(one[:1], one) == inf
     assert output_difference([torch.tensor([nan])], [torch.tensor([nan])]) == 0
+
+
+def test_values_that_vary_take_no_memory() -> None:
+    network = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(inplace=True))
+    found = Constants(traced(network, torch.randn(32, 64))).values.values()
+    varying = [value for value in found if isinstance(value, Tensor) and bool(value.isnan().all())]
+
+    assert len(varying) >= 5
+    assert {value.untyped_storage().nbytes() for value in varying} == {8}, "one NaN in float64"
