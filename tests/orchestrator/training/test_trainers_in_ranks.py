@@ -17,13 +17,13 @@ from rank_cases import CPU, images, network
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from orchestrator.core.work_order import Seat
-from orchestrator.training.team.ranks import Ranks, joined
+from orchestrator.training.team.ranks import ALONE, Processes, joined
 
 LIBRARIES = ("accelerate", "lightning", "transformers")
 pytestmark = pytest.mark.slow  # imports three large libraries in three processes
 
 
-def trained(library: str, ranks: Ranks | None) -> tuple[dict[str, torch.Tensor], set[int], int]:
+def trained(library: str, ranks: Processes) -> tuple[dict[str, torch.Tensor], set[int], int]:
     """Train with a function of the page; return weights, sizes of batches, and the number of groups that it began."""
     model, sizes = network("cnn"), set[int]()
     watched = model.register_forward_pre_hook(lambda _, inputs: sizes.add(len(inputs[0])))
@@ -46,7 +46,7 @@ def _work(rank: int, size: int, port: int, folder: str) -> None:
 def _alone(_: int, folder: str) -> None:
     torch.set_num_threads(1)
     sys.path.insert(0, folder)
-    torch.save({library: trained(library, None) for library in LIBRARIES}, f"{folder}/alone.pt")
+    torch.save({library: trained(library, ALONE) for library in LIBRARIES}, f"{folder}/alone.pt")
 
 
 @pytest.fixture(scope="module")

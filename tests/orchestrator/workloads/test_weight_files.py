@@ -78,9 +78,9 @@ store.mark()
 training_loop.fit = lambda *a, **b: FitResult((), 0, 0)
 measuring.evaluate, pruning_rounds.prune_round = evaluate, loaded
 threading.Thread(target=watch, daemon=True).start()
-list(run_segment(WorkOrder(specs=(dense,), store=store)))
+list(run_segment(WorkOrder((dense,), Worker(store))))
 committing, most = most - before, 0
-list(run_segment(WorkOrder(specs=(pruned,), store=store, lineage=(dense,))))
+list(run_segment(WorkOrder((pruned,), Worker(store), (dense,))))
 """
 
 
