@@ -44,7 +44,7 @@ from test_training_stages import chain
 from orchestrator.core.work_order import Worker, WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
-from orchestrator.training import measuring, pruning_rounds
+from orchestrator.training import pruning_rounds, stage_record
 from orchestrator.training.loop import training_loop
 from orchestrator.training.loop.training_job import FitResult
 from orchestrator.workloads.tasks.task import Measured
@@ -76,7 +76,7 @@ def loaded(*arguments):  # the first that is done with a restored network
 
 store.mark()
 training_loop.fit = lambda *a, **b: FitResult((), 0, 0)
-measuring.evaluate, pruning_rounds.prune_round = evaluate, loaded
+stage_record.evaluate, pruning_rounds.prune_round = evaluate, loaded
 threading.Thread(target=watch, daemon=True).start()
 list(run_segment(WorkOrder((dense,), Worker(store))))
 committing, most = most - before, 0
