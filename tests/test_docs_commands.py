@@ -24,8 +24,9 @@ from orchestrator.catalogue.data import DATA
 from orchestrator.catalogue.formats import FORMATS
 from orchestrator.catalogue.models import MODELS
 from orchestrator.catalogue.tasks import TASKS
-from orchestrator.config import compose, config_groups, hydra_options, schema
+from orchestrator.config import compose, config_groups, hydra_options
 from orchestrator.planning.pinned_content import LOADS_GGUF
+from orchestrator.trial import rules
 from scripts.reference.command_pages import parser_of
 
 ROOT = Path(__file__).parent.parent
@@ -106,7 +107,7 @@ def jobs(settings: list[str], searched: Sequence[str]) -> Iterator[str]:
         if job.error:
             yield job.error
         else:
-            yield from schema.violations(job.config)
+            yield from rules.violations(job.config)
 
 
 @pytest.fixture(scope="module")
