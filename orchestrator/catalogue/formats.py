@@ -87,7 +87,7 @@ FORMATS: Mapping[str, FormatRow] = named(
         ),
         FormatRow(
             "huggingface",
-            "orchestrator.deploy.formats.pretrained:CODEC",
+            "orchestrator.deploy.formats.huggingface_format:CODEC",
             "a directory that stock transformers loads: config.json, model.safetensors, and the tokenizer's files",
             packages=("transformers",),
             extra="transformers",

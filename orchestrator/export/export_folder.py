@@ -18,8 +18,8 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import markdown
 from orchestrator.deploy.checked_writing import CODECS, Deployed, other_outputs, write_checked
 from orchestrator.deploy.formats.format import Codec, ExportError
-from orchestrator.deploy.formats.pretrained import NAME as HUGGINGFACE
-from orchestrator.export.pretrained_directory import complete, generation_code, metadata
+from orchestrator.deploy.formats.huggingface_format import NAME as HUGGINGFACE
+from orchestrator.export.completed_directory import complete, generation_code, metadata
 from orchestrator.export.stored_network import StoredNetwork
 from orchestrator.planning.number_formats import scientific, whole_number
 from pruning.graph.tracing import Example

@@ -20,10 +20,10 @@ from orchestrator.core.redact import redact
 from orchestrator.core.specs import Plan
 from orchestrator.execution.inline import InlineExecutor
 from orchestrator.execution.on_ray.ray_executor import RayExecutor
-from orchestrator.planning.combinations import combinations
 from orchestrator.planning.number_formats import counted
 from orchestrator.planning.pinned_content import release_of
 from orchestrator.planning.plan import refusal
+from orchestrator.planning.preflight_combinations import combinations
 from orchestrator.store.store import Store
 from orchestrator.sweep.outcome import invalid_margin, own_frames, unmeasured
 

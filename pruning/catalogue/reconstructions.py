@@ -39,7 +39,7 @@ RECONSTRUCTIONS: Mapping[str, Reconstruction] = named(
     (
         Reconstruction(
             "sparsegpt",
-            "pruning.reconstruction.column_updates:sparsegpt",
+            "pruning.reconstruction.sparsegpt:sparsegpt",
             "columns from left to right; the columns to the right make up for pruned weights",
             (_DAMPING, Option("block", int, 128, "Columns of a block, whose entries rank together.", (whole(1),))),
             "Frantar & Alistarh 2023, arXiv 2301.00774",

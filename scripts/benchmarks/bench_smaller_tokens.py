@@ -23,7 +23,7 @@ import torch
 import transformers
 
 from orchestrator.compare.statistics import ratio
-from orchestrator.deploy.formats import pretrained
+from orchestrator.deploy.formats import huggingface_format
 from pruning.graph.tracing import Example
 from pruning.measure.latency import Call, Make, compare_latency
 
@@ -58,12 +58,12 @@ def written(layers: int, hidden: int, place: Path) -> Path:
 
 def prompt(folder: Path, example: Example) -> Call:
     """Return a call that computes the logits of a prompt."""
-    return partial(pretrained.load(folder, 1), example)
+    return partial(huggingface_format.load(folder, 1), example)
 
 
 def token(folder: Path, example: Example) -> Call:
     """Return a call that computes one more token."""
-    found = pretrained.next_token(folder, 1, example)
+    found = huggingface_format.next_token(folder, 1, example)
     assert found is not None
     return found
 

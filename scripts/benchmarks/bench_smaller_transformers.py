@@ -43,7 +43,7 @@ from torch.nn.functional import rms_norm
 
 import pruning
 from orchestrator.compare.statistics import ratio
-from orchestrator.deploy.formats import pretrained
+from orchestrator.deploy.formats import huggingface_format
 from orchestrator.export import stock_loading
 from orchestrator.export.stock_loading import GENERATED, PACKAGES, PROMPT, answers
 from pruning.measure.latency import calling, compare_latency
@@ -116,7 +116,7 @@ def stock_answers(python: str, network: Any, asked: dict[str, Tensor]) -> dict[s
     with tempfile.TemporaryDirectory() as place:
         folder, files = Path(place, "network"), [str(Path(place, name)) for name in ("questions", "answers")]
         folder.mkdir()
-        pretrained.write(network, (), folder)
+        huggingface_format.write(network, (), folder)
         save_file(asked, files[0])
         command = [python, "-P", str(stock_loading.__file__), sys.path[0], str(folder), *files, "1"]
         subprocess.run(command, cwd=place, env={**os.environ, "HF_HUB_OFFLINE": "1"}, check=True, capture_output=True)

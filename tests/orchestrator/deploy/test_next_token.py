@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.deploy.formats.pretrained import next_token
+from orchestrator.deploy.formats.huggingface_format import next_token
 
 transformers = pytest.importorskip("transformers")
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -22,10 +22,10 @@ from orchestrator.commands.export_command import main as export
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.deploy.checked_writing import CODECS, Deployed, Masked, shrunk, write_checked
 from orchestrator.deploy.formats.format import Example, ExportError, difference
-from orchestrator.deploy.formats.pretrained import stock_network, stock_smaller
-from orchestrator.export import export_folder, pretrained_directory, stock_loading
+from orchestrator.deploy.formats.huggingface_format import stock_network, stock_smaller
+from orchestrator.export import completed_directory, export_folder, stock_loading
+from orchestrator.export.completed_directory import SENTENCE, copy_tokenizer, hold_in_fresh_process, questions
 from orchestrator.export.export_folder import require_builder, size
-from orchestrator.export.pretrained_directory import SENTENCE, copy_tokenizer, hold_in_fresh_process, questions
 from orchestrator.export.stored_network import StoredNetwork
 from orchestrator.workloads.data_sets.text import ByteCodec, Characters
 
@@ -219,13 +219,13 @@ def test_the_tokenizer_of_the_data_is_copied_before_that_of_the_model(tmp_path: 
 def test_a_network_of_characters_gets_no_tokenizer(
     codec: Any, copied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pretrained_directory, "hold_in_fresh_process", lambda *_: None)
+    monkeypatch.setattr(completed_directory, "hold_in_fresh_process", lambda *_: None)
     for name in ("model", "folder"):
         (tmp_path / name).mkdir()
     (tmp_path / "model" / "tokenizer.json").write_text("of the model")
     location = {"model": {"path": str(tmp_path / "model")}}
     network: Any = SimpleNamespace(spec=SimpleNamespace(location=location), data=SimpleNamespace(codec=codec))
-    pretrained_directory.complete(network, tmp_path / "folder")
+    completed_directory.complete(network, tmp_path / "folder")
 
     assert (tmp_path / "folder" / "tokenizer.json").exists() == copied
 

@@ -10,7 +10,7 @@ from small_trials import composed
 from orchestrator.config import schema
 from orchestrator.core.specs import DENSE, NETWORK, Job, Plan
 from orchestrator.core.stage_kinds import KINDS
-from orchestrator.planning import combinations
+from orchestrator.planning import preflight_combinations
 from orchestrator.planning.plan import make_plan
 from pruning.catalogue import rows
 
@@ -59,9 +59,9 @@ def test_a_saved_plan_keeps_what_measures_a_trial() -> None:
 
 
 def test_nothing_of_a_deployment_is_tried_before_the_sweep() -> None:
-    found = combinations.combinations(planned(("deploy=shrink",)), (), {})
+    found = preflight_combinations.combinations(planned(("deploy=shrink",)), (), {})
 
-    assert found == combinations.combinations(planned(("deploy=none",)), (), {})
+    assert found == preflight_combinations.combinations(planned(("deploy=none",)), (), {})
 
 
 @pytest.mark.parametrize(

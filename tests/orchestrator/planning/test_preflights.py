@@ -8,7 +8,7 @@ import pytest
 from factories import plan_of
 
 from orchestrator.core.specs import Plan, StageSpec, TrialSpec
-from orchestrator.planning.combinations import Combination, combinations
+from orchestrator.planning.preflight_combinations import Combination, combinations
 
 ENVIRONMENT = {"torch": "2.0", "git_commit": "a"}
 

@@ -25,7 +25,7 @@ from orchestrator.store.store import Store
 from orchestrator.store.unfinished_stages import Checkpoints
 from orchestrator.training.preflight.rehearsal import run_preflight
 from orchestrator.training.state import checkpointing
-from pruning.reconstruction import column_updates
+from pruning.reconstruction import sparsegpt
 
 pytest.importorskip("transformers")
 METHODS = ("magnitude", "wanda", "sparsegpt", "n_m", "wanda_n_m", "sparsegpt_n_m")
@@ -91,7 +91,7 @@ def killed_at(moment: int, order: WorkOrder) -> bool:
         left = [moment]
         status = 1
         try:
-            for owner, name in ((column_updates, "sparsegpt"), (LocalBackend, "put"), (Checkpoints, "save")):
+            for owner, name in ((sparsegpt, "sparsegpt"), (LocalBackend, "put"), (Checkpoints, "save")):
                 _count(owner, name, left)
             list(run_segment(order))
             status = 0

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from orchestrator.config.sources import file_digest
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.export.pretrained_directory import copy_tokenizer
+from orchestrator.export.completed_directory import copy_tokenizer
 from orchestrator.planning import pinned_content
 from orchestrator.planning.file_places import INDEX, checkpoint
 from orchestrator.workloads import data_loading, model_building

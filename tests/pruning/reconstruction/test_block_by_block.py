@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import pruning
 from pruning.reconstruction.block_order import parts_of
-from pruning.reconstruction.column_updates import sparsegpt
 from pruning.reconstruction.layer_problem import (
     LayerProblem,
     Solution,
@@ -21,6 +20,7 @@ from pruning.reconstruction.layer_problem import (
     rows_of_weight,
     weight_of_rows,
 )
+from pruning.reconstruction.sparsegpt import sparsegpt
 
 
 class Block(nn.Module):

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import pruning
 from pruning.catalogue.reconstructions import RECONSTRUCTIONS
-from pruning.reconstruction.column_updates import inverse_factor, sparsegpt
 from pruning.reconstruction.layer_problem import LayerProblem, Solution, Target, alps, least_squares, wanda
+from pruning.reconstruction.sparsegpt import inverse_factor, sparsegpt
 
 WEIGHT = torch.tensor(
     [[0.5, -0.3, 0.8, 0.1], [-0.6, 0.4, 0.2, -0.9], [0.25, 0.7, -0.45, 0.35], [-0.15, 0.55, 0.65, 0.05]],

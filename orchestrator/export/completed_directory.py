@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import orchestrator
 from orchestrator.deploy.checked_writing import CODECS
 from orchestrator.deploy.formats.format import ExportError, call_values, cut, difference, input_names
-from orchestrator.deploy.formats.pretrained import GENERATING, NAME, stock_network
+from orchestrator.deploy.formats.huggingface_format import GENERATING, NAME, stock_network
 from orchestrator.export import stock_loading
 from orchestrator.export.stock_loading import GENERATED, NEW_TOKENS, PROMPT, TEXT, TOKENS, answers
 from orchestrator.export.stored_network import StoredNetwork
