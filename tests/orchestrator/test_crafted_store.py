@@ -25,6 +25,7 @@ from orchestrator.commands.store_command import main as keep
 from orchestrator.commands.sync_command import main as sync
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Forecast, KnownAmount, SweepInfo
+from orchestrator.core.stage_kinds import KINDS
 from orchestrator.store.backends import seal, unseal
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.store import Store
@@ -87,8 +88,10 @@ def plant_record(path: Path, names: bool) -> None:
     record["after"] |= {PLANTED: 0.5, f"test_{PLANTED}/accuracy": 0.5}
     record["before"] |= {PLANTED: 0.5}
     record["measurements"] |= {PLANTED: 1.0}
-    record["details"] |= {PLANTED: PLANTED, "form": PLANTED, "kept": {PLANTED: {PLANTED: 1}}}
-    record["details"] |= {"dead_tensors": [PLANTED], "scoring": {"score": PLANTED, "split": PLANTED, "examples": 1}}
+    planted = {"form": PLANTED, "kept": {PLANTED: {PLANTED: 1}}, "dead_tensors": [PLANTED]}
+    planted |= {"scoring": {"score": PLANTED, "split": PLANTED, "examples": 1}}
+    allowed = KINDS[record["kind"]].details
+    record["details"] |= {PLANTED: PLANTED} | {name: each for name, each in planted.items() if name in allowed}
     for point in record["curve"]:
         point["metrics"] |= {PLANTED: 0.5}
     for of in (record["tensor_sizes"], record["tensor_sparsity"]) if names else ():

@@ -10,6 +10,7 @@ from factories import SIZES, make_plan, make_records, sweep_info
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from orchestrator.commands.layers_command import axis, main
+from orchestrator.core.stage_kinds import KINDS
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.store import Store
 
@@ -61,7 +62,8 @@ def test_norms_and_biases_that_masks_of_groups_cover_are_no_layers(
     store.save_sweep("one", manifest(sweep_info("one"), plan))
     cut = [*SIZES][:1]
     for record in make_records(plan).values():
-        store.commit(replace(record, details={"scoring": {"units": dict.fromkeys(cut, 4)}}), {})
+        details = {"scoring": {"units": dict.fromkeys(cut, 4)}} if KINDS[record.kind].prunes else {}
+        store.commit(replace(record, details=details), {})
 
     assert main(["one"]) == 0
     assert capsys.readouterr().out.endswith(axis(cut, blocks=False) + "\n")
