@@ -148,7 +148,7 @@ def test_a_sparse_network_is_measured_against_the_fastest_dense_runtime_and_pyto
     assert sizes == [[1, 2], [1, 2], [1, 3]], "both deployments, then the measured network alone"
     assert measured.environment["dense_runtime/3"] == "instant 1.0"
     assert measured.environment["dense_runtime/1"].startswith("torch ")
-    assert found["speedup/3"] < found["speedup_low/3"] * 2 < found["speedup_pytorch/3"]
+    assert found["speedup/3"] * 2 < found["speedup_pytorch/3"]
     assert found["dense_ms/3"] < found["pytorch_ms/3"]
     for end in ("", "_low", "_high"):
         assert found[f"speedup{end}/1"] == found[f"speedup_pytorch{end}/1"]
