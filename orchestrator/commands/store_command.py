@@ -21,7 +21,7 @@ from orchestrator.commands.arguments import (
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.stage_kinds import KINDS
-from orchestrator.planning.number_formats import byte_size, first_few
+from orchestrator.planning.number_formats import byte_size, counted, first_few
 from orchestrator.store import saved_sweep
 from orchestrator.store.backends import given_as, named_as
 from orchestrator.store.retention import UNFINISHED, Pruned, prune, sizes, verify
@@ -127,8 +127,8 @@ def _copy(store: Store, options: argparse.Namespace) -> int:
 
 def _report(store: Store, _: argparse.Namespace) -> int:
     for category, (files, size) in sorted(sizes(store).items(), key=lambda item: -item[1][1]):
-        say(f"{category:<20}{files:>10} files{byte_size(size):>12}")
-    say(f"{len(store.stages.known())} stages, {len(store.sweeps())} sweeps (`list` names them)")
+        say(f"{category:<20}{files:>10} file{'s' if files != 1 else ' '}{byte_size(size):>12}")
+    say(f"{counted(len(store.stages.known()), 'stage')}, {counted(len(store.sweeps()), 'sweep')} (`list` names them)")
     idle = prune(store, dry_run=True)
     say(f"prune would free {byte_size(idle.bytes)}: {_summary(idle)}")
     _warn(idle)

@@ -108,7 +108,8 @@ class Difference:
         """Outcome in a word.
 
         `better` or `worse` if the interval excludes 0; else `no worse` if a loss of the margin is ruled out, and `open`
-        if it is not; `undecided` if nothing can be tested. A size has no interval: its change is compared directly.
+        if it is not; `undecided` if nothing can be tested. Without spread over seeds, a change is `better` or `worse`
+        from the margin on, and `undecided` below it. A size has no interval: its change is compared directly.
         """
         change, metric, status = self.verdict.change, self.verdict.metric, self.verdict.status
         if change is None:
@@ -122,7 +123,8 @@ class Difference:
         if status == "undecided":
             return "undecided"
         if not has_spread(change):
-            return "better" if status == "pass" else "worse"
+            gain = change.mean if metric.better == "higher" else -change.mean
+            return "worse" if status != "pass" else "better" if gain >= self.verdict.margin > 0 else "undecided"
         if excludes_zero(change):
             return "better" if least_gain(change, metric) > 0 else "worse"
         return "no worse" if status == "pass" else "open"

@@ -81,7 +81,7 @@ def make_plan(jobs: Sequence[Job]) -> Plan:
     seen: dict[str, list[str]] = {}
     for job, name in zip(map(normal, jobs), names, strict=True):
         reasons = str(job.error).splitlines() if job.config is None else _violations(job.config, seen)
-        for reason in reasons:
+        for reason in dict.fromkeys(reasons):  # two files that are missing may be one
             from orchestrator.config.refusals.refused_choices import name_typed_choice  # imports hydra
 
             wrong.setdefault(name_typed_choice(reason, job.overrides), []).append(name)

@@ -97,6 +97,7 @@ def test_differences_are_paired_by_seed_by_hand() -> None:
         ((0.02, 0.02, 0.02), "better"),
         ((-0.02, -0.02, -0.02), "worse"),
         ((-0.005, -0.005, -0.005), "undecided"),
+        ((0.005, 0.005, 0.005), "undecided"),
         ((0.02,), "undecided"),
         ((0.02, math.nan, 0.01), "undecided"),
     ],

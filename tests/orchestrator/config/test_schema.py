@@ -187,7 +187,7 @@ def test_the_defaults_lack_only_an_optimizer() -> None:
     [
         ({"epochs": -1}, "`train.epochs` (=-1) must be an integer of at least 0"),
         ({"epochs": None}, "are neither given; pass exactly one."),
-        ({"steps": 5}, "are both given; pass exactly one: add `train.epochs=null`."),
+        ({"steps": 5}, "are both given; pass exactly one: add `train.epochs=null` or `train.steps=null`"),
         ({"epochs": None, "steps": 2.5}, "`train.steps` (=2.5) must be an integer"),
         ({"batch_size": 0}, "`train.batch_size` (=0) must be an integer of at least 1."),
         ({"accumulate": 2**63}, "`train.accumulate` (=9223372036854775808) must be at most 9223372036854775807."),
