@@ -64,6 +64,8 @@ def _export(options: argparse.Namespace) -> int:
     if points:
         figures = trial_choice.figures_text(options.best, choice.stage, points, sweep.plan, sweep.records)
         say(f"--best {options.best!r}: {figures}")
+    if options.sweep is None:
+        say(f"sweep {sweep.info.name}, the last that was saved")
     say(f"{choice.trial.name}: {byte_size(size(network.model))} -> {byte_size(size(smaller))}")
     for each in written:
         say(f"  {_format_line(each, network.record.primary)}")

@@ -118,6 +118,8 @@ def _search_note(sweep: SavedSweep) -> Iterator[str]:
 
 def _judge(baseline: Baseline, sweep: SavedSweep, comparison: Comparison, options: argparse.Namespace) -> int:
     found = verdicts(baseline, comparison, sweep.plan, sweep.records)
+    if options.sweep is None:
+        say(f"sweep {sweep.info.name}, the last that was saved")
     for line in gate_table(found):
         say(line)
     if (here := hardware(sweep.records.values())) != baseline.hardware:

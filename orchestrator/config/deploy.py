@@ -13,6 +13,8 @@ from pruning.kernels.compiling import KernelsUnavailable, installed_compiler
 
 MEASURED = tuple(name for name, row in FORMATS.items() if row.measured)
 """Formats in which a network can be deployed and measured."""
+MOST, DAY = 2**31, 86_400
+"""Maximum batch size, and maximum number of seconds, of a measurement."""
 
 
 @dataclass
@@ -28,14 +30,18 @@ class Deploy:
     batch_sizes: list[int] = key(
         [1, 64],
         Rule(
-            lambda sizes: bool(sizes) and all(is_int(size) and size >= 1 for size in sizes),
-            "hold numbers of examples of at least 1; pass [1] for one at a time",
+            lambda sizes: bool(sizes) and all(is_int(size) and 1 <= size <= MOST for size in sizes),
+            f"hold numbers of examples from 1 to {MOST:,}; pass [1] for one at a time",
         ),
     )
     """Batch sizes at which latency is measured."""
     threads: int | None = key(None, whole(1, ", or null for a trial's threads").or_null(""))
     """Intra-op threads of the runtime; null: the threads of a trial."""
-    seconds: float = key(1.5, at_least(0.01, ": the seconds of a measurement at one batch size"))
+    seconds: float = key(
+        1.5,
+        at_least(0.01, ": the seconds of a measurement at one batch size"),
+        Rule(lambda seconds: seconds <= DAY, f"be at most {DAY}, the seconds of a day"),
+    )
     """Seconds of each measurement."""
     blocks: int = key(16, whole(2, ": the number of independent parts of a measurement"))
     """Number of parts of a measurement; their spread gives the interval."""

@@ -174,7 +174,7 @@ def _tracking(config: Mapping[str, Any]) -> str:
 
 def _table(plan: Plan, finished: Collection[str]) -> Iterator[str]:
     shown = plan.trials if len(plan.trials) <= SHOWN else (*plan.trials[: SHOWN - 1], plan.trials[-1])
-    width = max(len(trial.name) for trial in shown)
+    width = max(len("trial"), *(len(trial.name) for trial in shown))
     yield f"{'trial':<{width}}  {'dense':<10}  sparsity after each round ({'*'} shared, + already done)"
     for trial in shown:
         if trial is shown[-1] and len(shown) < len(plan.trials):

@@ -70,7 +70,8 @@ def _choices(trial: Config) -> Iterator[str]:
         yield from told
         return
     try:
-        axes.Unit(**vars(trial.unit))  # a class that decides reads no unit
+        axes.Unit(**vars(trial.unit))  # a class that decides reads no unit, and a stage's fields refuse no key
+        axes.Scope(**without_file(vars(trial.scope)))
         choices = choices_of_trial(trial)
     except Refused as error:
         yield sentence(error)

@@ -182,6 +182,10 @@ class Scope:
                 f"and `scope.m` (={self.m}) set what a window keeps, but `scope.kind` (={self.kind!r}) has no windows; "
                 "use kind='window'."
             )
+        if self.allocation == "given" and not self.densities:
+            raise RefusedValue("scope.densities", dict(self.densities)).because(
+                "must give each tensor a density with `scope.allocation` given, as in {fc*: 0.1}; pass some, or a file."
+            )
         if bool(self.densities) != (self.allocation == "given"):
             raise RefusedValue("scope.densities", dict(self.densities)).because(
                 f"goes with allocation='given' only, but `scope.allocation` is {self.allocation!r}; pass both or none."

@@ -86,6 +86,7 @@ def allocate(
                     "prunes more of other tensors instead."
                 )
         return {name: max(least[name], count) for name, count in _by_pool(groups, kept, alive, asked, capped).items()}
+    check_reachable(total, least, most, scope.min_kept)
     return largest_remainder({name: (1 - wanted[name]) * size for name, size in sizes.items()}, total, least, most)
 
 
@@ -147,8 +148,8 @@ def _shared_sparsities(groups: Groups, sparsity: float) -> dict[str, float]:
 def _given_densities(groups: Groups, sparsity: float | None) -> dict[str, float]:
     wanted, given = {}, groups.scope.densities
     if unused := [key for key in given if not any(key == name or fnmatchcase(name, key) for name in groups.sizes)]:
-        raise RefusedValue(f"scope.densities[{unused[0]!r}]", given[unused[0]]).because(
-            f"must name a tensor that is pruned; choose from {', '.join(groups.sizes)}."
+        raise RefusedValue("scope.densities", unused[0]).because(
+            f"must name tensors that are pruned; choose from {', '.join(groups.sizes)}."
         )
     for name in groups.sizes:
         matching = [key for key in given if key == name] or [key for key in given if fnmatchcase(name, key)]
@@ -260,10 +261,13 @@ def largest_remainder(
     return counts
 
 
-def check_reachable(total: int, least: Mapping[str, int], most: Mapping[str, int]) -> None:
-    """Raise `ValueError` unless `total` units can be kept with between `least` and `most` units of each tensor."""
+def check_reachable(total: int, least: Mapping[str, int], most: Mapping[str, int], min_kept: int = 0) -> None:
+    """Raise `ValueError` unless `total` units can be kept with between `least` and `most` units of each tensor.
+
+    The error names `min_kept`, which `least` follows from.
+    """
     if sum(least.values()) > total:
-        raise RefusedValue("scope.min_kept", max(least.values())).because(
+        raise RefusedValue("scope.min_kept", min_kept or max(least.values())).because(
             f"keeps {sum(least.values())} units of all tensors together, but the sparsity leaves {total}; lower one of "
             "the two."
         )
@@ -285,7 +289,7 @@ def _by_ranking(
     """Keep the `least` best units of each tensor, then rank all other units together."""
     if scores is None:
         raise ValueError("`scores` (=None) must be given for an allocation that ranks all tensors together.")
-    check_reachable(total, least, most)
+    check_reachable(total, least, most, groups.scope.min_kept)
     names = list(groups.sizes)
     ranked = {name: _alive(groups, alive, name) for name in names}
     if any(least.values()):

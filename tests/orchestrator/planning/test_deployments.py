@@ -72,7 +72,7 @@ def test_nothing_of_a_deployment_is_tried_before_the_sweep() -> None:
             "`deploy.formats` (=['tflite']) must hold formats among shrink, torch, onnx, onnx_int8, openvino",
         ),
         ("deploy.formats=[shrink, shrink]", "must name each format once"),
-        ("deploy.batch_sizes=[0]", "`deploy.batch_sizes` (=[0]) must hold numbers of examples of at least 1"),
+        ("deploy.batch_sizes=[0]", "`deploy.batch_sizes` (=[0]) must hold numbers of examples from 1 to"),
         ("deploy.blocks=1", "`deploy.blocks` (=1) must be an integer of at least 2"),
         ("deploy.threads=0", "`deploy.threads` (=0) must be an integer of at least 1"),
         ("deploy.seconds=0", "`deploy.seconds` (=0.0) must be at least 0.01"),
