@@ -39,7 +39,6 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 HOLDERS = """
 import hashlib, json, multiprocessing, re, sys
 import torch
-from orchestrator.store import node_folder
 from orchestrator.workloads import data_loading
 from orchestrator.workloads.data_sets import idx_files
 
