@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from types import MappingProxyType
 
-from pruning.errors import RefusedType, RefusedValue
+from pruning.refused import RefusedType, RefusedValue
 
 DECIMALS = 12
 """Decimals of a rounded target: equal targets get equal keys whatever the order of the arithmetic."""

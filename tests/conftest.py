@@ -26,6 +26,7 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
+@pytest.hookimpl(trylast=True)  # after the fixtures' own, whose cycles are no imports
 def pytest_runtest_teardown() -> None:
     """Spare it what a test has imported: latency, accelerate and torch.export let it look through everything."""
     if len(sys.modules) > SPARED[0] + 50:

@@ -126,7 +126,7 @@ def small() -> nn.Module:
 
 
 @pytest.mark.slow
-def test_a_network_is_measured_in_each_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_is_measured_in_each_runtime() -> None:
     network = Network("small", small, lambda batch: torch.ones(batch, 3, 4, 4), (0.0, 0.9))
     part, found = network_part([network]), dict[Cell, Found]()
     here = [cell for cell in part.cells if cell.runtime not in absent() and cell.runtime != COMPILED]

@@ -82,6 +82,12 @@ def named_sweep(options: argparse.Namespace) -> tuple[Store, SavedSweep]:
         return store, saved_sweep.load(store, saved_sweep.chosen_sweep(store, options.sweep))
 
 
+def say_default(options: argparse.Namespace, sweep: SavedSweep) -> None:
+    """Print which sweep a command took if the user named none."""
+    if options.sweep is None:
+        say(f"sweep {sweep.info.name}, the last that was saved")
+
+
 def add_store(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that name a store."""
     parser.add_argument(

@@ -9,7 +9,14 @@ from pathlib import Path
 
 from torch import nn
 
-from orchestrator.commands.arguments import CommandParser, add_sweep, check_output_folder, named_sweep, run_command
+from orchestrator.commands.arguments import (
+    CommandParser,
+    add_sweep,
+    check_output_folder,
+    named_sweep,
+    run_command,
+    say_default,
+)
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.metrics import Metric
 from orchestrator.deploy.checked_writing import CODECS, Deployed, shrunk, smaller_for
@@ -64,8 +71,7 @@ def _export(options: argparse.Namespace) -> int:
     if points:
         figures = trial_choice.figures_text(options.best, choice.stage, points, sweep.plan, sweep.records)
         say(f"--best {options.best!r}: {figures}")
-    if options.sweep is None:
-        say(f"sweep {sweep.info.name}, the last that was saved")
+    say_default(options, sweep)
     say(f"{choice.trial.name}: {byte_size(size(network.model))} -> {byte_size(size(smaller))}")
     for each in written:
         say(f"  {_format_line(each, network.record.primary)}")

@@ -14,6 +14,7 @@ from orchestrator.commands.arguments import (
     read_named,
     replace_named,
     run_command,
+    say_default,
 )
 from orchestrator.compare.baseline import Baseline, make_baseline, read_baseline, text_of
 from orchestrator.compare.compare_trials import compare_trials
@@ -118,8 +119,7 @@ def _search_note(sweep: SavedSweep) -> Iterator[str]:
 
 def _judge(baseline: Baseline, sweep: SavedSweep, comparison: Comparison, options: argparse.Namespace) -> int:
     found = verdicts(baseline, comparison, sweep.plan, sweep.records)
-    if options.sweep is None:
-        say(f"sweep {sweep.info.name}, the last that was saved")
+    say_default(options, sweep)
     for line in gate_table(found):
         say(line)
     if (here := hardware(sweep.records.values())) != baseline.hardware:

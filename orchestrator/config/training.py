@@ -168,14 +168,9 @@ class Train:
         if lr is not None and not (is_number(lr) and lr >= 0):
             yield f"`{where}.optimizer.lr` (={lr}) must be a number of at least 0; pass 0.001, for example."
         if (epochs is None) == (steps is None):
-            given, remedy = (
-                ("neither", ".")
-                if epochs is None
-                else (
-                    "both",
-                    f": add `{where}.epochs=null` or `{where}.steps=null` (a preset may set it).",
-                )
-            )
+            given, remedy = "neither", "."
+            if epochs is not None:
+                given, remedy = "both", f": add `{where}.epochs=null` or `{where}.steps=null` (a preset may set it)."
             yield (
                 f"`{where}.epochs` (={epochs}) and `{where}.steps` (={steps}) are {given} given; pass exactly "
                 f"one{remedy}"

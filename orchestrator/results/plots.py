@@ -126,9 +126,8 @@ class Plots:
             from matplotlib import pyplot
 
             ax = pyplot.subplots(layout="constrained")[1]
-        with mpl.rc_context(
-            {"text.parse_math": False, "text.usetex": False}
-        ):  # a name with a dollar sign is no formula
+        # A name with a dollar sign is no formula.
+        with mpl.rc_context({"text.parse_math": False, "text.usetex": False}):
             row.draw(ax, chosen)
         return ax
 

@@ -10,7 +10,7 @@ from pruning.catalogue.methods import METHODS
 from pruning.catalogue.reconstructions import SOLVERS
 from pruning.choices import axes
 from pruning.choices.combining import Choices
-from pruning.errors import Refused
+from pruning.refused import Refused
 
 RANKING = "l1_unstructured"
 """Kind of the method that ranks by a score. A method without a kind does so, too; all other kinds decide themselves."""

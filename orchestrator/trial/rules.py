@@ -27,7 +27,7 @@ from pruning.choices import axes
 from pruning.choices.axes import TRANSFORMER_UNITS
 from pruning.choices.combining import Choices
 from pruning.choices.published import PUBLISHED
-from pruning.errors import Refused
+from pruning.refused import Refused
 
 WHOLE = ("channel", "group", *TRANSFORMER_UNITS)
 """Units that are whole channels, or whole parts of a transformer."""
@@ -70,8 +70,8 @@ def _choices(trial: Config) -> Iterator[str]:
         yield from told
         return
     try:
-        axes.Unit(**vars(trial.unit))  # a class that decides reads no unit, and a stage's fields refuse no key
-        axes.Scope(**without_file(vars(trial.scope)))
+        axes.Unit(**vars(trial.unit))  # a class that decides reads none, and may not get a wrong one either
+        axes.Scope(**without_file(vars(trial.scope)))  # a stage's fields would raise without naming the key
         choices = choices_of_trial(trial)
     except Refused as error:
         yield sentence(error)

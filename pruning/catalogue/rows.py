@@ -14,7 +14,7 @@ from inspect import Parameter
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeGuard, TypeVar
 
-from pruning.errors import RefusedValue, UnknownOption
+from pruning.refused import RefusedValue, UnknownOption
 
 LARGEST = 2**63 - 1
 """Largest integer of 64 bits, which records and tensors hold."""

@@ -14,7 +14,7 @@ from typing import Any, Literal, SupportsFloat, TypeAlias, cast, get_args
 from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.catalogue.dynamics import DYNAMICS, DynamicsRow, own_row
 from pruning.catalogue.repairs import REPAIRS
-from pruning.errors import RefusedType, RefusedValue
+from pruning.refused import RefusedType, RefusedValue
 from pruning.schedule import targets
 
 UnitKind: TypeAlias = Literal[

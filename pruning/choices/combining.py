@@ -19,7 +19,7 @@ from pruning.choices.axes import (
     Score,
     Unit,
 )
-from pruning.errors import RefusedValue
+from pruning.refused import RefusedValue
 
 Taken: TypeAlias = dict[str, tuple[Any, tuple[Any, ...]]]
 """Key -> its value, and the values that it may have."""

@@ -14,8 +14,8 @@ from pruning.choices.combining import Choices
 from pruning.dynamics.changing_masks import Dynamics
 from pruning.engine.one_call import chosen
 from pruning.engine.plans import plan
-from pruning.errors import RefusedValue
 from pruning.masks.mask_set import MaskSet
+from pruning.refused import RefusedValue
 from pruning.schedule import cubic
 from pruning.scores.readings.scoring_data import Batches, Loss, Size
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from pruning.catalogue.methods import METHODS
 from pruning.choices.combining import Choices
-from pruning.errors import RefusedValue
 from pruning.holding.parameter import ModuleParameter
 from pruning.methods.base import BasePruningMethod, PruningContainer, next_mask
 from pruning.methods.functions import next_masks
+from pruning.refused import RefusedValue
 from pruning.scores.readings.network import Weight
 from pruning.selection.allocation import allocate, check_reachable, kept_of_all
 from pruning.selection.selection_groups import Groups

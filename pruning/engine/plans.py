@@ -43,10 +43,10 @@ from pruning.engine.scoring import (
     share,
     shuffle,
 )
-from pruning.errors import RefusedValue
 from pruning.holding.parameter import check_has_values, pruned_names
 from pruning.holding.reparam import stored
 from pruning.masks.mask_set import MaskSet
+from pruning.refused import RefusedValue
 from pruning.schedule import targets
 from pruning.scores.curvature import FisherMatrix, fisher_matrix
 from pruning.scores.readings.network import Masks, weights_of

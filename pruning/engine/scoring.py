@@ -20,9 +20,9 @@ from pruning.choices.axes import Scope, Score, Unit
 from pruning.choices.combining import Choices
 from pruning.dependencies.dependency_groups import NO_EXAMPLE, DependencyGroups
 from pruning.dependencies.families.stock_transformer import family_groups
-from pruning.errors import RefusedValue
 from pruning.graph.tracing import first_line
 from pruning.holding.parameter import check_generator, joined
+from pruning.refused import RefusedValue
 from pruning.scores.readings.network import Weight, network, weights_of
 from pruning.scores.readings.scoring_data import ScoringInput
 from pruning.selection.selection_groups import Groups, groups_of

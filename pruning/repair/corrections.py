@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from pruning.errors import RefusedValue
+from pruning.refused import RefusedValue
 from pruning.scores.curvature import FisherMatrix, fisher_matrix
 from pruning.scores.readings.network import Network, layer_calls, network, weights_of
 from pruning.scores.readings.per_example import patches

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.choices.axes import Scope
-from pruning.errors import RefusedValue
+from pruning.refused import RefusedValue
 from pruning.selection.selection_groups import Groups
 from pruning.selection.smallest import prune_smallest_across_
 
@@ -86,8 +86,8 @@ def allocate(
                     "prunes more of other tensors instead."
                 )
         return {name: max(least[name], count) for name, count in _by_pool(groups, kept, alive, asked, capped).items()}
-    check_reachable(total, least, most, scope.min_kept)
-    return largest_remainder({name: (1 - wanted[name]) * size for name, size in sizes.items()}, total, least, most)
+    quotas = {name: (1 - wanted[name]) * size for name, size in sizes.items()}
+    return largest_remainder(quotas, total, least, most, scope.min_kept)
 
 
 def kept_of_all(groups: Groups, sparsity: float | None) -> int:
@@ -238,16 +238,16 @@ def uniform_plus(shapes: Sequence[Sequence[int]], sizes: Sequence[int], density:
 
 
 def largest_remainder(
-    quotas: Mapping[str, float], total: int, least: Mapping[str, int], most: Mapping[str, int]
+    quotas: Mapping[str, float], total: int, least: Mapping[str, int], most: Mapping[str, int], min_kept: int = 0
 ) -> dict[str, int]:
     """Round `quotas` to integers within [least, most] that add up to `total`.
 
     Each count is the floor of its quota; the rest goes to the largest remainders, the earlier of equal ones first.
 
     Raises:
-        ValueError: no integers within the bounds add up to `total`.
+        ValueError: no integers within the bounds add up to `total`; it names `min_kept`, which `least` follows from.
     """
-    check_reachable(total, least, most)
+    check_reachable(total, least, most, min_kept)
     counts = {name: min(max(math.floor(q + TOLERANCE), least[name]), most[name]) for name, q in quotas.items()}
     remainder = {name: round(q - math.floor(q + TOLERANCE), 9) for name, q in quotas.items()}
     names = sorted(quotas, key=lambda name: -remainder[name])  # stable: the earlier of equal ones first

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from pruning.errors import RefusedValue
+from pruning.refused import RefusedValue
 from pruning.selection.allocation import largest_remainder
 
 TOTALS = 4096

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pruning.choices.axes import Scope, Unit
-from pruning.errors import RefusedValue
+from pruning.refused import RefusedValue
 from pruning.selection.smallest import best_of_pools, prune_smallest_
 
 _REDUCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {

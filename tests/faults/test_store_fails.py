@@ -133,9 +133,7 @@ def test_a_store_where_a_file_lies_is_refused(tmp_path: Path, monkeypatch: pytes
     assert refused.value.exit_status == 2
 
 
-def test_a_damaged_layout_is_refused_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_a_damaged_layout_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "store.json").write_text("{")
 

@@ -40,3 +40,8 @@ def train(plan: Plan, store: Store) -> dict[str, StageRecord]:
         )
         records |= {record.key: record for record in run_segment(order)}
     return records
+
+
+def bits(record: StageRecord, store: Store) -> list[Any]:
+    """Return all of a stage that must be equal in another run."""
+    return [record.result(), store.read(record.key, "weights.safetensors"), store.read(record.key, "masks.npz")]

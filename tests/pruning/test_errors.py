@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from pruning.choices.axes import Scope, Unit
-from pruning.errors import LONGEST, Refused, RefusedType, RefusedValue, UnknownOption
+from pruning.refused import LONGEST, Refused, RefusedType, RefusedValue, UnknownOption
 
 
 @pytest.mark.parametrize(

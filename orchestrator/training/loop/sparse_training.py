@@ -32,8 +32,8 @@ from orchestrator.workloads.tasks.batch import arguments, moved
 from pruning import MaskSet
 from pruning.choices import axes
 from pruning.dynamics.changing_masks import Dynamics
-from pruning.errors import Refused
 from pruning.measure.macs import WeightMacs, weight_macs
+from pruning.refused import Refused
 
 if TYPE_CHECKING:
     from orchestrator.training.loop.training_job import FitResult, TrainingJob

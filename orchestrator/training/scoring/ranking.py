@@ -32,7 +32,7 @@ from pruning.choices import axes
 from pruning.choices.combining import Choices
 from pruning.dynamics.changing_masks import Dynamics
 from pruning.engine.classes import with_unit_of_class
-from pruning.errors import Refused, UnknownOption
+from pruning.refused import Refused, UnknownOption
 from pruning.selection.selection_groups import Groups, groups_of
 
 SPLIT = "train"

@@ -59,7 +59,7 @@ def report(
     sensitivity = _or_left_out("the sensitivity", lambda: sensitivity_curves(plan, records)) or ()
     figures = draw(plan, records, comparison, read)
     spent = afterwards(info.forecast, plan, records) if info.forecast is not None else ""
-    summary = _or_left_out("the figures of the parent run", lambda: headline(comparison)) or {}
+    summary = _or_left_out(METRICS_FILE, lambda: headline(comparison))
     svgs = {name: formats["svg"] for name, formats in figures.items()}
     contents: dict[str, Callable[[], bytes]] = {
         f"{FOLDER}/report.html": lambda: page(
@@ -70,9 +70,10 @@ def report(
         **({f"{FOLDER}/sensitivity.csv": lambda: plain_files.sensitivity_csv(sensitivity)} if sensitivity else {}),
         **({f"{FOLDER}/windows.csv": lambda: plain_files.windows_csv(comparison)} if comparison.windows else {}),
         f"{FOLDER}/audit.json": lambda: shown_json([asdict(f) for f in findings], indent=1).encode(),
-        METRICS_FILE: lambda: _figures_json(dict(islice(summary.items(), METRICS_SHOWN))),
-        NOTE_FILE: lambda: note(comparison, findings, tuple(figures), len(summary)).encode(),
+        NOTE_FILE: lambda: note(comparison, findings, tuple(figures), len(summary or {})).encode(),
     }
+    if summary is not None:
+        contents[METRICS_FILE] = lambda: _figures_json(dict(islice(summary.items(), METRICS_SHOWN)))
     files = {path: content for path, make in contents.items() if (content := _or_left_out(path, make)) is not None}
     for name, formats in figures.items():
         for suffix, content in formats.items():

@@ -112,7 +112,7 @@ def test_what_is_undecided_fails_unless_it_is_allowed(
     assert "4 limits: 0 pass, 0 fail, 4 undecided." in out
 
 
-def test_a_baseline_that_is_written_anew_keeps_its_margins(gate: Gate, tmp_path: Path) -> None:
+def test_a_baseline_that_is_written_anew_keeps_its_margins(gate: Gate) -> None:
     save("first")
     gate("base.json", "--write-baseline")
     data = json.loads(Path("base.json").read_text())
@@ -123,7 +123,7 @@ def test_a_baseline_that_is_written_anew_keeps_its_margins(gate: Gate, tmp_path:
     assert json.loads(Path("base.json").read_text())["margins"]["test/accuracy"] == 0.07
 
 
-def test_mistakes_and_no_data_are_told_in_a_sentence(gate: Gate, tmp_path: Path) -> None:
+def test_mistakes_and_no_data_are_told_in_a_sentence(gate: Gate) -> None:
     def refused(*arguments: str) -> str:
         status, out, err = gate(*arguments)
         assert (status, out, err.count("\n")) == (2, "", 1)
@@ -148,7 +148,7 @@ def test_mistakes_and_no_data_are_told_in_a_sentence(gate: Gate, tmp_path: Path)
 
 
 @pytest.mark.parametrize("mode", [[], ["--write-baseline"]])
-def test_a_sweep_without_a_baseline_before_it_is_refused(gate: Gate, tmp_path: Path, mode: list[str]) -> None:
+def test_a_sweep_without_a_baseline_before_it_is_refused(gate: Gate, mode: list[str]) -> None:
     save("first")
     status, out, err = gate("first", *mode)
     assert (status, out) == (2, "")
@@ -157,7 +157,7 @@ def test_a_sweep_without_a_baseline_before_it_is_refused(gate: Gate, tmp_path: P
 
 
 @pytest.mark.parametrize("unused", [["--junit", "x"], ["--allow-undecided"]])
-def test_options_that_writing_a_baseline_ignores_are_refused(gate: Gate, tmp_path: Path, unused: list[str]) -> None:
+def test_options_that_writing_a_baseline_ignores_are_refused(gate: Gate, unused: list[str]) -> None:
     save("first")
     said = f"`{unused[0]}` has no effect with --write-baseline, which judges nothing; drop one of them.\n"
     assert gate("base.json", "--write-baseline", *unused) == (2, "", said)

@@ -23,7 +23,7 @@ from orchestrator.training.loop.own_loop import Context
 from orchestrator.workloads.data_loading import OURS
 from pruning import PruningPlan
 from pruning.choices.combining import Choices
-from pruning.errors import RefusedType, RefusedValue
+from pruning.refused import RefusedType, RefusedValue
 
 ROOT = Path(__file__).parents[3]
 HOLE = "\0"

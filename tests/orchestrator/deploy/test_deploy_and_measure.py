@@ -114,7 +114,7 @@ def test_each_figure_is_that_of_its_network(monkeypatch: pytest.MonkeyPatch) -> 
     assert found["speedup_low/8"] > 1
 
 
-def test_a_token_is_timed_as_a_prompt_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_is_timed_as_a_prompt_is() -> None:
     order: Any = SimpleNamespace(cancelled=lambda: False)
     measuring = Measuring(MeasuringFields(seconds=0.01, blocks=3), order, torch.device("cpu"))
 

@@ -13,10 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load
 from small_language_models import BLOCKS, write_gguf, write_text
-from small_trials import composed, planned, train
+from small_trials import bits, composed, planned, train
 from torch import Tensor
 
-from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.work_order import Worker, WorkOrder
 from orchestrator.execution.segment import run_segment
@@ -78,10 +77,6 @@ def test_each_method_prunes_the_linear_layers_of_the_blocks_to_half(folder: Path
                 sizes, kept = dense[name].abs(), weights[name] != 0
                 assert sizes[kept].min() >= sizes[~kept].max()
         assert record.figure("test") > 0
-
-
-def bits(record: StageRecord, store: Store) -> list[Any]:
-    return [record.result(), store.read(record.key, "weights.safetensors"), store.read(record.key, "masks.npz")]
 
 
 def killed_at(moment: int, order: WorkOrder) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load
-from small_trials import composed, planned, train
+from small_trials import bits, composed, planned, train
 
 import pruning
 from orchestrator.core.errors import OrchestratorError
@@ -67,16 +67,12 @@ def asked(name: str, *overrides: str) -> Plan:
     return planned(composed(*SHORT, f"method={name.split()[0].strip(',')}", *ORDERS[name], *overrides))
 
 
-def bits(record: StageRecord, store: Store) -> list[Any]:
-    return [record.result(), store.read(record.key, "weights.safetensors"), store.read(record.key, "masks.npz")]
-
-
 def chain(plan: Plan) -> tuple[StageSpec, ...]:
     often = {part: {"checkpoint_minutes": 1.0} for part in ("train", "finetune")}
     return tuple(replace(plan.stages[key], location=often) for key in plan.trials[0].stages)
 
 
-def interrupted(specs: tuple[StageSpec, ...], store: Store, after: int) -> tuple[StageRecord, list[int]]:
+def interrupted(specs: tuple[StageSpec, ...], store: Store, after: int) -> tuple[StageRecord, list[str]]:
     """Run stages, each attempt interrupted after some blocks or batches; return the record and the checkpoints."""
     reached: list[str] = []
     for _ in range(100):
@@ -95,7 +91,12 @@ def interrupted(specs: tuple[StageSpec, ...], store: Store, after: int) -> tuple
     return store.finished([specs[-1].key])[specs[-1].key], reached
 
 
-@pytest.mark.parametrize("name", [*ORDERS][1:])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "sparsegpt" else ()) for name in ORDERS
+    ],  # 2:4 is its code, too
+)
 def test_an_interrupted_pruning_gives_the_same_bits(name: str, store: Store, tmp_path: Path) -> None:
     specs = chain(asked(name))
     quiet = list(run_segment(WorkOrder(specs, Worker(store))))[-1]

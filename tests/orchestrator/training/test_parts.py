@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from small_trials import planned, small, train
+from small_trials import bits, planned, small, train
 
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
@@ -47,10 +46,6 @@ def run(plan: Plan, key: str, store: Store) -> StageRecord:
     """Run one stage whose inputs are finished."""
     order = WorkOrder((plan.stages[key],), Worker(store, grace=9), lineage=plan.lineage(key))
     return list(run_segment(order))[-1]
-
-
-def bits(record: StageRecord, store: Store) -> list[Any]:
-    return [record.result(), store.read(record.key, "weights.safetensors"), store.read(record.key, "masks.npz")]
 
 
 @pytest.mark.parametrize(

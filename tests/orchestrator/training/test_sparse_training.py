@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load
-from small_trials import composed, planned, train
+from small_trials import bits, composed, planned, train
 
 from orchestrator.config.config_groups import with_own_options
 from orchestrator.core.errors import OrchestratorError
@@ -58,10 +58,6 @@ def pruned(plan: Plan, store: Store) -> StageRecord:
 
 def masks_of(record: StageRecord, store: Store) -> MaskSet:
     return MaskSet.from_bytes(store.read(record.key, "masks.npz"))
-
-
-def bits(record: StageRecord, store: Store) -> list[Any]:
-    return [record.result(), store.read(record.key, "weights.safetensors"), store.read(record.key, "masks.npz")]
 
 
 def chain(plan: Plan) -> tuple[StageSpec, ...]:

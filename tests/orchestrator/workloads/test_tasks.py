@@ -240,11 +240,10 @@ def test_the_loss_is_the_one_that_is_given_then_the_models_then_the_tasks() -> N
     assert task.loss(MODEL, pair) == F.cross_entropy(*pair)
 
 
-def test_a_figure_that_no_record_can_hold_is_not_known() -> None:
-    found = task_building.measured(Regression(), {"loss": 1.0, "rmse": 1e151, "mae": -1e150}).figures
+def test_a_figure_that_no_record_can_hold_is_infinite_with_its_sign() -> None:
+    found = task_building.measured(Regression(), {"loss": -1e150, "rmse": 1e151, "mae": -1e151}).figures
 
-    assert found["rmse"] == math.inf
-    assert found["mae"] == -1e150
+    assert found == {"loss": -1e150, "rmse": math.inf, "mae": -math.inf}
 
 
 def test_soft_labels_are_trained_by_but_not_measured() -> None:

@@ -30,7 +30,6 @@ ERK_5 = {
 CASES = [(LENET_300_100, density, want) for density, want in ERK_300_100.items()] + [
     (LENET_5, density, want) for density, want in ERK_5.items()
 ]
-SHARES = ("uniform", "uniform_plus", "er", "erk")
 
 
 def sizes_of(shapes):

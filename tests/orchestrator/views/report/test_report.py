@@ -637,6 +637,7 @@ def test_no_figure_can_be_drawn_and_the_tables_stand(
     ("part", "path"),
     [
         ("page", "comparison/report.html"),
+        ("headline", "comparison/metrics.json"),
         ("note", "comparison/README.md"),
     ],
 )
