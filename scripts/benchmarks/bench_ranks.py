@@ -11,7 +11,6 @@ start nor end counts. Printed: the median of each, and the median ratio with its
 from __future__ import annotations
 
 import argparse
-import socket
 import statistics
 import sys
 import time
@@ -83,7 +82,7 @@ def ours(name: str, steps: int, data: Data, ranks: Ranks) -> float:
 def measure(rank: int, port: int, given: argparse.Namespace, found: Any) -> None:
     """Time both loops in turn, in one of the processes."""
     torch.set_num_threads(1)
-    store = TCPStore("127.0.0.1", port, None, rank == 0, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
     train, few = images(EXAMPLES), images(8)
     data = Data(train, few, few, (1, 28, 28), 10)
     with joined(Seat(rank, given.processes, port=port), store, CPU) as ranks:
@@ -107,12 +106,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--network", choices=["cnn", "resnet20"], default="cnn")
     given = parser.parse_args()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    leader = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # outlives every rank that waits on it
     with torch.multiprocessing.Manager() as manager:
         found = manager.list()
-        spawn(measure, (port, given, found), nprocs=given.processes)  # type: ignore[no-untyped-call]
+        spawn(measure, (leader.port, given, found), nprocs=given.processes)  # type: ignore[no-untyped-call]
         pairs = [*found]
     hand, own = (1000 * statistics.median(each) for each in zip(*pairs, strict=True))
     ratios = sorted(mine / theirs for theirs, mine in pairs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import sys
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -149,7 +148,7 @@ def outcome(case: Mapping[str, Any], ranks: Processes = ALONE) -> tuple[dict[str
 
 def _work(rank: int, size: int, port: int, folder: str, names: list[str]) -> None:
     torch.set_num_threads(1)
-    store = TCPStore("127.0.0.1", port, None, rank == 0, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
     for name in names:
         seat = Seat(rank, size, port=port, sync_batch_norm=bool(CASES[name].get("sync")))
         with joined(seat, torch.distributed.PrefixStore(name, store), CPU) as ranks:
@@ -176,14 +175,12 @@ def together(size: int, folder: Path) -> dict[str, list[Any]]:
 
     `drawing` is a training with and without an interruption, `said` the errors of functions that make a mistake.
     """
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    leader = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # outlives every rank that waits on it
     names = [*CASES]
     multiprocessing.set_forkserver_preload(["rank_cases", "torch._dynamo"])  # once: takes longer than all trainings
     with patch.dict(os.environ, {"PYTHONPATH": os.pathsep.join(sys.path)}):
         torch.multiprocessing.start_processes(  # type: ignore[no-untyped-call]
-            _work, (size, port, str(folder), names), size, start_method="forkserver"
+            _work, (size, leader.port, str(folder), names), size, start_method="forkserver"
         )
     files = {name: str(place) for place, name in enumerate(names)} | {"drawing": "drawing", "said": "said"}
     return {name: [torch.load(folder / f"{file}.{rank}.pt") for rank in range(size)] for name, file in files.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from functools import partial
 from typing import Any
@@ -36,7 +35,7 @@ def trained(library: str, ranks: Processes) -> tuple[dict[str, torch.Tensor], se
 def _work(rank: int, size: int, port: int, folder: str) -> None:
     torch.set_num_threads(1)
     sys.path.insert(0, folder)
-    store = TCPStore("127.0.0.1", port, None, rank == 0, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
     for library in LIBRARIES:
         with joined(Seat(rank, size, port=port, local_rank=rank), PrefixStore(library, store), CPU) as ranks:
             both = [trained(library, ranks) for _ in range(2)]
@@ -56,11 +55,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for library in LIBRARIES:
         code = shown("trainers-in-several-processes.md", library)
         (folder / f"by_{library}.py").write_text(code.replace('"trainer"', f'"{folder}/trainer"'))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    leader = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # outlives every rank that waits on it
     spawn: Any = torch.multiprocessing.spawn
-    spawn(_work, (2, port, str(folder)), nprocs=2)
+    spawn(_work, (2, leader.port, str(folder)), nprocs=2)
     spawn(_alone, (str(folder),), nprocs=1)
     load = partial(torch.load, weights_only=True)
     ranks = {library: [load(folder / f"{library}.{rank}.pt") for rank in range(2)] for library in LIBRARIES}
