@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from pruning.dependencies.group_finding import dependency_groups as dependency_groups
     from pruning.engine.one_call import commit as commit
     from pruning.engine.one_call import effective_sparsity as effective_sparsity
+    from pruning.engine.one_call import plan as plan
     from pruning.engine.one_call import prune as prune
     from pruning.engine.one_call import sparsity as sparsity
     from pruning.engine.plans import PruningPlan as PruningPlan
-    from pruning.engine.plans import plan as plan
     from pruning.engine.scoring import groups as groups
     from pruning.engine.scoring import inverted as inverted
     from pruning.engine.scoring import shuffle as shuffle
@@ -93,8 +93,8 @@ _HOMES = {
         "dependencies.group_finding": "dependency_groups",
         "dependencies.dependency_groups": "DependencyGroup DependencyGroups",
         "engine.scoring": "groups inverted shuffle",
-        "engine.one_call": "commit effective_sparsity prune sparsity",
-        "engine.plans": "PruningPlan plan",
+        "engine.one_call": "commit effective_sparsity plan prune sparsity",
+        "engine.plans": "PruningPlan",
         "holding.keeper": "MaskKeeper",
         "holding.low_rank": "LowRankUpdates",
         "holding.reparam": "mask_gradients",

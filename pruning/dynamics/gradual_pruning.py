@@ -12,8 +12,7 @@ from torch import nn
 from pruning.choices.axes import Schedule, Scope, Score
 from pruning.choices.combining import Choices
 from pruning.dynamics.changing_masks import Dynamics
-from pruning.engine.one_call import chosen
-from pruning.engine.plans import plan
+from pruning.engine.one_call import chosen, plan
 from pruning.masks.mask_set import MaskSet
 from pruning.refused import RefusedValue
 from pruning.schedule import cubic

@@ -18,7 +18,7 @@ from pruning.choices.axes import Dynamics as Returning
 from pruning.choices.axes import Schedule, Scope, Score
 from pruning.choices.combining import Choices
 from pruning.dynamics.changing_masks import Dynamics, forget
-from pruning.engine.plans import plan
+from pruning.engine.one_call import plan
 from pruning.holding.reparam import mask_
 from pruning.schedule import cubic
 from pruning.selection.selection_groups import groups_of

@@ -1,4 +1,4 @@
-"""`pruning.prune`: prune a network by a published or custom method in one call; plans committed, and their sparsity."""
+"""`pruning.plan` and `pruning.prune`: plan or prune by a published or custom method in one call; plans committed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pruning.choices.axes import Score
 from pruning.choices.combining import Choices
 from pruning.choices.published import PUBLISHED
 from pruning.engine.classes import class_of
-from pruning.engine.plans import PruningPlan, plan
+from pruning.engine.plans import PruningPlan, plan_choices
 from pruning.engine.scoring import options_taken, row_of
 from pruning.holding.parameter import plain_modules, plain_tensors
 from pruning.holding.reparam import held
 from pruning.masks.mask_set import MaskSet
 from pruning.scores.readings.network import Masks, weights_of
-from pruning.scores.readings.scoring_data import Batches, Loss, ScoringInput, Size
+from pruning.scores.readings.scoring_data import Batches, Loss, Remember, ScoringInput, Size
 from pruning.scores.weight_scores import synflow
 
 
@@ -93,14 +93,14 @@ def effective_sparsity(model: nn.Module, batches: Batches = None, *, masks: Mask
 TRAINING_KEYS = ("rounds", "at", "restart", "step", "rates")
 """Keys of a sweep that schedule training between pruning rounds."""
 _TRAINING_KEY_REFUSED = (
-    "`{}` must not be passed to `prune`: it schedules training between rounds, and `prune` prunes once without "
+    "`{}` must not be passed to `plan` or `prune`: it schedules training between rounds, and both prune once without "
     "training; leave it out, train yourself, and call `prune` again with the next `sparsity`."
 )
 AXES = [each.name for each in fields(Choices) if each.name not in ("score", "repair", "select", "arguments")]
 """Choices whose fields may be passed directly as options."""
 
 
-def prune(  # nine parameters: those of `plan`, which this call of the engine stands for
+def plan(  # thirteen parameters: the data of a score, each of which a caller may leave out, are arguments of their own
     model: nn.Module,
     method: str | Choices | type | Callable[..., Any] = "magnitude",
     *,
@@ -110,16 +110,75 @@ def prune(  # nine parameters: those of `plan`, which this call of the engine st
     size: Size = None,
     generator: torch.Generator | None = None,
     parameters: Iterable[str] | None = None,
+    masks: Masks | None = None,
     example: Any = None,
+    remember: Remember = None,
     **options: Any,
 ) -> PruningPlan:
-    """Prune a network in place by a method, and return the plan that was applied.
+    """Plan the pruning of a network by a method, without changing the network; `commit` applies the plan.
 
-        pruning.prune(model, "snip", sparsity=0.9, batches=[(images, labels)], loss=loss)
-        pruning.prune(model, "grasp", sparsity=0.9, batches=batches, loss=loss, temperature=1)
-        pruning.prune(model, "magnitude", sparsity=0.9, scope="global", min_kept=10)
-        pruning.prune(model, "n_m", n=1, m=4)
-        pruning.prune(model, "magnitude", sparsity=0.5, unit="group", budget="macs", example=images)
+        pruning.plan(model, "snip", sparsity=0.9, batches=[(images, labels)], loss=loss)
+        pruning.plan(model, "grasp", sparsity=0.9, batches=batches, loss=loss, temperature=1)
+        pruning.plan(model, "magnitude", sparsity=0.9, scope="global", min_kept=10)
+        pruning.plan(model, "n_m", n=1, m=4)
+        pruning.plan(model, "magnitude", sparsity=0.5, unit="group", budget="macs", example=images)
+
+    With n inner re-scorings from density d0 to d, the density after re-scoring t is d0 (d / d0)^(t/n). Each re-scoring
+    scores the network under the masks so far, on an equal share of the batches (on one batch in turn if there are fewer
+    batches than re-scorings).
+
+    Args:
+        model: plain, or pruned before; only survivors are pruned further, unless the dynamics let entries return.
+        method: a name of `pruning.PUBLISHED`; `Choices`; a subclass of `BasePruningMethod`; or a custom score, a
+            function `(model, batches, loss, **_) -> {name: tensor}`.
+        sparsity: fraction of all units pruned in the end, including units pruned before; None if the method sets it.
+        batches: iterable of batches that `loss` takes, read once into a list; None if the score reads no data.
+        loss: (model, batch) -> mean loss of the batch; None if the score needs no loss.
+        size: (batch) -> weight of the batch; None: length of the batch's first tensor.
+        generator: source of random draws; None: torch's default generator.
+        parameters: names of the parameters to prune; None: as in `groups`. For dependency groups: weights whose outputs
+            may be removed.
+        masks: name -> tensor, nonzero where an entry is kept so far; in addition to the masks of the model.
+        example: input of the network, a batch of 2 or more; for dependency groups.
+        remember: (key, make) -> the result of `make()`, name -> tensor, or an equal one from an earlier plan with an
+            equal key, network, masks and batches, at any sparsity. Wanda asks it for the norms of its inputs. With
+            several re-scorings, whose masks and batches differ, it is not called.
+        options: any of the seven choices, as an object, the name of its kind, or a dict of fields to change; options
+            of the score (or arguments of the class), such as `temperature`; if the method is a score, also a field
+            that only one choice has, such as `inner`.
+
+    Raises:
+        ValueError: the method is unknown, lacks something it needs, or cannot reach the sparsity; a unit does not
+            divide a tensor; `options` contain a key of training, such as `rounds`; or a weight has no values (on the
+            meta device).
+        TypeError: `batches` is no iterable, or `generator` is no torch.Generator.
+    """
+    choices = chosen(method, options)
+    if sparsity is not None:
+        choices = replace(choices, schedule=replace(choices.schedule, sparsity=sparsity))
+    names = None if parameters is None else [*parameters]
+    given = ScoringInput(model, _listed(batches), loss, size, dict(masks or {}), generator, names, remember)
+    return plan_choices(choices, given, example)
+
+
+def prune(  # the parameters of `plan`
+    model: nn.Module,
+    method: str | Choices | type | Callable[..., Any] = "magnitude",
+    *,
+    sparsity: float | None = None,
+    batches: Batches = None,
+    loss: Loss = None,
+    size: Size = None,
+    generator: torch.Generator | None = None,
+    parameters: Iterable[str] | None = None,
+    masks: Masks | None = None,
+    example: Any = None,
+    remember: Remember = None,
+    **options: Any,
+) -> PruningPlan:
+    """Prune a network in place by a method, and return the plan that was applied: `plan`, then `commit`.
+
+        pruning.prune(model, "magnitude", sparsity=0.9, scope="global")
 
     The caller trains between rounds and rewinds weights: call `prune` again with the next sparsity. Only masked entries
     count as pruned. Weights that are 0 without a mask, for example after `remove_all`, are ranked like all others. A
@@ -128,23 +187,14 @@ def prune(  # nine parameters: those of `plan`, which this call of the engine st
     Args:
         model: plain, or pruned before. Afterwards its parameters are stored as by `torch.nn.utils.prune`; `remove_all`
             makes the pruning permanent.
-        method: a name of `pruning.PUBLISHED`; `Choices`; a subclass of `BasePruningMethod`; or a custom score, a
-            function `(model, batches, loss, **_) -> {name: tensor}`.
-        sparsity: fraction of all units pruned in the end, including units pruned before; None if the method sets it.
-        batches, loss, size, generator, parameters, example: see `plan`.
-        options: any of the seven choices, as an object, the name of its kind, or a dict of fields to change; options
-            of the score (or arguments of the class), such as `temperature`; if the method is a score, also a field
-            that only one choice has, such as `inner`.
+        method, sparsity, batches, loss, size, generator, parameters, masks, example, remember, options: see `plan`.
 
     Raises:
-        ValueError: the method is unknown, lacks something it needs, or cannot reach the sparsity; `options` contain a
-            key of training, such as `rounds`; or a weight has no values (on the meta device). Nothing is changed.
+        ValueError, TypeError: as in `plan`; nothing is changed.
     """
-    choices = chosen(method, options)
-    if sparsity is not None:
-        choices = replace(choices, schedule=replace(choices.schedule, sparsity=sparsity))
     data: dict[str, Any] = {"batches": batches, "loss": loss, "size": size, "generator": generator}
-    decided = plan(model, choices, **data, parameters=parameters, example=example)
+    more: dict[str, Any] = {"parameters": parameters, "masks": masks, "example": example, "remember": remember}
+    decided = plan(model, method, sparsity=sparsity, **data, **more, **options)
     commit(model, decided)
     if dead := decided.details["dead"]:
         warnings.warn(
@@ -156,7 +206,7 @@ def prune(  # nine parameters: those of `plan`, which this call of the engine st
 
 
 def chosen(method: str | Choices | type | Callable[..., Any], options: Mapping[str, Any] | None = None) -> Choices:
-    """Return the choices of a method, changed by `options`; see `prune`."""
+    """Return the choices of a method, changed by `options`; see `plan`."""
     choices, given = _choices_of(method), dict(options or {})
     score = _changed(choices.score, given.pop("score", {}), {})
     repair = _changed(choices.repair, given.pop("repair", {}), {})
@@ -230,3 +280,16 @@ def _changed(choice: Any, given: Any, single: Mapping[str, Any]) -> Any:
         return replace(type(choice)(), kind=given, **single)
     a_kind = "the name of its kind, " if "kind" in names else ""
     raise ValueError(f"`{title.lower()}` (={given!r}) must be a {title}, {a_kind}or a dict of its fields.")
+
+
+def _listed(batches: Batches) -> list[Any] | None:
+    if batches is None:
+        return None
+    try:
+        read = iter(batches)
+    except TypeError as error:
+        raise TypeError(
+            f"`batches` (={batches!r}) must be an iterable of batches for `loss`, not {type(batches).__name__}; pass a "
+            "list such as [(inputs, labels)]."
+        ) from error
+    return list(read)

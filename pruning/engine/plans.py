@@ -1,14 +1,13 @@
-"""`pruning.plan`: decide what to prune and return a plan as plain data; the network is not changed."""
+"""Plans of a pruning: what a method decides, as plain data; the network is not changed."""
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
-import torch
 from torch import Tensor, nn
 
 from pruning.catalogue.allocations import ALLOCATIONS
@@ -50,7 +49,7 @@ from pruning.refused import RefusedValue
 from pruning.schedule import targets
 from pruning.scores.curvature import FisherMatrix, fisher_matrix
 from pruning.scores.readings.network import Masks, weights_of
-from pruning.scores.readings.scoring_data import Batches, Loss, Remember, ScoringInput, Size
+from pruning.scores.readings.scoring_data import ScoringInput
 from pruning.selection.allocation import allocate
 from pruning.selection.selection_groups import Groups, select
 
@@ -74,45 +73,8 @@ class PruningPlan:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
-def plan(  # ten parameters: the data of a score, each of which a caller may leave out, are arguments of their own
-    model: nn.Module,
-    choices: Choices,
-    *,
-    batches: Batches = None,
-    loss: Loss = None,
-    size: Size = None,
-    generator: torch.Generator | None = None,
-    parameters: Iterable[str] | None = None,
-    masks: Masks | None = None,
-    example: Any = None,
-    remember: Remember = None,
-) -> PruningPlan:
-    """Plan the pruning of a network to `choices.schedule.sparsity`, without changing the network.
-
-    With n inner re-scorings from density d0 to d, the density after re-scoring t is d0 (d / d0)^(t/n). Each re-scoring
-    scores the network under the masks so far, on an equal share of the batches (on one batch in turn if there are fewer
-    batches than re-scorings).
-
-    Args:
-        model: plain, or pruned before; only survivors are pruned further, unless the dynamics let entries return.
-        choices: score, unit, scope, schedule, dynamics, repair and control.
-        batches: iterable of batches that `loss` takes, read once into a list; None if the score reads no data.
-        loss: (model, batch) -> mean loss of the batch; None if the score needs no loss.
-        size: (batch) -> weight of the batch; None: length of the batch's first tensor.
-        generator: source of random draws; None: torch's default generator.
-        parameters: names of the parameters to prune; None: as in `groups`. For dependency groups: weights whose outputs
-            may be removed.
-        masks: name -> tensor, nonzero where an entry is kept so far; in addition to the masks of the model.
-        example: input of the network, a batch of 2 or more; for dependency groups.
-        remember: (key, make) -> the result of `make()`, name -> tensor, or an equal one from an earlier plan with an
-            equal key, network, masks and batches, at any sparsity. Wanda asks it for the norms of its inputs. With
-            several re-scorings, whose masks and batches differ, it is not called.
-
-    Raises:
-        ValueError: a score lacks something it needs, a unit does not divide a tensor, a target cannot be reached, or a
-            weight has no values (on the meta device).
-        TypeError: `batches` is no iterable, or `generator` is no torch.Generator.
-    """
+def plan_choices(choices: Choices, given: ScoringInput, example: Any) -> PruningPlan:
+    """Plan the pruning of a network to `choices.schedule.sparsity`, as `pruning.plan` does for a call."""
     choices = with_unit_of_class(choices)
     if choices.dynamics.row.in_training:
         raise RefusedValue("dynamics.kind", choices.dynamics.kind).because(
@@ -121,13 +83,11 @@ def plan(  # ten parameters: the data of a score, each of which a caller may lea
         )
     if choices.schedule.order == "sequential":
         raise no_plan(choices.score)
-    names = None if parameters is None else [*parameters]
-    given = ScoringInput(model, _listed(batches), loss, size, dict(masks or {}), generator, names, remember)
     return (_in_turns if choices.unit.parts else _planned)(choices, given, example)
 
 
 def _planned(choices: Choices, given: ScoringInput, example: Any, *, alone: bool = False) -> PruningPlan:
-    """Plan the pruning of one unit as `plan` does; `alone` counts costs as if no other unit had been removed."""
+    """Plan the pruning of one unit, as `plan_choices`; `alone` counts costs as if no other unit had been removed."""
     choices = replace(choices, score=score_for(choices.score, choices.unit.kind))
     given = replace(given, parameters=names_to_score(given.model, choices.score, given.parameters))
     cut, before = _cut(choices, given, example, alone=alone)
@@ -198,19 +158,6 @@ def _cut(choices: Choices, given: ScoringInput, example: Any, *, alone: bool = F
         check_channels(choices.score, cut, inputs_first(weights))
     names = cut.sizes if isinstance(cut, Groups) else cut.parameters
     return cut, {n: kept.cpu() for n in names if (kept := weights[n].kept) is not None}
-
-
-def _listed(batches: Batches) -> list[Any] | None:
-    if batches is None:
-        return None
-    try:
-        read = iter(batches)
-    except TypeError as error:
-        raise TypeError(
-            f"`batches` (={batches!r}) must be an iterable of batches for `loss`, not {type(batches).__name__}; pass a "
-            "list such as [(inputs, labels)]."
-        ) from error
-    return list(read)
 
 
 class _Session(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -507,7 +508,7 @@ def test_what_cannot_be_done_is_refused_and_nothing_changed(method, given, said)
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"rounds": 3}, "`rounds` must not be passed to `prune`: it schedules"),
+        ({"rounds": 3}, "`rounds` must not be passed to `plan` or `prune`: it schedules"),
         ({"at": "start"}, "`at` must not be passed"),
         ({"schedule": {"rounds": 2}}, "`rounds` must not be passed"),
         ({"schedule": {"sparsty": 0.5}}, "`schedule` has no field 'sparsty'; its fields are sparsity, inner"),
@@ -770,3 +771,24 @@ def test_a_module_and_a_name_are_answered_by_the_qualified_name():
         pruning.prune(model, "magnitude", sparsity=0.5, parameters=[(model.fc2, "weight")])
     with pytest.raises(TypeError, match=r"\(with a Parameter\) must hold names .* such as 'fc1.weight'"):
         pruning.prune(model, "magnitude", sparsity=0.5, parameters=[model.fc2.weight])
+
+
+def test_plan_takes_the_call_of_prune_and_commit_applies_it():
+    model, other = Golden(), Golden()
+    other.load_state_dict(model.state_dict())
+    assert inspect.signature(pruning.plan) == inspect.signature(pruning.prune)
+    plan = pruning.plan(model, "magnitude", sparsity=0.5, scope="global", min_kept=2)
+    assert not pruning.is_pruned(model)
+    pruning.commit(model, plan)
+    assert pruning.prune(other, "magnitude", sparsity=0.5, scope="global", min_kept=2).masks == plan.masks
+    assert pruning.MaskSet.collect(model) == plan.masks
+
+
+def test_prune_takes_further_masks_as_plan_does():
+    model = Golden()
+    name, shape = next((name, mask.shape) for name, mask in pruning.plan(model, sparsity=0.5).masks.items())
+    first = torch.ones(shape)
+    first[0] = 0
+    found = pruning.prune(model, sparsity=0.5, masks={name: first}).masks
+    assert found == pruning.plan(Golden(), sparsity=0.5, masks={name: first}).masks
+    assert not found[name][0].any()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from pruning.choices.axes import Schedule, Score, Unit
 from pruning.choices.combining import Choices
-from pruning.engine.plans import plan
+from pruning.engine.one_call import plan
 from pruning.scores import activation, bn_scale, fpgm, wanda
 
 

@@ -14,7 +14,7 @@ import pruning
 from pruning.catalogue.scores import SCORES
 from pruning.choices.axes import Schedule, Score, Unit
 from pruning.choices.combining import Choices
-from pruning.engine.plans import plan
+from pruning.engine.one_call import plan
 from pruning.scores import block_influence, left_out
 
 pytest.importorskip("transformers")
