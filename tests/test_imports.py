@@ -229,3 +229,12 @@ def test_the_driver_reaches_no_torch(module: str) -> None:
 
     assert f"orchestrator.{module}" in below, "the module has another name"
     assert not [ours for ours, names in heavy.items() if "torch" in {name.split(".")[0] for name in names}]
+
+
+def test_the_process_that_writes_to_mlflow_begins_without_configurations_and_tables() -> None:
+    reaches = reached("orchestrator.views.tracking.view_writer")
+
+    assert not [
+        ours for ours in reaches if "omegaconf" in {name.split(".")[0] for name in imports(ours, top_level=True)}
+    ]
+    assert "orchestrator.views.report.tables" not in reaches

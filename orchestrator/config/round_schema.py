@@ -17,8 +17,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
-from omegaconf import OmegaConf
-
 from orchestrator.config.key_rules import key
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.redact import redact
@@ -147,6 +145,8 @@ def with_densities(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _read(said: str, name: str) -> dict[float, dict[str, float]]:
     """Return the densities of a file by sparsity."""
+    from omegaconf import OmegaConf  # a tenth of a second, which MLflow's writer spares
+
     try:
         found = OmegaConf.to_container(OmegaConf.load(os.path.expanduser(name)))
     except Exception as error:  # a parser may raise anything

@@ -10,13 +10,14 @@ from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.redact import html
 from orchestrator.core.specs import Plan
+from orchestrator.planning.configuration_text import as_yaml
 from orchestrator.planning.number_formats import counted, whole_number
 from orchestrator.views.report import tables
 from orchestrator.views.report.columns import COLUMNS, NARROW, Column, blocks, folded, narrow
 from orchestrator.views.report.figures import figure_data
 from orchestrator.views.report.figures.figure_table import FIGURES
 from orchestrator.views.report.table import ROWS, Table, typeset
-from orchestrator.views.report.tables import as_yaml, pair_table
+from orchestrator.views.report.tables import pair_table
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --quiet: #595959; --page: #fff; --block: #f6f6f6; --rule: #e3e3e3;

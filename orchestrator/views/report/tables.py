@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import exp
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from orchestrator.compare.audit.compared_points import unlearned_text
 from orchestrator.compare.audit.rule import Finding
@@ -16,7 +16,7 @@ from orchestrator.compare.statistics import LEVEL, Estimate, has_spread, paired_
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord
-from orchestrator.core.redact import html, shown, shown_tree
+from orchestrator.core.redact import html, shown
 from orchestrator.core.specs import Plan
 from orchestrator.planning.forecast import afterwards
 from orchestrator.planning.number_formats import counted, duration, in_points, percent, ratio, whole_number
@@ -423,11 +423,3 @@ def failure_notes(comparison: Comparison) -> Iterator[str]:
         yield f"  {first}{f' and {len(others)} more' if others else ''}: {reason}"
     if len(reasons) > FAILURES_LISTED:
         yield f"  and {len(reasons) - FAILURES_LISTED} more reasons"
-
-
-def as_yaml(data: Any) -> bytes:
-    """Return `data` as YAML in its own order, with secrets redacted and texts safe to display."""
-    import yaml
-
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    return str(yaml.dump(shown_tree(data), Dumper=dumper, sort_keys=False, allow_unicode=True)).encode()

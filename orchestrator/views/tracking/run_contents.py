@@ -23,8 +23,8 @@ from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.redact import html, markdown, shown, shown_json
 from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.core.stage_kinds import KINDS
+from orchestrator.planning.configuration_text import as_yaml
 from orchestrator.planning.number_formats import in_points, whole_number
-from orchestrator.views.report.tables import as_yaml
 from orchestrator.views.tracking.view_database import links, saved_views
 
 ROW, CELL, LETTER = 22, 74, 6.6
