@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pruning.dynamics.mask_history import MaskHistory, MaskUpdate
 from pruning.holding.keeper import MaskKeeper
-from pruning.holding.parameter import place, pruned_names, unwrapped
+from pruning.holding.parameter import check_prunable, outside_inference_mode, place, pruned_names, unwrapped
 from pruning.holding.reparam import mask_
 from pruning.masks.mask_set import MaskSet
 from pruning.schedule import step_of
@@ -34,8 +34,8 @@ def aliases_of(model: nn.Module, masks: Mapping[str, Tensor], optimizer: Optimiz
     """Return further name of a tied parameter -> its first name; check that masks fit, and that one optimizer trains.
 
     Raises:
-        ValueError: a parameter is missing, has another shape, is pruned by hooks, is tied to one with another mask, is
-            trained by another optimizer, or has changing masks already.
+        ValueError: a parameter is missing, has another shape, holds no floats, is pruned by hooks, is tied to one with
+            another mask, is trained by another optimizer, or has changing masks already.
     """
     own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     taken = {id(other.parameter(name)): other for other in attached_to(optimizer) for name in other.kept}
@@ -48,6 +48,7 @@ def aliases_of(model: nn.Module, masks: Mapping[str, Tensor], optimizer: Optimiz
                 f"`{name}` is pruned by hooks; take its masks by MaskSet.collect, and call remove_all first."
             )
         parameter = module.get_parameter(leaf)
+        check_prunable(name, parameter)
         other = first.setdefault(id(parameter), name)
         if other != name:
             if not torch.equal(mask != 0, masks[other] != 0):
@@ -150,6 +151,7 @@ class Dynamics:
 
     # --- used in a training ---
 
+    @outside_inference_mode()
     def attach(
         self,
         model: nn.Module,
@@ -272,6 +274,7 @@ class Dynamics:
             "own": self.own_state(),
         }
 
+    @outside_inference_mode()
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a state, after the network and the optimizer were restored to the same step.
 

@@ -19,6 +19,7 @@ from pruning.choices.axes import Schedule, Scope, Score
 from pruning.choices.combining import Choices
 from pruning.dynamics.changing_masks import Dynamics, forget
 from pruning.engine.one_call import plan
+from pruning.holding.parameter import check_prunable
 from pruning.holding.reparam import mask_
 from pruning.schedule import cubic
 from pruning.selection.selection_groups import groups_of
@@ -39,6 +40,7 @@ class _TrainedScores(Dynamics):
         self.scores, self.aside = {}, {}
         for name, kept in self.kept.items():
             weight = self.parameter(name).detach()
+            check_prunable(name, weight, reader=f"{self}, which trains scores")
             self.scores[name] = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
             self.aside[name] = weight.masked_fill(kept, 0)
             mask_(weight, kept)

@@ -42,7 +42,7 @@ from pruning.engine.scoring import (
     share,
     shuffle,
 )
-from pruning.holding.parameter import check_has_values, pruned_names
+from pruning.holding.parameter import check_has_values, check_prunable, pruned_names
 from pruning.holding.reparam import stored
 from pruning.masks.mask_set import MaskSet
 from pruning.refused import RefusedValue
@@ -143,6 +143,8 @@ def _reached_by_first(choices: Choices, given: ScoringInput, example: Any, asked
 def _cut(choices: Choices, given: ScoringInput, example: Any, *, alone: bool = False) -> tuple[Cut, dict[str, Tensor]]:
     """Return the units, and name -> mask so far of each pruned tensor that has a mask; bool on the CPU."""
     cut: Cut
+    for name, weight in given.weights().items():
+        check_prunable(name, weight.parameter, reader="dependency groups" if choices.unit.spans else "")
     if choices.unit.spans:
         cut = groups_of_weights(given.model, choices, example, given.parameters)
         weights = weights_of(given.model, given.masks, cut.parameters)

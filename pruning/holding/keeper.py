@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from pruning.holding.parameter import place
+from pruning.holding.parameter import check_prunable, outside_inference_mode, place
 from pruning.holding.reparam import mask_, masked
 
 Gradients: TypeAlias = Literal["masked", "dense"]
@@ -36,7 +36,8 @@ class MaskKeeper:
         gradients: "masked"; or "dense" for a method that reads the gradients of pruned entries.
 
     Raises:
-        ValueError: a parameter is missing or has another shape; the message names it, and nothing is changed.
+        ValueError: a parameter is missing, has another shape or holds no floats; the message names it, and nothing is
+            changed.
     """
 
     def __init__(self, model: nn.Module, masks: Mapping[str, Tensor], gradients: Gradients = "masked") -> None:
@@ -44,6 +45,8 @@ class MaskKeeper:
             raise ValueError(f"`gradients` (={gradients!r}) must be 'masked' or 'dense'.")
         places = [place(model, name, mask.shape) for name, mask in masks.items()]
         parameters = [module.get_parameter(leaf) for module, leaf in places]
+        for name, parameter in zip(masks, parameters, strict=True):
+            check_prunable(name, parameter)
         wanted: dict[nn.Parameter, Tensor] = {}
         for parameter, mask in zip(parameters, masks.values(), strict=True):
             wanted[parameter] = wanted[parameter] & (mask != 0) if parameter in wanted else mask != 0
@@ -116,8 +119,9 @@ class _Mask:
         If gradients are masked, hook the gradient of a trained parameter, also if it was frozen before.
         """
         entries = self.entries
-        if entries.dtype != parameter.dtype or entries.device != parameter.device:
-            self.entries = torch.empty_like(parameter.detach()).copy_(entries)
+        if entries.dtype != parameter.dtype or entries.device != parameter.device or entries.is_inference():
+            with outside_inference_mode():
+                self.entries = torch.empty_like(parameter.detach()).copy_(entries)
         if not masks_gradients or not parameter.requires_grad:
             return
         hooks = parameter._post_accumulate_grad_hooks

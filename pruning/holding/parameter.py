@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeGuard, cast
@@ -14,6 +14,13 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from pruning.holding.reparam import Reparam, make_live, make_plain, mask_name, masked, orig_name, stored
+
+
+@contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """Make tensors that can be trained with, also inside of `torch.inference_mode`; a context and a decorator."""
+    with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
+        yield
 
 
 @dataclass
@@ -72,6 +79,7 @@ class ModuleParameter:
         """Return a copy of the mask so far, ones if there is none, to change in place."""
         return torch.ones_like(self.orig.detach()) if self.mask is None else self.mask.detach().clone()
 
+    @outside_inference_mode()
     def hold(self, hook: Any, mask: Tensor, own: Callable[[nn.Module], Tensor] | None = None) -> None:
         """Apply `mask`, and replace the earlier hook by `hook`; the module is not changed before this call.
 
@@ -79,6 +87,7 @@ class ModuleParameter:
         is the `apply_mask` of a subclass that overrides it.
         """
         module, name = self.module, self.name
+        mask = mask.clone() if mask.is_inference() else mask
         reparam = getattr(self.hook, "_reparam", None) or Reparam(name)
         if self.key is not None:
             self.hook._reparam = None  # the earlier hook may become one method of a container
@@ -95,6 +104,7 @@ class ModuleParameter:
         reparam.trust(mask)
         reparam.refresh(module)
 
+    @outside_inference_mode()
     def release(self) -> None:
         """Remove everything that `hold` added, and keep the values that `name` reads."""
         if self.key is None or self.mask is None:
@@ -245,6 +255,31 @@ def check_has_values(name: str, tensor: Tensor) -> None:
         raise ValueError(
             f"`{name}` is on the meta device and has no values; load values first, for example with "
             "`model.load_state_dict(state, assign=True)`."
+        )
+
+
+PRUNABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+"""Dtypes of weights whose magnitudes and zeros mean what the network computes with."""
+
+
+def check_prunable(name: str, tensor: Tensor, *, reader: str = "") -> None:
+    """Raise `ValueError` if a tensor's numbers cannot be pruned, for example codes of a quantised weight.
+
+    Args:
+        name: name of the tensor, for the error.
+        tensor: the tensor.
+        reader: what computes with real numbers only; "" if complex ones may be pruned.
+    """
+    if tensor.dtype not in PRUNABLE:
+        raise ValueError(
+            f"`{name}` (of {tensor.dtype}) cannot be pruned: it must hold floats of at least 16 bits, or complex "
+            "numbers of at least 64, because the 0 of a quantised or packed number need not stand for 0; prune before "
+            "the network is quantised, or leave this tensor out."
+        )
+    if reader and tensor.is_complex():
+        raise ValueError(
+            f"`{name}` (of {tensor.dtype}) must hold real numbers for {reader}; prune it by 'magnitude', 'lamp', "
+            "'random' or a mask, or leave this tensor out."
         )
 
 

@@ -142,7 +142,12 @@ def stored(module: nn.Module, name: str) -> tuple[Tensor, Tensor]:
     try:
         return cast(Tensor, module._parameters[name + "_orig"]), cast(Tensor, module._buffers[name + "_mask"])
     except KeyError:  # a replica of `nn.DataParallel` stores both as plain attributes
-        return getattr(module, orig_name(name)), getattr(module, mask_name(name))
+        if hasattr(module, orig_name(name)) and hasattr(module, mask_name(name)):
+            return getattr(module, orig_name(name)), getattr(module, mask_name(name))
+        raise RuntimeError(
+            f"`{orig_name(name)}` and `{mask_name(name)}` of {type(module).__name__} are missing: the module took the "
+            "hooks of a pruned one, as quantised modules do; call pruning.remove_all(model) before you convert it."
+        ) from None
 
 
 class Reparam:

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from pruning.holding.parameter import (
     ModuleParameter,
     check_has_values,
+    check_prunable,
+    outside_inference_mode,
     place,
     plain_modules,
     plain_parameters,
@@ -68,7 +70,8 @@ class MaskSet(Mapping[str, Tensor]):
             replace: replace earlier masks, so that entries may return with their stored values.
 
         Raises:
-            ValueError: a parameter is missing or has another shape; the message names it, and nothing is changed.
+            ValueError: a parameter is missing, has another shape or holds no floats, as a quantised one; the message
+                names it, and nothing is changed.
         """
         masks: dict[tuple[nn.Module, str], Tensor] = {}
         wanted: dict[Tensor, Tensor] = {}
@@ -78,6 +81,7 @@ class MaskSet(Mapping[str, Tensor]):
                 orig = ModuleParameter.of(module, leaf).orig
             except (AttributeError, ValueError) as error:
                 raise ValueError(f"`{name}` cannot be pruned: {error}") from error
+            check_prunable(name, orig)
             wanted[orig] = wanted[orig] & mask if orig in wanted else mask
         for module in model.modules():
             masks |= {(module, name): wanted[each] for name, each in plain_parameters(module) if each in wanted}
@@ -242,6 +246,7 @@ class MaskSet(Mapping[str, Tensor]):
         return loaded
 
 
+@outside_inference_mode()
 def _copied(mask: Tensor) -> Tensor:
     return mask.detach().to("cpu", torch.bool, copy=True, memory_format=torch.contiguous_format)
 

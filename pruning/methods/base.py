@@ -12,7 +12,13 @@ import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
 from pruning.holding.copies import restored_on_error
-from pruning.holding.parameter import ModuleParameter, check_generator, check_same_shape, is_pruning_hook
+from pruning.holding.parameter import (
+    ModuleParameter,
+    check_generator,
+    check_prunable,
+    check_same_shape,
+    is_pruning_hook,
+)
 from pruning.holding.reparam import Reparam, held, mask_name, masked, orig_name
 from pruning.selection.channel_masks import alive_channels, check_dim
 
@@ -185,6 +191,14 @@ class BasePruningMethod(ABC):
     _tensor_name: str | None = None
     _reparam: Reparam | None = None
 
+    @property
+    def __name__(self) -> str:
+        """Name of a hook, which `torch.jit.script` reads first; raises AttributeError."""
+        raise AttributeError(
+            f"`{type(self).__name__}` (the pruning hook of {self._tensor_name!r}) cannot be compiled by "
+            "torch.jit.script; call pruning.remove_all(model) first."
+        )
+
     def __call__(self, module: nn.Module, _inputs: object) -> None:
         """Update `module.name` before a forward."""
         # A forward that was running when a later round began still calls the hook of the earlier round.
@@ -229,9 +243,11 @@ class BasePruningMethod(ABC):
 
         Raises:
             AttributeError: `module` has no parameter `name`.
-            ValueError: scores have another shape or are NaN, or an int amount is larger than the number of survivors.
+            ValueError: scores have another shape or are NaN, an int amount is larger than the number of survivors, or
+                the parameter holds no floats, as a quantised one.
         """
         parameter = ModuleParameter.of(module, name)
+        check_prunable(parameter.label, parameter.orig)
         method = cls(*args, **kwargs)
         method._tensor_name = name
         (hook,) = commit([(method, parameter, next_mask(method, parameter, importance_scores, generator))])
@@ -261,6 +277,7 @@ class BasePruningMethod(ABC):
         Raises:
             ValueError: `importance_scores` have another shape than `t`.
         """
+        check_prunable("t", t)
         scores = t if importance_scores is None else importance_scores
         check_same_shape(scores, t, "t")
         mask = torch.ones_like(t) if default_mask is None else default_mask

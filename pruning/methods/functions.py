@@ -24,6 +24,7 @@ from pruning.choices.axes import Amount, resolve_amount
 from pruning.holding.parameter import (
     ModuleParameter,
     check_has_values,
+    check_prunable,
     check_same_shape,
     drop_vacated,
     is_pruning_hook,
@@ -338,6 +339,7 @@ def _gather(parameters: Iterable[tuple[nn.Module, str]], importance_scores: Scor
     tied_parameters: dict[int, _TiedParameter] = {}
     for module, name in pairs:
         place = ModuleParameter.of(module, name)
+        check_prunable(place.label, place.orig)
         scores = given.get((module, name))
         if scores is not None:
             check_same_shape(scores, place.orig, place.label)

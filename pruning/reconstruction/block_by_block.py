@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from pruning.catalogue.reconstructions import RECONSTRUCTIONS
-from pruning.holding.parameter import hooked
+from pruning.holding.parameter import check_prunable, hooked
 from pruning.masks.mask_set import MaskSet
 from pruning.measure.macs import eagerly, in_mode
 from pruning.reconstruction.block_calls import Batch, BlockCalls, call_model, without_key_caches
@@ -46,7 +46,7 @@ class LayerReport:
         block: name of the block.
         sparsity: fraction of the layer's entries that is 0.
         error: mean squared change of the outputs on calibration data, as a fraction of the outputs' mean square; NaN if
-            no example reached the layer.
+            no example reached the layer, or if the inputs of a layer pruned by magnitude are no numbers.
         rows: number of input vectors that the statistics have; 0 if no example reached the layer.
         seconds: time for choosing the mask and the weights.
     """
@@ -133,9 +133,12 @@ def layerwise(  # sixteen parameters: one call prunes a network from files to fi
         raise ValueError(f"`dtype` (={dtype}) must be torch.float32 or torch.float64.")
     parts = parts_of(model, blocks, parameters)
     weights = {name: layer for part in parts for name, layer in part.layers.items()}
+    for name, layer in weights.items():
+        check_prunable(name, layer.get_parameter("weight"), reader="layerwise pruning")
     targets = _targets(method, weights, sparsity, n, m, masks)
     before = _checked_masks(weights, masks or {})
-    run = _BlockwiseRun(solve, targets, before, dtype, done or Layerwise(MaskSet({}), {}))
+    reads_data = callable(method) or RECONSTRUCTIONS[method].reads_data
+    run = _BlockwiseRun(solve, targets, before, dtype, done or Layerwise(MaskSet({}), {}), reads_data)
     run.require_done(weights)
     run.streamed = _streamed(model, parts, listed, offload, output, run.done_blocks(parts))
     loaded = run.streamed.streaming(parts) if run.streamed else nullcontext()
@@ -284,6 +287,7 @@ class _BlockwiseRun:
     masks: Mapping[str, Tensor]
     dtype: torch.dtype
     result: Layerwise
+    reads_data: bool = True
     streamed: StreamedWeights | None = None
     has_told: bool = False
 
@@ -371,7 +375,7 @@ class _BlockwiseRun:
         groups, _, width = rows.shape
         statistics = statistics or InputStatistics(self.dtype)
         hessians = statistics.hessian(width, groups, rows)
-        if not bool(hessians.isfinite().all()):
+        if self.reads_data and not bool(hessians.isfinite().all()):
             raise ValueError("the statistics of its inputs are infinite or NaN; check the data and the network.")
         problems = _problems(rows, hessians, kept, self.targets[name])
         solved = [_solution(self.solve, problem) for problem in problems]

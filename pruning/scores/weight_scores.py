@@ -108,7 +108,8 @@ def fpgm(
 
 
 def _distances(value: Tensor, dim: int) -> Tensor:
-    filters = value.movedim(check_dim(value, dim), 0).flatten(1).to(torch.float64)
+    filters = value.movedim(check_dim(value, dim), 0).flatten(1)
+    filters = (torch.view_as_real(filters).flatten(1) if filters.is_complex() else filters).to(torch.float64)
     alive = (filters != 0).any(1)
     scores = filters.new_zeros(len(filters))
     survivors = filters[alive]

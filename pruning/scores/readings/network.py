@@ -23,6 +23,7 @@ from pruning.holding.parameter import (
     ModuleParameter,
     check_all_have_values,
     check_has_values,
+    check_prunable,
     drop_vacated,
     hooked,
     place,
@@ -245,6 +246,8 @@ def network(
     check_all_have_values(model)
     kept = _kept(model, masks or {})
     weights = _weights(model, kept, parameters)
+    for name, weight in weights.items():
+        check_prunable(name, weight.parameter, reader="scores and repairs that run the network")
     devices = {parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda}
     fast = torch.backends.mha.get_fastpath_enabled()
     with torch.random.fork_rng(sorted(devices)), torch.enable_grad():

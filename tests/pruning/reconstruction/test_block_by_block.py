@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -746,3 +747,13 @@ def test_a_method_of_ones_own_cannot_revive_pruned_entries() -> None:
 
     assert torch.equal(found.masks["0.weight"], before)
     assert not model[0].weight[~before].any()  # type: ignore[index, operator, union-attr]
+
+
+def test_magnitude_does_not_read_its_calibration_data() -> None:
+    model = nn.Sequential(nn.Linear(8, 6))
+    expected = pruning.prune(copy.deepcopy(model), "magnitude", sparsity=0.5).masks
+    result = pruning.layerwise(model, "magnitude", [(torch.full((4, 8), torch.nan),)], sparsity=0.5)
+    assert result.masks == expected
+    assert math.isnan(result.layers["0.weight"].error)
+    with pytest.raises(ValueError, match="the statistics of its inputs are infinite or NaN"):
+        pruning.layerwise(nn.Sequential(nn.Linear(8, 6)), "wanda", [(torch.full((4, 8), torch.nan),)], sparsity=0.5)
