@@ -1,0 +1,5 @@
+"""Stock architectures through the engine: `python -m scripts.zoo` runs them and writes docs/reference/architectures.md.
+
+`libraries` lists and builds the networks, `small_transformers` those of transformers; `parts` prunes one in a process
+of its own, `peer` by Torch-Pruning; `processes` limits these processes; `page` writes the page.
+"""
