@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, MutableSet
+import warnings
+from collections.abc import Iterable, Mapping, MutableSet
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -92,6 +93,8 @@ class Dynamics:
     """Whether an update takes the place of a step of the optimizer."""
     enforces_itself: ClassVar[bool] = False
     """Whether the method reads all gradients in every step and enforces the masks itself."""
+    prunes_less: ClassVar[str] = "a lower `sparsity`"
+    """Change of the options by which fewer entries are pruned."""
     changes_each_step: ClassVar[bool] = False
     """Whether masks may change in every step; the history then compares at most about `RECORDS` of them."""
     new_values: tuple[float, float] = (-math.inf, math.inf)
@@ -192,7 +195,7 @@ class Dynamics:
         aliases = aliases_of(model, masks, optimizer)
         self.model, self.optimizer, self.length, self.generator = model, optimizer, length, generator
         self._check_places()
-        self.step, self._aliases = 0, aliases
+        self.step, self._aliases, self._told_dead = 0, aliases, set[str]()
         self._shapes = {name: mask.shape for name, mask in masks.items() if name not in self._aliases}
         self.kept = {name: _on(self.parameter(name), masks[name]) for name in self._shapes}
         self.history = self._new_history()
@@ -202,7 +205,7 @@ class Dynamics:
             else:
                 self.load_state(state)
         except BaseException:
-            self._stop()
+            self.stop()
             raise
         self.is_attached = True
         attached_to(optimizer).add(self)
@@ -256,9 +259,42 @@ class Dynamics:
         return MaskSet(named)
 
     def release(self) -> None:
-        """Stop changing and enforcing the masks; pruned entries are 0, as after each step."""
+        """Stop changing and enforcing the masks; pruned entries are 0, as after each step.
+
+        Masks that have not changed for the last time cause a warning with their sparsity.
+        """
         self._require_attached()
-        self._stop()
+        if not self.is_at_target:
+            asked = getattr(self, "sparsity", None)
+            warnings.warn(
+                f"{self} is released after {self.step} of {self.length} steps, before its last update (step "
+                f"{self.place_of(self.until)}): the masks have a sparsity of {self.masks.sparsity():.4f}"
+                f"{'' if asked is None else f', and `sparsity` (={asked}) is not reached'}; take all steps, attach "
+                "with the `length` of the loop, or call stop() if the training goes on elsewhere.",
+                stacklevel=2,
+            )
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop changing and enforcing the masks wherever the training is, without a warning."""
+        if self._keeper is not None:
+            self._keeper.stop()
+        self._keeper, self.is_attached = None, False
+        attached_to(self.optimizer).discard(self)
+        for handle in self._handles:
+            handle.remove()
+        self._handles = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes of a copy, which is detached, because optimizers are copied without their hooks."""
+        if not self.is_attached:
+            return vars(self)
+        warnings.warn(
+            f"{self} is attached, but its copy is not, because optimizers are copied without hooks: the copied network "
+            "trains without masks until copy.attach(model, copy.masks, optimizer, length=..., state=copy.state()).",
+            stacklevel=2,
+        )
+        return {**vars(self), "is_attached": False, "_keeper": None, "_handles": ()}
 
     def state(self) -> dict[str, Any]:
         """Return the state between two steps: tensors and plain values, from which `load_state` continues.
@@ -359,6 +395,16 @@ class Dynamics:
         last = min(self.length, self.place_of(self.until))
         self.history.record(self.step, self.kept, always=self.step == last)
 
+    def tell_dead(self, names: Iterable[str]) -> None:
+        """Warn of tensors that no entry is left of, once for each."""
+        if dead := [name for name in names if name not in self._told_dead]:
+            self._told_dead.update(dead)
+            warnings.warn(
+                f"every entry of {', '.join(dead)} is pruned after step {self.step}, so nothing passes through; pass "
+                f"{self.prunes_less}.",
+                stacklevel=2,
+            )
+
     def direction(self, parameter: nn.Parameter) -> float:
         """Return 1 if the optimizer minimises along a parameter's gradient, and -1 if it maximises."""
         groups = [group for group in self.optimizer.param_groups if any(each is parameter for each in group["params"])]
@@ -394,15 +440,6 @@ class Dynamics:
             self.begin()
         self.history = self._new_history()
         self._enforce()
-
-    def _stop(self) -> None:
-        if self._keeper is not None:
-            self._keeper.stop()
-        self._keeper, self.is_attached = None, False
-        attached_to(self.optimizer).discard(self)
-        for handle in self._handles:
-            handle.remove()
-        self._handles = ()
 
     def _new_history(self) -> MaskHistory:
         return MaskHistory.of(self.kept, max(1, self.length // RECORDS) if self.changes_each_step else 1)

@@ -45,6 +45,7 @@ class Gradual(Dynamics):
     """
 
     nested = True
+    prunes_less = "a lower `sparsity`, or `min_kept`"
 
     def __init__(  # nine parameters: its own places, and the data of `plan`, which it calls at each update
         self,
@@ -96,10 +97,14 @@ class Gradual(Dynamics):
                 ) from error
 
     def after_step(self) -> None:
-        """Prune further if it is time."""
+        """Prune further if it is time; the first masks are those of the first update's place."""
         if (progress := self.progress(self.every)) is not None:
+            if self._start and not progress:
+                self.change({})
+                return
             found = self._planned(self._choices_at(progress))
             self.change({name: found[name].to(kept.device) & kept for name, kept in self.kept.items() if name in found})
+            self.tell_dead(self._dead)
 
     def _planned(self, choices: Choices) -> MaskSet:
         """Return the masks of a pruning on top of the masks so far."""
@@ -107,6 +112,7 @@ class Gradual(Dynamics):
         data = {**self._data, "generator": self.generator}
         found = plan(self.model, choices, parameters=names, masks=self.masks, **data)
         self.details = {name: found.details[name] for name in DETAILS if name in found.details}
+        self._dead = found.details["dead"]
         return found.masks
 
     def _choices_at(self, progress: float) -> Choices:

@@ -131,8 +131,9 @@ class Movement(_TrainedScores):
             schedule = Schedule(cubic(self.sparsity, progress, self._start))
             score, free = Score(lambda *_, **__: self.scores), Returning("free")
             choices = Choices(score, scope=Scope(self.scope), schedule=schedule, dynamics=free)
-            found = plan(self.model, choices, parameters=list(self.kept), masks=self.masks).masks
-            self.swap({name: found[name].to(kept.device) for name, kept in self.kept.items()})
+            found = plan(self.model, choices, parameters=list(self.kept), masks=self.masks)
+            self.swap({name: found.masks[name].to(kept.device) for name, kept in self.kept.items()})
+            self.tell_dead(found.details["dead"])
 
     def own_state(self) -> dict[str, Any]:
         """Return the scores, the weights that are not in the network, and the sparsity of the first masks."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -88,6 +89,16 @@ class MaskKeeper:
         self._handles.clear()
         self._places.clear()
         self._masks.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes of a copy, which is attached to no optimizer: optimizers are copied without hooks."""
+        if self._handles:
+            warnings.warn(
+                "This MaskKeeper is attached to an optimizer, but its copy to none, because optimizers are copied "
+                "without hooks: the copied network trains without masks until copy.attach(optimizer).",
+                stacklevel=2,
+            )
+        return {**vars(self), "_handles": []}
 
     def follow(self) -> None:
         """Find the current parameters: `load_state_dict(assign=True)` and conversions may replace them."""

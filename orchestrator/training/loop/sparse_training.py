@@ -150,7 +150,7 @@ class SparseTraining:
     def release(self) -> None:
         """Stop changing masks; pruned entries are 0."""
         if self.dynamics is not None and self.dynamics.is_attached:
-            self.dynamics.release()
+            self.dynamics.stop()
 
     @property
     def scoring(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import pickle
 from typing import Any
 
 import pytest
@@ -326,7 +327,7 @@ def test_gradual_pruning_of_groups_continues_from_its_state() -> None:
                 nn.functional.cross_entropy(model(given), labels).backward()
                 steps.step()
             state = dynamics.state()
-            dynamics.release()
+            dynamics.stop()
         found.append(dynamics.masks)
     assert found[0] == found[1]
     assert "norm.weight" in found[0]
@@ -354,3 +355,103 @@ def test_no_masks_are_all_weights_of_layers() -> None:
 def test_an_unknown_option_is_answered_by_those_that_there_are() -> None:
     with pytest.raises(ValueError, match=r"`evry` \(=3\) is not taken by the dynamics rigl, which takes every, until"):
         pruning.dynamics.rigl(evry=3)
+
+
+def taught(model: nn.Module, steps: torch.optim.Optimizer, count: int) -> None:
+    given = torch.randn(8, 12, generator=torch.Generator().manual_seed(1))
+    for _ in range(count):
+        steps.zero_grad()
+        model(given).square().mean().backward()
+        steps.step()
+
+
+def two_layers() -> tuple[nn.Sequential, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 4))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+UNEVEN = {"0.weight": torch.arange(144).reshape(12, 12) % 5 < 3, "2.weight": torch.ones(4, 12)}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: pruning.dynamics.gradual(0.8, begin=4, every=2),
+        lambda: pruning.dynamics.gradual(0.8, begin=0.2, every=2, scope="global"),
+        lambda: pruning.dynamics.gradual(0.8, begin=4, every=2, allocation="erk"),
+        lambda: pruning.dynamics.movement(0.8, begin=4, every=2),
+        lambda: pruning.dynamics.rigl(begin=4, every=2),
+    ],
+)
+def test_first_masks_of_unequal_densities_are_taken_up(make: Any) -> None:
+    model, steps = two_layers()
+    dynamics = make()
+    dynamics.attach(model, UNEVEN, steps, length=20, generator=drawn(0))
+    taught(model, steps, 4)
+    first = pruning.MaskSet(UNEVEN)
+    if isinstance(dynamics, pruning.dynamics.gradual_pruning.Gradual):
+        assert dynamics.masks == first  # the sparsity of the place `begin` is that of the first masks
+        assert dynamics.updates[0].dropped == 0
+    taught(model, steps, 16)
+    dynamics.release()
+    if hasattr(dynamics, "sparsity"):
+        assert dynamics.masks.sparsity() == pytest.approx(dynamics.sparsity, abs=0.01)
+
+
+def test_first_masks_that_no_update_fits_are_refused_as_they_are_attached() -> None:
+    model, steps = two_layers()
+    dense = {**UNEVEN, "0.weight": torch.arange(144).reshape(12, 12) % 10 < 1}
+    with pytest.raises(ValueError, match=r"the first masks \(of sparsity 0\.6719\) do not fit the method"):
+        pruning.dynamics.gradual(0.8, begin=4, every=2).attach(model, dense, steps, length=20)
+    windows = pruning.dynamics.gradual(begin=4, every=2, method="n_m", n=1, m=4)
+    with pytest.raises(ValueError, match=r"do not fit the method: .* must keep 3 of each 4 units, but only 2 survive"):
+        windows.attach(model, UNEVEN, steps, length=20)
+
+
+@pytest.mark.parametrize("name", ["gradual", "movement"])
+def test_a_release_before_the_last_update_says_what_is_not_reached(name: str) -> None:
+    model, steps = two_layers()
+    dynamics = getattr(pruning.dynamics, name)(0.8, every=2)
+    dynamics.attach(model, None, steps, length=20)
+    taught(model, steps, 6)
+    said = (
+        rf"after 6 of 20 steps, before its last update \(step 15\): .* {dynamics.masks.sparsity():.4f}, and `sparsity` "
+    )
+    with pytest.warns(UserWarning, match=said):
+        dynamics.release()
+    dynamics.attach(model, None, steps, length=20)
+    taught(model, steps, 6)
+    dynamics.stop()
+
+
+@pytest.mark.parametrize("name", ["gradual", "movement"])
+def test_an_emptied_layer_is_said_once(name: str) -> None:
+    model, steps = two_layers()
+    dynamics = getattr(pruning.dynamics, name)(0.999, every=2, until=4)
+    dynamics.attach(model, None, steps, length=8)
+    with pytest.warns(
+        UserWarning, match=r"every entry of .*2\.weight is pruned after step 4.*a lower `sparsity`"
+    ) as told:
+        taught(model, steps, 8)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("case", ["rigl", "gradual", "movement", "soft_movement", "sr_ste"])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda parts: pickle.loads(pickle.dumps(parts))])
+def test_a_copy_is_detached_says_so_and_goes_on_from_its_state(case: str, copied: Any) -> None:
+    model, steps = two_layers()
+    options = {"gradual": {"sparsity": 0.8}, "movement": {"sparsity": 0.8}}.get(case, {})
+    every = {} if case in ("soft_movement", "sr_ste") else {"every": 2}
+    dynamics = getattr(pruning.dynamics, case)(**options, **every)
+    dynamics.attach(model, None if options else UNEVEN, steps, length=12, generator=drawn(0))
+    taught(model, steps, 5)
+    with pytest.warns(UserWarning, match="is attached, but its copy is not, because optimizers"):
+        twin, moved, other = copied((model, steps, dynamics))
+    with pytest.raises(ValueError, match="is not attached"):
+        other.release()
+    other.attach(twin, other.masks, moved, length=12, generator=other.generator, state=other.state())
+    taught(model, steps, 7)
+    taught(twin, moved, 7)
+    assert same(model, twin)
+    assert dynamics.masks == other.masks

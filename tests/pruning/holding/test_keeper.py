@@ -344,3 +344,17 @@ def test_two_parameters_that_become_one_are_under_both_masks() -> None:
     keeper.enforce()
 
     assert next(model.parameters()).count_nonzero() == 0
+
+
+def test_a_copy_of_an_attached_keeper_says_that_no_optimizer_calls_it() -> None:
+    model = nn.Sequential(nn.Linear(4, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    keeper = MaskKeeper(model, {"0.weight": torch.eye(3, 4)})
+    copy.deepcopy((model, optimizer, keeper))  # not attached: nothing is lost
+    keeper.attach(optimizer)
+    with pytest.warns(UserWarning, match=r"its copy to none, .* until copy\.attach\(optimizer\)"):
+        twin, moved, other = copy.deepcopy((model, optimizer, keeper))
+    other.attach(moved)
+    twin(torch.ones(2, 4)).sum().backward()
+    moved.step()
+    assert torch.equal(twin[0].weight != 0, torch.eye(3, 4) != 0)
