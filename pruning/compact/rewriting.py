@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from pruning.graph.label_flow import FIXED, Fields, Flow, Labels, Site, covering
-from pruning.graph.tracing import CONVOLUTIONS, arguments, described, name_of
+from pruning.graph.tracing import CONVOLUTIONS, FILLED, arguments, described, name_of
 
 REGULAR = "it keeps heads or groups of one size"
 
@@ -117,7 +117,7 @@ def _required_by_shapes(flow: Flow, decision: Decision) -> Tensor:
             missing.append(rows[asked, 0])
     missing.extend(grid[_uneven(decision.keeps(grid))] for grid in flow.shapes.grids)
     for node, fields in flow.fields.items():
-        if node.op == "get_attr":
+        if node.op == "get_attr" or node in flow.made:
             missing.extend(field.flatten()[:1] for field in fields if not decision.keeps(field).any())
     return torch.cat(missing) if missing else torch.empty(0, dtype=torch.int64)
 
@@ -140,6 +140,7 @@ def _uneven(kept: Tensor) -> Tensor:
 
 
 SHAPED = {"view": "size", "reshape": "shape", "_unsafe_view": "size", "expand": "size", "unflatten": "sizes"}
+SHAPED |= dict.fromkeys(FILLED, "size")
 """Operation whose arguments give the sizes of its result -> name of that argument."""
 
 

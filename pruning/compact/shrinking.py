@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -24,6 +24,7 @@ from pruning.graph.label_flow import FIXED, ONLY_ONE, Fields, Flow, Site, along
 from pruning.graph.label_rules import flow_of
 from pruning.graph.tracing import (
     CONVOLUTIONS,
+    FILLED,
     Example,
     Traced,
     arguments,
@@ -177,7 +178,7 @@ class Shrunk:
             weight is named by its layer and operation.
         form: "module": the network's own class; "graph": a `torch.fx.GraphModule` of its operations for evaluation;
             "unchanged": a copy.
-        tried: why each earlier form was rejected.
+        tried: why each earlier form was rejected, and why this form was compared in float32 alone.
         error: dtype -> largest difference from the masked network's outputs, relative to the largest output.
     """
 
@@ -273,6 +274,12 @@ def smaller_graph(analysis: Analysis, dtype: torch.dtype | None = None) -> fx.Gr
                 (user,) = node.users
                 user.args = (*user.args[:2], bias, *user.args[3:])
     apply_rewrites(graph.graph, moved)
+    for node in analysis.flow.made:
+        left = analysis.decision.taken(analysis.flow.value(node), analysis.flow.fields[node])
+        if name_of(node) not in FILLED and left.shape != node.meta["val"].shape:
+            graph.register_buffer(name := f"{node.name}_kept", left.to(dtype or node.meta["val"].dtype))
+            with graph.graph.inserting_before(here[node.name]):
+                here[node.name].replace_all_uses_with(graph.graph.get_attr(name))
     call_functions(graph.graph)
     graph._tracer_cls = None  # the tracer class of torch.export cannot be pickled
     graph.recompile()
@@ -310,7 +317,8 @@ def shrink(model: nn.Module, example: Example) -> nn.Module:
     forward takes its sizes from its modules; else it is a `torch.fx.GraphModule` for evaluation. The outputs are
     compared with the masked network's, on the example and on noise, in float32 and float64. If they differ by more than
     1e-5 (float32) or 1e-10 (float64) of the largest output, an unshrunk copy is returned. A network that runs in only
-    one of these dtypes, for example because its forward makes a constant of that dtype, is compared in that one.
+    one of these dtypes, for example because its forward makes a constant of that dtype, is compared in that one, and so
+    is a graph that fails in float64.
 
     Args:
         model: pruned or not; it is not changed. Its outputs in evaluation mode are preserved.
@@ -334,23 +342,28 @@ def shrink(model: nn.Module, example: Example) -> nn.Module:
             if form == "graph":
                 trace = traced(model, example, any_batch=True)
             analysis = Analysis.of(trace, form)
-            errors = reference.errors({dtype: analysis.build(dtype) for dtype in reference.dtypes})
+            errors, fails = reference.errors(analysis.build)
         except Exception as error:  # a forward may raise anything for sizes that it was not written for
             tried.append(f"{form}: {first_line(error)}")
             continue
-        within = _tolerances(trace)
+        within = _tolerances(analysis)
         if all(error <= within[dtype] for dtype, error in errors.items()):
+            tried += [f"{form}: compared in float32 alone, because it fails in float64: {each}" for each in fails]
             return _finished(analysis.build(), model, plain, analysis, tried, errors)
         tried.append(f"{form}: outputs differ by {max(errors.values()):.2g} of the largest")
     return _finished(plain, model, plain, None, tried, {})
 
 
-def _tolerances(trace: Traced) -> dict[torch.dtype, float]:
-    """Return the tolerance of each dtype; a network that casts to float32 itself gets float32's for float64 too."""
+def _tolerances(analysis: Analysis) -> dict[torch.dtype, float]:
+    """Return the tolerance of each dtype; a network that casts to float32 itself gets float32's for float64 too.
+
+    So does a graph with constants, which were traced in float32.
+    """
+    nodes = analysis.flow.traced.graph.graph.nodes
     casts = any(
-        name_of(node) in ("to", "_to_copy") and torch.float32 in (*node.args, *node.kwargs.values())
-        for node in trace.graph.graph.nodes
+        name_of(node) in ("to", "_to_copy") and torch.float32 in (*node.args, *node.kwargs.values()) for node in nodes
     )
+    casts |= analysis.form == "graph" and any(node.meta["val"].dtype is torch.float32 for node in analysis.flow.made)
     return dict.fromkeys(TOLERANCES, max(TOLERANCES.values())) if casts else TOLERANCES
 
 
@@ -419,12 +432,21 @@ class Reference:
     def _outputs(self, model: nn.Module, dtype: torch.dtype) -> list[list[Tensor]]:
         return [outputs_of(model, tree_map(lambda leaf: _cast(leaf, dtype), given)) for given in self._inputs]
 
-    def errors(self, models: Mapping[torch.dtype, nn.Module]) -> dict[torch.dtype, float]:
-        """Return dtype -> largest difference of outputs, relative to the largest output."""
-        return {
-            dtype: max(map(output_difference, self._outputs(model.eval(), dtype), self._expected[dtype]))
-            for dtype, model in models.items()
-        }
+    def errors(self, build: Callable[[torch.dtype], nn.Module]) -> tuple[dict[torch.dtype, float], list[str]]:
+        """Return dtype -> largest difference of outputs, relative to the largest output, and why float64 fails.
+
+        A graph whose operations make tensors in float32 fails in float64 alone.
+        """
+        found: dict[torch.dtype, float] = {}
+        for dtype in self.dtypes:
+            try:
+                outputs = self._outputs(build(dtype).eval(), dtype)
+            except Exception as error:  # a forward may raise anything
+                if not found:
+                    raise
+                return found, [first_line(error)]
+            found[dtype] = max(map(output_difference, outputs, self._expected[dtype]))
+        return found, []
 
 
 def _is_batch(given: Any) -> bool:

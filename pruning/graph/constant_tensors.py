@@ -29,6 +29,7 @@ from pruning.graph.tracing import (
     is_entrywise,
     is_in_place,
     name_of,
+    read_for_values,
 )
 
 ROUNDING = 1e-12
@@ -73,9 +74,10 @@ class Constants(fx.Interpreter):
         name = name_of(node)
         if name in _RULES:
             return _RULES[name](fx.map_arg(arguments(node), lambda each: self.values[each]))
-        if name in ("to", "_to_copy", "type_as") and _is_float(given := self.values.get(node.all_input_nodes[0])):
-            return given
         result = _wide(super().run_node(node))
+        if name in ("to", "_to_copy", "type_as") and _is_float(result):
+            given = self.values[node.all_input_nodes[0]]
+            return given if _is_float(given) else self._marked(node, name, result)
         if node.target is operator.getitem:
             if node.args[0] in self.varying:
                 self.varying.add(node)
@@ -93,19 +95,25 @@ class Constants(fx.Interpreter):
         return _wide(_unknown(value))
 
     def _varies(self, node: fx.Node) -> bool:
-        if name_of(node) == "sym_size":
+        name = name_of(node)
+        if name == "sym_size":
             return False
-        read = node.all_input_nodes
+        if isinstance(node.target, torch._ops.OpOverload) and (
+            "empty" in name or torch.Tag.nondeterministic_seeded in node.target.tags
+        ):
+            return True
+        read = read_for_values(node)
         return any(each in self.varying or any(map(_has_nan, _flat(self.values[each]))) for each in read)
 
     def _marked(self, node: fx.Node, name: str, result: Any) -> Any:
         """Return a result with NaN where it may vary; a result with integers or booleans is added to `varying`."""
-        by_integers = any(each in self.varying for each in node.all_input_nodes)
+        read = read_for_values(node)
+        by_integers = any(each in self.varying for each in read)
         tensors = [v for v in _flat(result) if isinstance(v, Tensor)]
         if any(not v.is_floating_point() for v in tensors) or not tensors:
             self.varying.add(node)
         if is_entrywise(node) and len(tensors) == 1 and tensors[0].is_floating_point() and not by_integers:
-            given = [self.values[each] for each in node.all_input_nodes]
+            given = [self.values[each] for each in read]
             for each in filter(_has_nan, given):
                 result = result.masked_fill(each.isnan().expand_as(result), float("nan"))
             return result

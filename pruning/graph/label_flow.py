@@ -20,7 +20,19 @@ from numpy.typing import NDArray
 from torch import Tensor, fx
 
 from pruning.graph.constant_tensors import Constants
-from pruning.graph.tracing import CONVOLUTIONS, Traced, arguments, described, is_entrywise, is_in_place, name_of
+from pruning.graph.tracing import (
+    CONVOLUTIONS,
+    FILLED,
+    Traced,
+    arguments,
+    described,
+    is_entrywise,
+    is_factory,
+    is_in_place,
+    name_of,
+    read_for_labels,
+    read_for_values,
+)
 
 Fields: TypeAlias = list[Tensor]
 """Fields of one tensor: int64; they cover disjoint dimensions, except in weights of grouped convolutions."""
@@ -170,6 +182,8 @@ class Flow:
         self.traced, self.constants, self._rules = traced, constants, rules
         self.labels, self.shapes, self.sites = Labels(), Shapes(), list[Site]()
         self.fields: dict[fx.Node, Any] = {}
+        self.made: dict[fx.Node, None] = {}
+        """Nodes that depend on neither inputs nor parameters: constants that the forward makes."""
         self._of_tensor: dict[int, Fields] = {}
         for node in traced.graph.graph.nodes:
             self.fields[node] = self._pass(node)
@@ -199,9 +213,28 @@ class Flow:
         if node.target is operator.getitem:
             whole, index = self.fields[node.all_input_nodes[0]], node.args[1]
             return whole[index] if isinstance(index, int) and whole and isinstance(whole[0], list) else []
-        if not any(self.fields.get(each) for each in node.all_input_nodes):
-            return []
+        if is_factory(node) and name_of(node).endswith("_like"):
+            return self.of(node.args[0])
+        read = read_for_labels(node)
+        for each in node.all_input_nodes:
+            if each not in read and each.op == "get_attr":
+                self.pin(self.of(each), f"{described(node)} reads nothing but its dtype")
+        if is_factory(node) or not any(self.fields.get(each) for each in read):
+            return self._made(node)
         return self._rule(node)(self, node, arguments(node) if name_of(node) else {})
+
+    def _made(self, node: fx.Node) -> Fields:
+        """Return new labels for a constant that the forward makes; none if its values depend on the batch size."""
+        value, read = self.constants.values[node], read_for_values(node)
+        if not isinstance(value, Tensor) or not (is_factory(node) or (read and self.made.keys() >= set(read))):
+            return []
+        self.made[node] = None
+        known = not value.isnan().any() and all(isinstance(size, int) for size in node.meta["val"].shape)
+        return self._fresh(value) if value.is_floating_point() and (known or name_of(node) in FILLED) else []
+
+    def _fresh(self, tensor: Tensor) -> Fields:
+        fields = [along(self.labels.fresh(size), dim, tensor.ndim) for dim, size in enumerate(tensor.shape)]
+        return self.labels.packed(fields, ONLY_ONE)
 
     def _rule(self, node: fx.Node) -> Rule:
         name = name_of(node)
@@ -212,13 +245,11 @@ class Flow:
     def _parameter(self, node: fx.Node) -> Fields:
         tensor = self.traced.tensor(str(node.target))
         if id(tensor) not in self._of_tensor:
-            sizes = list(tensor.shape) if tensor.is_floating_point() else []
             groups = [int(arguments(each)["groups"]) for each in node.users if _is_weight_of(node, each)]
             if max(groups, default=1) > 1:
                 fields = self._grouped(tensor, max(groups))
             else:
-                fields = [along(self.labels.fresh(size), dim, tensor.ndim) for dim, size in enumerate(sizes)]
-                fields = self.labels.packed(fields, ONLY_ONE)
+                fields = self._fresh(tensor) if tensor.is_floating_point() else []
             self._of_tensor[id(tensor)] = fields
         return self._of_tensor[id(tensor)]
 

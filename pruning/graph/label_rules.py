@@ -28,6 +28,8 @@ from pruning.graph.tracing import (
     Traced,
     described,
     name_of,
+    read_for_labels,
+    read_for_values,
 )
 
 NAN = float("nan")
@@ -230,7 +232,7 @@ def _embedding(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
 
 
 def _entrywise(flow: Flow, node: fx.Node, _given: dict[str, Any]) -> Fields:
-    tensors = [each for each in node.all_input_nodes if isinstance(flow.constants.values[each], Tensor)]
+    tensors = [each for each in read_for_labels(node) if isinstance(flow.constants.values[each], Tensor)]
     fields, shape = flow.of(tensors[0]), tuple(flow.value(tensors[0]).shape)
     for each in tensors[1:]:
         other = tuple(flow.value(each).shape)
@@ -243,7 +245,7 @@ def _entrywise(flow: Flow, node: fx.Node, _given: dict[str, Any]) -> Fields:
 def _moved(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Any:
     """Run the operation on the labels, so that each label moves where its entry moves."""
     source = next(each for each in node.all_input_nodes if flow.of(each))
-    if node.args[0] is not source or any(each in flow.constants.varying for each in node.all_input_nodes):
+    if node.args[0] is not source or any(each in flow.constants.varying for each in read_for_values(node)):
         return pin_inputs(flow, node, given)
     by_index = _by_index(node, given, flow.value(source).ndim)
     flow.pin([each for each in flow.of(source) if covered(each) & by_index], f"{described(node)} reads it by its place")
@@ -255,7 +257,11 @@ def _moved(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Any:
     results = [target(field.expand(shape).double(), *rest, **options) for field in flow.of(source)]  # type: ignore[operator]
     why = f"{described(node)} does not keep it apart"
     if isinstance(results[0], Tensor):
-        return _with_grids(flow, flow.labels.packed([each.long() for each in results], why))
+        fields = _with_grids(flow, flow.labels.packed([each.long() for each in results], why))
+        if "other" in given:  # gives the shape
+            size = flow.value(node).shape
+            fields = flow.tie(fields, flow.of(given["other"]), size, size, f"{described(node)} gives it its size")
+        return fields
     return [
         _with_grids(flow, flow.labels.packed([each.long() for each in piece], why))
         for piece in zip(*results, strict=True)
@@ -491,6 +497,8 @@ def _product(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
     labels = contract(flow, node, one, other, dims)
     left = [field for field in one.fields if dims[0] not in covered(field)]
     right = [field for field in other.fields if dims[1] not in covered(field)]
+    if labels is None and max(sizes[1][:-2], default=1) == 1:  # one matrix for all
+        return flow.labels.packed([raised(field, ndim) for field in (*left, *right)], why)
     tokens = [field for field in left if len(sizes[0]) - 2 in covered(field)]
     flow.pin(tokens, why)
     batch = [field for field in left if covered(field) and len(sizes[0]) - 2 not in covered(field)]
@@ -516,13 +524,13 @@ def _attention(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
         key, value = (each.for_each(query.value.shape[-3]) for each in (key, value))
     last = query.value.ndim - 1
     heads = contract(flow, node, query, key, (last, last))
-    if isinstance(mask, fx.Node) and flow.of(mask):
+    if isinstance(mask, fx.Node):
         shape = flow.value(mask).shape
-        if heads is not None:
-            wide = heads[..., None, None]
-            flow.tie([wide], flow.of(mask), wide.shape, shape, why)
-        else:
-            flow.pin(flow.of(mask), why)
+        tokens = {len(shape) - 2, len(shape) - 1}
+        flow.pin([field for field in flow.of(mask) if covered(field) & tokens], why)
+        own = [field for field in flow.of(mask) if not covered(field) & tokens]
+        wide = [] if heads is None else [heads[..., None, None]]
+        flow.tie(wide, own, query.value.shape, shape, why)
     return flow.labels.packed(weighted_sum(flow, node, heads, value), why)
 
 

@@ -139,13 +139,36 @@ def exported(
     for leaf in tree_leaves((args, kwargs)):
         if any_batch and isinstance(leaf, Tensor) and leaf.ndim and len(leaf) > 1:
             sizes[leaf] = {0: Dim.AUTO}
+    hook = model.register_forward_hook(lambda _model, _inputs, found: tree_map(_known, found))
     try:
-        return torch.export.export(model, args, kwargs, dynamic_shapes=sizes if any_batch else None, strict=False)
+        with without_key_caches(model):
+            return torch.export.export(model, args, kwargs, dynamic_shapes=sizes if any_batch else None, strict=False)
     except Exception as error:  # torch.export passes on any error of the network's own code
         raise ValueError(
             f"{type(model).__name__} cannot be traced by torch.export ({type(error).__name__}: {first_line(error)}); "
             "check that `example` is a valid input, and remove control flow that depends on data from the forward."
         ) from error
+    finally:
+        hook.remove()
+
+
+@contextlib.contextmanager
+def without_key_caches(model: nn.Module) -> Iterator[None]:
+    """Set `use_cache` of the configurations of transformers' models to False; a cache of keys is no output here."""
+    configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
+    caching = [config for config in configs.values() if getattr(config, "use_cache", None) is True]
+    for config in caching:
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in caching:
+            config.use_cache = True
+
+
+def _known(leaf: Any) -> Any:
+    """Return an output if torch.export can return it, else None: a cache of a class that torch does not know."""
+    return leaf if isinstance(leaf, Tensor | bool | int | float | str) else None
 
 
 def copied(given: Inputs) -> Inputs:
@@ -155,9 +178,9 @@ def copied(given: Inputs) -> Inputs:
 
 
 def outputs_of(model: nn.Module, given: Inputs) -> list[Tensor]:
-    """Return all tensors that a network returns, without gradients, warnings and logs."""
+    """Return all tensors that a network returns, without gradients, caches of keys, warnings and logs."""
     args, kwargs = copied(given)  # a forward may write to its inputs
-    with torch.no_grad(), quiet():
+    with torch.no_grad(), quiet(), without_key_caches(model):
         return [leaf for leaf in tree_leaves(model(*args, **kwargs)) if isinstance(leaf, Tensor)]
 
 
@@ -270,13 +293,15 @@ def _names(words: str) -> frozenset[str]:
 
 ENTRYWISE = _names(
     "hardswish dropout feature_dropout alpha_dropout to _to_copy clone contiguous alias detach detach_ type_as "
-    "log_sigmoid prelu _prelu_kernel copy lift_fresh_copy lift_fresh selu celu silu mish softplus"
+    "log_sigmoid prelu _prelu_kernel copy lift_fresh_copy lift_fresh selu celu silu mish softplus where masked_fill "
+    "expand_as fill zero absolute negative fix divide true_divide multiply subtract rsub greater greater_equal less "
+    "less_equal not_equal floor_divide real special_expit special_erf"
 )
-"""Entrywise operations that torch does not tag as pointwise."""
+"""Entrywise operations that torch does not tag as pointwise, or of which it does not tag all forms."""
 
 MOVES = _names(
     "view reshape _unsafe_view permute transpose t flatten unflatten squeeze unsqueeze expand slice select split "
-    "split_with_sizes chunk unbind pixel_shuffle pixel_unshuffle channel_shuffle expand_as view_as narrow "
+    "split_with_sizes chunk unbind pixel_shuffle pixel_unshuffle channel_shuffle view_as reshape_as narrow "
     "swapaxes movedim numpy_T mT repeat_interleave repeat unfold im2col index index_select flip roll "
     "native_channel_shuffle"
 )
@@ -293,6 +318,9 @@ SPATIAL = _names(
 
 REDUCTIONS = _names("mean sum amax amin std var prod logsumexp norm linalg_vector_norm all any")
 """Reductions over dimensions."""
+
+FILLED = _names("zeros ones full empty new_zeros new_ones new_full new_empty")
+"""Factories of tensors of equal entries, or of entries written later; the argument `size` gives their shape."""
 
 CONVOLUTIONS = _names("conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d")
 PRODUCTS = _names("matmul bmm mm")
@@ -329,6 +357,41 @@ def arguments(node: fx.Node) -> dict[str, Any]:
         else:
             given[each.name] = node.kwargs.get(each.name, each.default_value if each.has_default_value() else None)
     return given
+
+
+def read_for_values(node: fx.Node) -> list[fx.Node]:
+    """Return the inputs of a node whose values it reads, and not those that give only a shape, dtype or device.
+
+    An operation's schema tells them apart: a factory takes `self` for its form (`zeros_like`, `new_full`), and so does
+    a view with `other` (`expand_as`, `to.other`).
+    """
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return node.all_input_nodes
+    schema, name = target._schema, name_of(node)
+    if is_factory(node) or name in ("fill", "zero", "copy"):  # these write over `self`
+        unread = "self"
+    elif name.endswith("_as") or (not schema.is_mutable and any(each.alias_info for each in schema.returns)):
+        unread = "other"
+    else:
+        return node.all_input_nodes
+    given = [value for key, value in arguments(node).items() if key != unread]
+    return [each for each in node.all_input_nodes if any(each is leaf for leaf in tree_leaves(given))]
+
+
+def read_for_labels(node: fx.Node) -> list[fx.Node]:
+    """Return the inputs of a node whose values or shape the result has, and not those that give only a dtype."""
+    return read_for_values(node) if name_of(node) in ("to", "type_as") else node.all_input_nodes
+
+
+def is_factory(node: fx.Node) -> bool:
+    """Return whether an operation makes a tensor and reads no values of other tensors."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    schema = node.target._schema.arguments
+    names = {each.name for each in schema}
+    tensors = [each.name for each in schema if "Tensor" in str(each.type)]
+    return "pin_memory" in names and "non_blocking" not in names and tensors in ([], ["self"])
 
 
 def in_module(node: fx.Node) -> str:

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from pruning.catalogue.reconstructions import RECONSTRUCTIONS
+from pruning.graph.tracing import without_key_caches
 from pruning.holding.parameter import check_prunable, hooked
 from pruning.masks.mask_set import MaskSet
 from pruning.measure.macs import eagerly, in_mode
-from pruning.reconstruction.block_calls import Batch, BlockCalls, call_model, without_key_caches
+from pruning.reconstruction.block_calls import Batch, BlockCalls, call_model
 from pruning.reconstruction.block_order import Part, parts_of
 from pruning.reconstruction.layer_problem import (
     Collector,

@@ -37,20 +37,6 @@ def call_model(model: nn.Module, batch: Batch) -> Any:
     return model(*args, **kwargs)
 
 
-@contextmanager
-def without_key_caches(model: nn.Module) -> Iterator[None]:
-    """Set `use_cache` of the configurations of transformers' models to False: calibration reads no cache of keys."""
-    configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
-    caching = [config for config in configs.values() if getattr(config, "use_cache", None) is True]
-    for config in caching:
-        config.use_cache = False
-    try:
-        yield
-    finally:
-        for config in caching:
-            config.use_cache = True
-
-
 @dataclass(frozen=True)
 class Held:
     """Place of an argument among the tensors that the calls for a batch share.
