@@ -187,6 +187,7 @@ PRUNING_FLOORS = (
         "schedule",
         "catalogue",
         "choices",
+        "layouts",
         "selection",
         "holding",
         "methods",

@@ -15,6 +15,7 @@ from orchestrator.core.errors import ModelError
 from orchestrator.core.seeding import seeded
 from orchestrator.core.specs import PruneFields
 from orchestrator.workloads.targets import create, given
+from pruning.layouts import TRANSPOSED_LINEAR, kind_of
 
 OURS = ("weights", "revision", "reinitialise")
 """Keys of a model node that apply to the built network; the target does not get them."""
@@ -131,7 +132,9 @@ def _require_known(prune: PruneFields, every: Sequence[str]) -> None:
 def _types(module: nn.Module) -> Iterator[str]:
     """Yield the names of a module's class and bases; transformers' Conv1D counts as Linear (it is one, transposed)."""
     for kind in type(module).__mro__:
-        yield "Linear" if kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.") else kind.__name__
+        yield kind.__name__
+    if kind_of(module) is TRANSPOSED_LINEAR:
+        yield "Linear"
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -19,8 +19,9 @@ from pruning.choices.axes import Schedule, Scope, Score
 from pruning.choices.combining import Choices
 from pruning.dynamics.changing_masks import Dynamics, forget
 from pruning.engine.one_call import plan
-from pruning.holding.parameter import check_prunable
+from pruning.holding.parameter import check_prunable, place
 from pruning.holding.reparam import mask_
+from pruning.layouts import layout_of
 from pruning.schedule import cubic
 from pruning.selection.selection_groups import groups_of
 from pruning.selection.smallest import best_of_pools
@@ -240,12 +241,13 @@ class StraightThrough(Dynamics):
     def _choose(self) -> None:
         """Keep the largest weights of each window in the network, and put the others aside."""
         masks = {}
-        for layout in groups_of(self._shapes, scope=Scope("window", n=self.n, m=self.m)):
-            weight = self.parameter(layout.name).detach()
-            pools = layout.by_unit(weight.abs()).view(-1, layout.pool)
+        layouts = {name: layout_of(*place(self.model, name, shape)) for name, shape in self._shapes.items()}
+        for part in groups_of(self._shapes, scope=Scope("window", n=self.n, m=self.m), layouts=layouts):
+            weight = self.parameter(part.name).detach()
+            pools = part.by_unit(weight.abs()).view(-1, part.pool)
             best = best_of_pools(pools, pools.new_ones(()).bool().expand(pools.shape), self.n)
-            masks[layout.name] = kept = layout.by_entry(best.view(-1))
-            self.aside[layout.name] = weight.masked_fill(kept, 0)
+            masks[part.name] = kept = part.by_entry(best.view(-1))
+            self.aside[part.name] = weight.masked_fill(kept, 0)
         self.kept |= masks
         for name, kept in masks.items():
             mask_(self.parameter(name), kept)

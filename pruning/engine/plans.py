@@ -32,7 +32,6 @@ from pruning.engine.scoring import (
     cut_of,
     generator_of,
     groups_of_weights,
-    inputs_first,
     inverted,
     names_to_score,
     no_plan,
@@ -157,7 +156,7 @@ def _cut(choices: Choices, given: ScoringInput, example: Any, *, alone: bool = F
         for name, weight in weights.items():
             check_has_values(name, weight.parameter)
         cut = cut_of(weights, choices.unit, choices.scope)
-        check_channels(choices.score, cut, inputs_first(weights))
+        check_channels(choices.score, cut, weights)
     names = cut.sizes if isinstance(cut, Groups) else cut.parameters
     return cut, {n: kept.cpu() for n in names if (kept := weights[n].kept) is not None}
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.modules.conv import _ConvNd
 
 from pruning.catalogue.reconstructions import SOLVERS
 from pruning.catalogue.rows import refuse_unknown
@@ -55,16 +55,7 @@ def groups(
 def cut_of(weights: Mapping[str, Weight], unit: Unit | None, scope: Scope | None) -> Groups:
     """Divide weights into units."""
     shapes = {name: weight.parameter.shape for name, weight in weights.items()}
-    return groups_of(shapes, unit, scope, inputs_first(weights))
-
-
-def inputs_first(weights: Mapping[str, Weight]) -> set[str]:
-    """Return the names of weights whose first dimension is the inputs and whose second is the outputs."""
-    return {
-        name
-        for name, weight in weights.items()
-        if isinstance(weight.module, _ConvTransposeNd) or type(weight.module).__name__ == "Conv1D"
-    }
+    return groups_of(shapes, unit, scope, {name: weight.layout for name, weight in weights.items()})
 
 
 def groups_of_weights(
@@ -273,7 +264,7 @@ def check_options(score: Score) -> None:
         refuse_unknown(score.options, options_taken(score), f"score {_name(score)}", "score")
 
 
-def check_channels(score: Score, cut: Groups, inputs_first: Container[str]) -> None:
+def check_channels(score: Score, cut: Groups, weights: Mapping[str, Weight]) -> None:
     """Refuse a score of outputs if the units are channels along another dimension.
 
     Raises:
@@ -284,10 +275,12 @@ def check_channels(score: Score, cut: Groups, inputs_first: Container[str]) -> N
         return
     if not row.units and score.options.get("form", "entry") == "entry":
         return
-    for layout in cut:
-        if layout.order[0] != (outputs := int(layout.name in inputs_first)):
+    for part in cut:
+        layout = weights[part.name].layout
+        if layout is None or not layout.is_oriented or part.order[0] != layout.outputs:
+            outputs = layout.outputs if layout is not None and layout.is_oriented else "known"
             raise RefusedValue("unit.dim", cut.unit.dim).because(
-                f"must be {outputs}, the dimension of the outputs of {layout.name!r}, which the score {_name(score)} "
+                f"must be {outputs}, the dimension of the outputs of {part.name!r}, which the score {_name(score)} "
                 f"ranks; type {outputs}, or choose a score of entries."
             )
 
@@ -379,15 +372,15 @@ def shuffle(
         alive: name -> bool for each unit: only these units are permuted, so nested masks stay nested; None: all.
     """
     shuffled = {}
-    for layout in groups:
-        mask = kept[layout.name].view(-1, layout.pool)
-        open_to = torch.ones_like(mask) if alive is None else alive[layout.name].view(-1, layout.pool)
+    for part in groups:
+        mask = kept[part.name].view(-1, part.pool)
+        open_to = torch.ones_like(mask) if alive is None else alive[part.name].view(-1, part.pool)
         keys = torch.rand(mask.shape, generator=generator, dtype=torch.float64)
         # Survivors of a pool in their own order, and in a random order.
         places = torch.where(open_to, 0.0, 2.0).double().sort(dim=1, stable=True).indices
         drawn = torch.where(open_to, keys, 2.0).sort(dim=1, stable=True).indices
         values = mask.gather(1, places)
-        shuffled[layout.name] = torch.zeros_like(mask).scatter_(1, drawn, values).view(-1)
+        shuffled[part.name] = torch.zeros_like(mask).scatter_(1, drawn, values).view(-1)
     return shuffled
 
 

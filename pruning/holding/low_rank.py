@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 
 from pruning.holding.parameter import place
 from pruning.holding.reparam import masked
+from pruning.layouts import LINEAR, TRANSPOSED_LINEAR, kind_of, required_layout
 
 _WEIGHT = "weight"
 
@@ -92,8 +93,9 @@ class _Update(nn.Module):
     ) -> None:
         super().__init__()
         weight = layer.get_parameter(_WEIGHT)
-        self._transposed = not isinstance(layer, nn.Linear)
-        outputs, inputs = weight.shape if not self._transposed else reversed(weight.shape)
+        layout = required_layout(layer)
+        self._transposed = layout.outputs == 1
+        outputs, inputs = weight.shape[layout.outputs], weight.shape[layout.inputs]
         drawn = torch.empty(rank, inputs).uniform_(-(inputs**-0.5), inputs**-0.5, generator=generator)
         self.a = nn.Parameter(drawn.to(weight))
         self.b = nn.Parameter(weight.new_zeros(outputs, rank))
@@ -117,5 +119,5 @@ def _linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         weight = module._parameters.get(_WEIGHT)
         if weight is None or holders[id(weight)] > 1:
             continue
-        if isinstance(module, nn.Linear) or (type(module).__name__ == "Conv1D" and weight.ndim == 2):
+        if kind_of(module) in (LINEAR, TRANSPOSED_LINEAR):
             yield f"{name}.{_WEIGHT}" if name else _WEIGHT, module

@@ -30,12 +30,23 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pruning.holding.parameter import first_names, joined, plain_modules, unwrapped
 from pruning.holding.reparam import held
+from pruning.layouts import (
+    ATTENTION,
+    BILINEAR,
+    CONVOLUTION,
+    LINEAR,
+    RECURRENT,
+    RECURRENT_CELL,
+    TRANSPOSED_CONVOLUTION,
+    TRANSPOSED_LINEAR,
+    LayerKind,
+    kind_of,
+)
 from pruning.masks.mask_set import MaskSet
 
 
@@ -105,25 +116,25 @@ def _attention(module: nn.MultiheadAttention, call: Call) -> list[Use]:
     return [*uses, Use("out_proj.weight", queries)]
 
 
-RULES: tuple[tuple[type[nn.Module] | tuple[type[nn.Module], ...], Rule], ...] = (
-    (_ConvTransposeNd, _transposed_convolution),
-    (_ConvNd, _convolution),
-    ((nn.Linear, nn.Bilinear), _features_last),
-    (nn.RNNBase, _recurrent),
-    (nn.RNNCellBase, _recurrent_cell),
-    (nn.MultiheadAttention, _attention),
-)
+RULES: Mapping[LayerKind, Rule] = {
+    **dict.fromkeys((LINEAR, TRANSPOSED_LINEAR, BILINEAR), _features_last),
+    CONVOLUTION: _convolution,
+    TRANSPOSED_CONVOLUTION: _transposed_convolution,
+    RECURRENT: _recurrent,
+    RECURRENT_CELL: _recurrent_cell,
+    ATTENTION: _attention,
+}
+"""Kind of layer -> rule; products of other layers are counted as they are computed."""
 
 
 def rule_of(module: nn.Module) -> Rule | None:
-    if type(module).__name__ == "Conv1D":  # transformers' linear layer with a transposed weight
-        return _features_last
-    return next((rule for kind, rule in RULES if isinstance(module, kind)), None)
+    kind = kind_of(module)
+    return None if kind is None else RULES.get(kind)
 
 
 FIRST = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "addmv": 1, "baddbmm": 1, "addbmm": 1}
 """Operation -> index of its first factor among the arguments; the second factor comes next."""
-ATTENTION = ("_scaled_dot_product_", "flex_attention")
+ATTENTION_KERNELS = ("_scaled_dot_product_", "flex_attention")
 """Name prefixes of attention kernels, which take queries, keys and values, each (..., heads, tokens, features)."""
 
 
@@ -183,7 +194,7 @@ def _products(func: Any, args: tuple[Any, ...], result: Any) -> Iterator[Product
     elif name == "convolution":
         inputs, weight, transposed = args[0], args[1], args[6]
         yield Product(inputs, weight, weight.numel() * ((inputs if transposed else result).numel() // weight.shape[0]))
-    elif name.startswith(ATTENTION):
+    elif name.startswith(ATTENTION_KERNELS):
         queries, keys, values = (each.flatten(0, -3) for each in args[:3])
         keys, values = (each.repeat_interleave(len(queries) // len(each), 0) for each in (keys, values))
         yield Product(queries, keys, queries.numel() * keys.shape[1])

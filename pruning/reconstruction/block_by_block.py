@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from pruning.catalogue.reconstructions import RECONSTRUCTIONS
 from pruning.graph.tracing import without_key_caches
 from pruning.holding.parameter import check_prunable, hooked
+from pruning.layouts import required_layout
 from pruning.masks.mask_set import MaskSet
 from pruning.measure.macs import eagerly, in_mode
 from pruning.reconstruction.block_calls import Batch, BlockCalls, call_model
@@ -31,8 +32,6 @@ from pruning.reconstruction.layer_problem import (
     LayerProblem,
     Solution,
     Target,
-    rows_of_weight,
-    weight_of_rows,
 )
 from pruning.reconstruction.streamed_weights import StreamedWeights
 
@@ -257,7 +256,7 @@ def _sparsities(layers: Sequence[str], patterns: Mapping[str, Any]) -> dict[str,
 
 
 def _window(name: str, layer: nn.Module, n: int, m: int) -> Target:
-    width = rows_of_weight(layer, layer.weight).shape[-1]  # type: ignore[arg-type]
+    width = required_layout(layer).row_entries(layer.get_parameter("weight").shape)
     whole = all(isinstance(each, int) and not isinstance(each, bool) for each in (n, m))
     if not whole or not 0 <= n <= m or m < 1 or width % m:
         raise ValueError(
@@ -307,7 +306,7 @@ class _BlockwiseRun:
 
     def _has_another_target(self, name: str, layer: nn.Module, mask: Tensor, sparsity: float) -> bool:
         """Return whether a layer was pruned to another target: fewer entries, or more than `masks` explains."""
-        target, rows = self.targets[name], rows_of_weight(layer, mask)
+        target, rows = self.targets[name], required_layout(layer).rows(mask)
         if target.m is not None and target.n is not None:
             kept = (rows != 0).reshape(-1, target.m).sum(dim=1)
             if bool((kept > target.n).any()):
@@ -369,10 +368,10 @@ class _BlockwiseRun:
     ) -> tuple[Tensor, LayerReport]:
         """Prune a layer in place; return its mask and its report."""
         begun = time.perf_counter()
-        parameter: Any = layer.weight
-        rows = rows_of_weight(layer, parameter.detach().to(self.dtype, copy=True))
+        parameter, layout = layer.get_parameter("weight"), required_layout(layer)
+        rows = layout.rows(parameter.detach().to(self.dtype, copy=True))
         before = self.masks.get(name, torch.ones(parameter.shape, dtype=torch.bool)).to(parameter.device)
-        kept = rows_of_weight(layer, before)
+        kept = layout.rows(before)
         groups, _, width = rows.shape
         statistics = statistics or InputStatistics(self.dtype)
         hessians = statistics.hessian(width, groups, rows)
@@ -382,8 +381,8 @@ class _BlockwiseRun:
         solved = [_solution(self.solve, problem) for problem in problems]
         errors = sum(problem.error(each.weight) for problem, each in zip(problems, solved, strict=True))
         sizes = sum(problem.size for problem in problems)
-        mask = weight_of_rows(layer, torch.stack([each.kept for each in solved]), parameter.shape) & before
-        found = weight_of_rows(layer, torch.stack([each.weight for each in solved]), parameter.shape)
+        mask = layout.parameter(torch.stack([each.kept for each in solved]), parameter.shape) & before
+        found = layout.parameter(torch.stack([each.weight for each in solved]), parameter.shape)
         if not bool(found.isfinite().all()):
             raise ValueError("its new weights are infinite or NaN.")
         parameter.copy_(found.masked_fill(~mask, 0))

@@ -87,15 +87,8 @@ def is_layer(module: nn.Module) -> bool:
 
     The output projection of `nn.MultiheadAttention` is none: its weight is used without a call of the layer.
     """
-    known = corrections.is_layer(module) or is_transposed(module)
-    known = known and not isinstance(module, NonDynamicallyQuantizableLinear)
+    known = corrections.is_layer(module) and not isinstance(module, NonDynamicallyQuantizableLinear)
     return known and isinstance(module._parameters.get("weight"), nn.Parameter)
-
-
-def is_transposed(module: nn.Module) -> bool:
-    """Return whether a layer is transformers' Conv1D: a linear layer with a weight of (inputs, outputs)."""
-    weight = module._parameters.get("weight")
-    return type(module).__name__ == "Conv1D" and hasattr(module, "nf") and weight is not None and weight.ndim == 2
 
 
 def _layers(root: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from pruning.holding.parameter import hooked
-from pruning.reconstruction.block_order import is_transposed
 from pruning.repair.corrections import laid_out
 from pruning.selection.smallest import best_of_pools, prune_smallest_
 
@@ -133,19 +132,6 @@ def magnitude(problem: LayerProblem) -> Solution:
     """Prune the layer's smallest |w|; for windows, each keeps its n largest of m."""
     kept = _support(problem.weight, problem)
     return Solution(problem.weight.masked_fill(~kept, 0), kept)
-
-
-def rows_of_weight(module: nn.Module, weight: Tensor) -> Tensor:
-    """Return a layer's weight as (groups, outputs of a group, inputs of a group)."""
-    if is_transposed(module):
-        return weight.mT[None]
-    groups = module.groups if isinstance(module, _ConvNd) else 1
-    return weight.reshape(groups, weight.shape[0] // groups, -1)
-
-
-def weight_of_rows(module: nn.Module, rows: Tensor, shape: torch.Size) -> Tensor:
-    """Return the weight, of a layer's shape, that `rows_of_weight` laid out as rows."""
-    return rows[0].mT.reshape(shape) if is_transposed(module) else rows.reshape(shape)
 
 
 def rows_of_inputs(module: nn.Module, inputs: Tensor, counts: Tensor | None) -> Tensor:

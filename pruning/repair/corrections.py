@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
+from pruning.layouts import CONVOLUTION, LINEAR, TRANSPOSED_LINEAR, kind_of, required_layout
 from pruning.refused import RefusedValue
 from pruning.scores.curvature import FisherMatrix, fisher_matrix
-from pruning.scores.readings.network import Network, layer_calls, network, weights_of
+from pruning.scores.readings.network import Network, Weight, layer_calls, network, weights_of
 from pruning.scores.readings.per_example import patches
 from pruning.scores.readings.scoring_data import Loss, ScoringInput, weighted_batches
 
@@ -41,7 +42,7 @@ def run(repair: str, model: nn.Module, loss: Loss, batch: Any) -> None:
 
 def is_layer(module: nn.Module) -> bool:
     """Return whether `rows_of` supports a layer."""
-    return isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
+    return kind_of(module) in (LINEAR, TRANSPOSED_LINEAR, CONVOLUTION)
 
 
 def rows_of(module: nn.Module, inputs: Tensor) -> Tensor:
@@ -135,7 +136,7 @@ def absorb_bias(
         for index, (name, follower) in enumerate(layers[:-1]):  # the channels of the last layer are the outputs
             if name not in kept:
                 continue
-            dead = ~(kept[name].to(before[name].device) != 0).flatten(1).any(1)
+            dead = ~required_layout(net.module_of(name)).rows(kept[name].to(before[name].device) != 0).any(2).flatten()
             if dead.any():
                 _absorb(net, dead, (name, follower), [reader for reader, _ in layers[index + 1 :]], call)
         after = dict(net.model.named_parameters())
@@ -194,7 +195,7 @@ def _absorb(
             )
         high, low = missed.amax(1), missed.amin(1)
         constant = torch.where(high.abs() > low.abs(), high, low)  # at padded borders 0 is missing
-        rows = net.parameters[reader].detach().to(torch.float64).view(len(constant), -1, constant.shape[1])
+        rows = required_layout(module).rows(net.parameters[reader].detach().to(torch.float64))
         bias.data = bias.detach() + (rows @ constant[:, :, None]).flatten().to(bias.dtype)
 
 
@@ -243,7 +244,7 @@ def least_squares(
     """
     with given.network() as net:
         products = _products(net, given)
-        return {name: _refit(net.weights[name].value, mask, products[name], damping) for name, mask in kept.items()}
+        return {name: _refit(net.weights[name], mask, products[name], damping) for name, mask in kept.items()}
 
 
 def _products(net: Network, given: ScoringInput) -> dict[str, Tensor]:
@@ -275,10 +276,9 @@ def _products(net: Network, given: ScoringInput) -> dict[str, Tensor]:
     return {name: total / weights for name, total in totals.items()}
 
 
-def _refit(weight: Tensor, kept: Tensor, products: Tensor, damping: float) -> Tensor:
-    groups, width = products.shape[:2]
-    rows = weight.to(torch.float64).reshape(groups, -1, width)
-    keeps = (kept.to(weight.device) != 0).reshape(rows.shape)
+def _refit(weight: Weight, kept: Tensor, products: Tensor, damping: float) -> Tensor:
+    layout, value = required_layout(weight.module, weight.leaf), weight.value
+    rows, keeps = layout.rows(value.to(torch.float64)), layout.rows(kept.to(value.device) != 0)
     fitted = torch.zeros_like(rows)
     for group, product in enumerate(products):
         product.diagonal().add_(damping * product.diagonal().mean())
@@ -287,7 +287,7 @@ def _refit(weight: Tensor, kept: Tensor, products: Tensor, damping: float) -> Te
                 removed = product[keep][:, ~keep] @ row[~keep]
                 update = torch.linalg.solve(product[keep][:, keep], removed)
                 fitted[group, index, keep] = row[keep] + update
-    return fitted.view_as(weight).to(weight.dtype)
+    return layout.parameter(fitted, value.shape).to(value.dtype)
 
 
 def obs(

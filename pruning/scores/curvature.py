@@ -11,7 +11,6 @@ from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor
-from torch.nn.modules.conv import _ConvTransposeNd
 
 from pruning.scores.readings.network import Network, Weight, in_single_precision
 from pruning.scores.readings.per_example import BatchPass, example_passes
@@ -393,9 +392,10 @@ def obs(
 
 def _refuse_ragged(weights: Mapping[str, Weight], block: int | None) -> None:
     for name, weight in weights.items():
-        shape, kind = weight.parameter.shape, type(weight.module).__name__
-        row = shape.numel() // max(shape[0], 1) if len(shape) > 1 else shape.numel()
-        if block is None or block < 1 or row % block or kind == "Conv1D" or isinstance(weight.module, _ConvTransposeNd):
+        shape, layout = weight.parameter.shape, weight.layout
+        in_order = layout is not None and layout.by_output == tuple(range(len(layout.by_output)))
+        if layout is None or not in_order or block is None or block < 1 or layout.row_entries(shape) % block:
+            kind = type(weight.module).__name__
             raise ValueError(
                 f"`block` (={block!r}) must divide the weights of an output for form='block', but {name!r} of {kind} "
                 f"has shape {tuple(shape)}; choose a divisor. Leave this tensor out if its rows are inputs."

@@ -8,8 +8,8 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.modules.conv import _ConvTransposeNd
 
+from pruning.layouts import required_layout
 from pruning.scores.readings.network import BatchNormMode, Network, batch_norms, in_single_precision, network
 from pruning.scores.readings.per_example import example_passes
 from pruning.scores.readings.scoring_data import (
@@ -157,10 +157,10 @@ def _squares(net: Network, slopes: Mapping[str, Tensor], scored: Sequence[str], 
         if form == "entry":
             found.append((owner.stored * g).to(torch.float64).square_())
         elif form == "filter":
-            found.append(by_unit((owner.value * g).to(torch.float64).square_(), owner.module))
+            found.append(required_layout(owner.module, owner.leaf).sums((owner.value * g).to(torch.float64).square_()))
         else:
             products = (owner.value * g).to(torch.float64)
-            gate = products if form == "bn" else by_unit(products, owner.module)
+            gate = products if form == "bn" else required_layout(owner.module, owner.leaf).sums(products)
             bias = _bias(name)
             if bias in slopes:
                 gate = gate + net.weights[bias].value * at_least_float32(slopes[bias])
@@ -177,15 +177,6 @@ def _gates_of_examples(net: Network, given: ScoringInput) -> dict[str, Tensor]:
             squares = (done.gates(name).to(torch.float64) * done.count).square_().mean(0) * share
             totals[name] = totals[name] + squares if name in totals else squares
     return {name: total.div_(weights) for name, total in totals.items()}
-
-
-def by_unit(values: Tensor, module: nn.Module) -> Tensor:
-    """Return the sum of a weight's entries for each output of its layer, shape (outputs,)."""
-    if isinstance(module, _ConvTransposeNd):  # (in, out / groups, kernel)
-        return values.reshape(module.groups, -1, values.shape[1], values[0, 0].numel()).sum((1, 3)).flatten()
-    if type(module).__name__ == "Conv1D":
-        return values.sum(0)
-    return values.flatten(1).sum(1)
 
 
 def batch_norm_scales(model: nn.Module, parameters: Iterable[str] | None, score: str) -> list[str]:

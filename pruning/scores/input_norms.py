@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from pruning.dependencies.families.stock_transformer import StockTransformer, require_unit, unit_groups
+from pruning.layouts import kind_of, required_layout
 from pruning.scores.readings.network import Network, layer_calls
 from pruning.scores.readings.per_example import patches, windows
 from pruning.scores.readings.scoring_data import ScoringInput, call_network, weighted_batches, without_padding
@@ -99,7 +100,8 @@ def _input_norms(net: Network, given: ScoringInput, score: str) -> dict[str, Ten
             inputs = without_padding(batches[-1], inputs)
         found.setdefault(name, _InputSquares(module)).add(inputs, output)
 
-    with layer_calls(net.layers(), read, prepend=True):
+    layers = (each for each in net.layers() if (kind := kind_of(each[1])) is not None and kind.by_call)
+    with layer_calls(layers, read, prepend=True):
         for batch, _ in weighted_batches(score, given.batches, given.size):
             seen.clear()
             batches[:] = [batch]
@@ -155,7 +157,7 @@ class _InputSquares:
 def _by_weight(module: nn.Module, sums: Tensor, output_size: torch.Size) -> Tensor:
     """Reduce sums at each input position to one for each weight; `output_size` is the spatial size of the outputs."""
     if not isinstance(module, _ConvNd):
-        return sums[:, None] if type(module).__name__ == "Conv1D" else sums
+        return sums.view([-1 if role == "input" else 1 for role in required_layout(module).roles])
     kernel, groups = module.kernel_size, module.groups
     if isinstance(module, _ConvTransposeNd):  # a weight acts at each position whose result is not cut off
         acts = patches(sums.new_ones(1, 1, *output_size), module)[0]

@@ -72,9 +72,7 @@ def allocate(
             return _by_ranking(groups, scores, alive, total, least, most)
         wanted = _shared_sparsities(groups, sparsity)
     if scope.kind == "row":
-        rows = {
-            layout.name: layout.pool - math.floor(wanted[layout.name] * layout.pool + TOLERANCE) for layout in groups
-        }
+        rows = {part.name: part.pool - math.floor(wanted[part.name] * part.pool + TOLERANCE) for part in groups}
         return _by_pool(groups, rows, alive, asked, capped)
     if row.by_itself:
         kept = {name: size - round(wanted[name] * size) for name, size in sizes.items()}
@@ -135,7 +133,7 @@ def _check_windows(scope: Scope, sparsity: float | None) -> None:
 
 def _shared_sparsities(groups: Groups, sparsity: float) -> dict[str, float]:
     """Return name -> sparsity by the allocation of `groups.scope`."""
-    scope, shapes, sizes = groups.scope, [layout.shape for layout in groups], list(groups.sizes.values())
+    scope, shapes, sizes = groups.scope, [part.shape for part in groups], list(groups.sizes.values())
     row = ALLOCATIONS[scope.allocation]
     if not row.code or not any(sizes):
         return dict.fromkeys(groups.sizes, sparsity)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pruning.choices.axes import Scope, Unit
+from pruning.layouts import WeightLayout, natural_layout
 from pruning.refused import RefusedValue
 from pruning.selection.smallest import best_of_pools, prune_smallest_
 
@@ -23,19 +24,21 @@ _REDUCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class Layout:
+class Partition:
     """Partition of one tensor into units, and of the units into pools that are ranked separately.
 
     Args:
         name: name of the parameter in the network.
         shape: shape of the parameter.
-        order: the dimensions in the order in which units are counted.
+        unfolded: this shape, or with a dimension of its own for the matrices that lie along dimension 0.
+        order: the dimensions of `unfolded` in the order in which units are counted.
         entries: number of entries of a unit; they are consecutive once the dimensions are in `order`.
         pool: number of consecutive units ranked together; all units for a whole tensor.
     """
 
     name: str
     shape: torch.Size
+    unfolded: torch.Size
     order: tuple[int, ...]
     entries: int
     pool: int
@@ -46,30 +49,31 @@ class Layout:
 
     def by_unit(self, tensor: Tensor) -> Tensor:
         """Reshape `tensor`, of the parameter's shape, to (units, entries)."""
-        return tensor.permute(self.order).reshape(self.units, self.entries)
+        return tensor.reshape(self.unfolded).permute(self.order).reshape(self.units, self.entries)
 
     def by_entry(self, units: Tensor) -> Tensor:
         """Expand one value for each unit, shape (units,), to the parameter's shape."""
-        ordered = [self.shape[dim] for dim in self.order]
+        ordered = [self.unfolded[dim] for dim in self.order]
         inverse = [self.order.index(dim) for dim in range(len(self.order))]
-        return units[:, None].expand(self.units, self.entries).reshape(ordered).permute(inverse).contiguous()
+        found = units[:, None].expand(self.units, self.entries).reshape(ordered).permute(inverse)
+        return found.reshape(self.shape).contiguous()
 
 
 @dataclass(frozen=True)
 class Groups:
     """Units of all tensors to prune, in the network's order; plain data, built by `groups_of`."""
 
-    layouts: tuple[Layout, ...]
+    parts: tuple[Partition, ...]
     unit: Unit
     scope: Scope
 
-    def __iter__(self) -> Iterator[Layout]:
-        return iter(self.layouts)
+    def __iter__(self) -> Iterator[Partition]:
+        return iter(self.parts)
 
     @cached_property
     def sizes(self) -> dict[str, int]:
         """Name -> number of units."""
-        return {layout.name: layout.units for layout in self.layouts}
+        return {part.name: part.units for part in self.parts}
 
     def reduce(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return name -> score of each unit, shape (units,), by `unit.reduce` and `scope.normalise`.
@@ -81,43 +85,43 @@ class Groups:
             ValueError: a tensor has no scores, or scores of another shape.
         """
         reduced = {}
-        for layout in self.layouts:
-            given = scores.get(layout.name)
+        for part in self.parts:
+            given = scores.get(part.name)
             if given is None:
                 raise ValueError(
-                    f"`scores` lack {layout.name!r}, a tensor to prune; add its scores, or leave the tensor out of "
+                    f"`scores` lack {part.name!r}, a tensor to prune; add its scores, or leave the tensor out of "
                     "`parameters`."
                 )
             # torch has no absolute value of bools, and squares of bytes overflow.
             given = given.detach() if given.dtype.is_signed else given.to(torch.float64)
-            by_entry = given.shape == layout.shape
-            if not by_entry and given.shape != (layout.units,):
+            by_entry = given.shape == part.shape
+            if not by_entry and given.shape != (part.units,):
                 raise ValueError(
-                    f"`scores[{layout.name!r}]` of shape {tuple(given.shape)} must have the parameter's shape "
-                    f"{tuple(layout.shape)}, or one value for each unit, shape ({layout.units},)."
+                    f"`scores[{part.name!r}]` of shape {tuple(given.shape)} must have the parameter's shape "
+                    f"{tuple(part.shape)}, or one value for each unit, shape ({part.units},)."
                 )
-            values = layout.by_unit(given) if by_entry else given[:, None]
-            if layout.entries == 1 or not by_entry:
-                reduced[layout.name] = values[:, 0]
+            values = part.by_unit(given) if by_entry else given[:, None]
+            if part.entries == 1 or not by_entry:
+                reduced[part.name] = values[:, 0]
                 continue
             if self.scope.normalise == "size":  # means compare between units of different sizes
-                values = values / (layout.entries ** (0.5 if self.unit.reduce == "l2" else 1.0))
-            reduced[layout.name] = _REDUCTIONS[self.unit.reduce](values)
+                values = values / (part.entries ** (0.5 if self.unit.reduce == "l2" else 1.0))
+            reduced[part.name] = _REDUCTIONS[self.unit.reduce](values)
         return reduced
 
     def alive(self, masks: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Return name -> bool for each unit, whether any of its entries is unpruned; True without a mask."""
         given = masks or {}
         return {
-            layout.name: layout.by_unit(given[layout.name] != 0).any(1).cpu()
-            if layout.name in given
-            else torch.ones(layout.units, dtype=torch.bool)
-            for layout in self.layouts
+            part.name: part.by_unit(given[part.name] != 0).any(1).cpu()
+            if part.name in given
+            else torch.ones(part.units, dtype=torch.bool)
+            for part in self.parts
         }
 
     def expand(self, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return name -> bool mask of the parameter's shape from `kept`, name -> bool for each unit, shape (units,)."""
-        return {layout.name: layout.by_entry(kept[layout.name]) for layout in self.layouts}
+        return {part.name: part.by_entry(kept[part.name]) for part in self.parts}
 
 
 _WITHOUT = "leave the tensor out of `parameters`, in a sweep by prune.exclude=[{}]"
@@ -127,7 +131,7 @@ def groups_of(
     shapes: Mapping[str, Sequence[int]],
     unit: Unit | None = None,
     scope: Scope | None = None,
-    inputs_first: Container[str] = (),
+    layouts: Mapping[str, WeightLayout | None] | None = None,
 ) -> Groups:
     """Partition tensors of these shapes into units.
 
@@ -135,10 +139,11 @@ def groups_of(
         shapes: name -> shape of every tensor to prune, in the network's order.
         unit: the units; None is single entries.
         scope: the pools in which units are ranked; None is whole tensors.
-        inputs_first: names of tensors whose dimension 0 counts inputs and whose dimension 1 counts outputs.
+        layouts: name -> layout of the tensor, None if it is unknown; None: outputs first, then inputs, for all.
 
     Raises:
-        ValueError: a tensor, named in the message, is not divisible into blocks or windows, or lacks `unit.dim`.
+        ValueError: a tensor, named in the message, is not divisible into blocks or windows, lacks `unit.dim`, or has no
+            known layout where rows, windows, blocks or channels need one.
     """
     unit, scope = unit or Unit(), scope or Scope()
     if unit.spans:
@@ -152,16 +157,23 @@ def groups_of(
                 "leaves nothing to prune in a network with one prunable tensor; pass spare_last=False."
             )
         cut.popitem()
-    return Groups(
-        tuple(_layout(name, shape, unit, scope, name in inputs_first) for name, shape in cut.items()), unit, scope
-    )
+    known = {name: natural_layout(len(shape)) for name, shape in cut.items()} if layouts is None else layouts
+    return Groups(tuple(_partition(name, shape, unit, scope, known[name]) for name, shape in cut.items()), unit, scope)
 
 
-def _layout(name: str, shape: torch.Size, unit: Unit, scope: Scope, inputs_first: bool) -> Layout:
+def _partition(name: str, shape: torch.Size, unit: Unit, scope: Scope, layout: WeightLayout | None) -> Partition:
     natural = tuple(range(len(shape)))
-    by_output = (1, 0, *natural[2:]) if inputs_first else natural
+    if unit.kind == "entry" and scope.kind not in ("row", "window"):
+        return Partition(name, shape, shape, natural, 1, shape.numel())
+    if layout is None or not (layout.is_oriented or unit.kind == "channel"):
+        told = "belongs to no layer that is known" if layout is None else "does not show which of its sides is outputs"
+        key, value = ("unit.kind", unit.kind) if unit.kind != "entry" else ("scope.kind", scope.kind)
+        raise RefusedValue(key, value).because(
+            f"needs the outputs and inputs of each tensor, but {name!r} of shape {tuple(shape)} {told}; prune it by "
+            f"single entries (unit.kind='entry', scope.kind='layer'), or {_WITHOUT.format(name)}."
+        )
     if scope.kind == "window":
-        return _windows(name, shape, scope, by_output)
+        return _windows(name, shape, scope, layout)
     if unit.kind == "channel":
         if len(shape) < 2 or not -len(shape) <= unit.dim < len(shape):
             raise RefusedValue("unit.dim", unit.dim).because(
@@ -170,29 +182,28 @@ def _layout(name: str, shape: torch.Size, unit: Unit, scope: Scope, inputs_first
             )
         dim = unit.dim % len(shape)
         size = shape.numel() // max(shape[dim], 1)
-        return Layout(name, shape, (dim, *(d for d in natural if d != dim)), size, shape[dim])
-    row = shape.numel() // max(shape[by_output[0]], 1) if len(shape) > 1 else shape.numel()
+        return Partition(name, shape, shape, (dim, *(d for d in natural if d != dim)), size, shape[dim])
+    row = layout.row_entries(shape)
     size = unit.size if unit.kind == "block" else 1
     if row % size:
         raise RefusedValue("unit.size", size).because(
             f"must divide the weights of one output, but {name!r} of shape {tuple(shape)} has {row}; choose a divisor, "
             f"or {_WITHOUT.format(name)}."
         )
-    if scope.kind == "row":
-        return Layout(name, shape, by_output, size, row // size)
-    return Layout(name, shape, natural if size == 1 else by_output, size, shape.numel() // size)
+    pool = row // size if scope.kind == "row" else shape.numel() // size
+    return Partition(name, shape, layout.unfolded(shape), layout.by_output, size, pool)
 
 
-def _windows(name: str, shape: torch.Size, scope: Scope, by_output: tuple[int, ...]) -> Layout:
+def _windows(name: str, shape: torch.Size, scope: Scope, layout: WeightLayout) -> Partition:
     """Partition a tensor into windows of consecutive inputs; in a convolution, of channels at one kernel position."""
-    inputs = shape[by_output[1]] if len(shape) > 1 else shape.numel()
+    unfolded, order = layout.unfolded(shape), layout.by_position
+    inputs = unfolded[order[-1]]
     if inputs % scope.m:
         raise RefusedValue("scope.m", scope.m).because(
             f"must divide the input dimension, but {name!r} of shape {tuple(shape)} has {inputs} inputs; choose a "
             f"divisor, or {_WITHOUT.format(name)}."
         )
-    order = (by_output[0], *by_output[2:], by_output[1]) if len(shape) > 1 else (0,)
-    return Layout(name, shape, order, 1, scope.m)
+    return Partition(name, shape, unfolded, order, 1, scope.m)
 
 
 def select(
@@ -213,12 +224,12 @@ def select(
         ValueError: a survivor's score is NaN; the message names the tensor.
     """
     kept = {}
-    for layout in groups:
-        name = layout.name
-        keep = torch.ones(layout.units, dtype=torch.bool) if alive is None else alive[name].clone()
+    for part in groups:
+        name = part.name
+        keep = torch.ones(part.units, dtype=torch.bool) if alive is None else alive[name].clone()
         values = scores[name].detach().cpu()
-        if layout.pool < layout.units:
-            kept[name] = _by_pool(layout, values, keep, counts[name])
+        if part.pool < part.units:
+            kept[name] = _by_pool(part, values, keep, counts[name])
             continue
         survivors = int(keep.sum())
         try:
@@ -228,8 +239,8 @@ def select(
     return kept
 
 
-def _by_pool(layout: Layout, scores: Tensor, alive: Tensor, count: int) -> Tensor:
+def _by_pool(part: Partition, scores: Tensor, alive: Tensor, count: int) -> Tensor:
     """Keep the `count` best survivors of each pool, all pools at once."""
     if bool((scores.isnan() & alive).any()):
-        raise ValueError(f"Pruning {layout.name}: its scores hold NaN where an entry is unpruned; repair the tensor.")
-    return best_of_pools(scores.view(-1, layout.pool), alive.view(-1, layout.pool), count).view(-1)
+        raise ValueError(f"Pruning {part.name}: its scores hold NaN where an entry is unpruned; repair the tensor.")
+    return best_of_pools(scores.view(-1, part.pool), alive.view(-1, part.pool), count).view(-1)

@@ -32,6 +32,7 @@ from pruning.choices import axes
 from pruning.choices.combining import Choices
 from pruning.dynamics.changing_masks import Dynamics
 from pruning.engine.classes import with_unit_of_class
+from pruning.layouts import layout_of
 from pruning.refused import Refused, UnknownOption
 from pruning.selection.selection_groups import Groups, groups_of
 
@@ -124,8 +125,10 @@ class Round:
 
     def cut(self, chosen: Sequence[Prunable], names: Collection[str]) -> Groups:
         """Return the units of the tensors `names`, as the engine counts them."""
-        shapes = {p.name: p.module.get_parameter(p.parameter).shape for p in chosen if p.name in names}
-        return groups_of(shapes, replace(self.choices.unit, spare_last=False), self.choices.scope)
+        cut = [each for each in chosen if each.name in names]
+        shapes = {each.name: each.module.get_parameter(each.parameter).shape for each in cut}
+        layouts = {each.name: layout_of(each.module, each.parameter) for each in cut}
+        return groups_of(shapes, replace(self.choices.unit, spare_last=False), self.choices.scope, layouts)
 
 
 def rank(

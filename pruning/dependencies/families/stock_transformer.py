@@ -21,6 +21,7 @@ from pruning.dependencies.dependency_groups import (
 )
 from pruning.dependencies.families.family import MODEL_TYPES, Family, family_of
 from pruning.holding.parameter import first_names, joined, plain_modules, plain_parameters, plain_tensors
+from pruning.layouts import TRANSPOSED_LINEAR, kind_of, layout_of, required_layout
 from pruning.masks.mask_set import MaskSet
 from pruning.measure.macs import counted, rule_of
 
@@ -90,15 +91,15 @@ class StockTransformer:
     def outputs_of(self, path: str) -> Iterator[ParameterAxis]:
         """Yield the places of a layer's outputs in its weight and its bias."""
         module = self.modules.get(path)
-        for leaf, parameter in plain_parameters(module) if module is not None else ():
-            last = parameter.ndim - 1
-            yield ParameterAxis(joined(path, leaf), last if type(module).__name__ == "Conv1D" else 0)
+        for leaf, _ in plain_parameters(module) if module is not None else ():
+            layout = layout_of(module, leaf) if module is not None else None
+            yield ParameterAxis(joined(path, leaf), layout.outputs if layout is not None else 0)
 
     def inputs_of(self, path: str) -> Iterator[ParameterAxis]:
         """Yield the place of a layer's inputs in its weight."""
         module = self.modules.get(path)
         if module is not None:
-            yield ParameterAxis(joined(path, "weight"), 0 if type(module).__name__ == "Conv1D" else 1)
+            yield ParameterAxis(joined(path, "weight"), required_layout(module).inputs)
 
     def stream(self) -> Iterator[ParameterAxis]:
         """Yield the places of the residual stream's channels, in everything that reads, writes or normalises them."""
@@ -314,7 +315,7 @@ def _by_first_name(group: DependencyGroup, names: Mapping[str, str]) -> tuple[Me
 
 
 def _tensors(found: StockTransformer, uses: Mapping[str, int]) -> dict[str, Held]:
-    transposed = [path for path, module in found.modules.items() if type(module).__name__ == "Conv1D"]
+    transposed = [path for path, module in found.modules.items() if kind_of(module) is TRANSPOSED_LINEAR]
     return held_tensors(found.tensors, uses, {joined(path, "weight"): 1 for path in transposed})
 
 

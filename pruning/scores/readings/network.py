@@ -15,7 +15,6 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
 from pruning.holding.copies import copied, values_with_history
@@ -33,12 +32,20 @@ from pruning.holding.parameter import (
     unwrapped,
 )
 from pruning.holding.reparam import masked
+from pruning.layouts import (
+    ATTENTION,
+    CONVOLUTION,
+    LINEAR,
+    TRANSPOSED_CONVOLUTION,
+    TRANSPOSED_LINEAR,
+    WeightLayout,
+    kind_of,
+    layout_of,
+)
 
 BatchNormMode: TypeAlias = Literal["train", "eval"]
 Masks: TypeAlias = Mapping[str, Tensor]
 Key = TypeVar("Key")
-
-ATTENTION_PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,11 @@ class Weight:
     kept: Tensor | None
 
     @property
+    def layout(self) -> WeightLayout | None:
+        """Meaning of the dimensions; None for a parameter of no known layer."""
+        return layout_of(self.module, self.leaf)
+
+    @property
     def stored(self) -> Tensor:
         """The values w, including those that the model still stores for pruned entries."""
         check_has_values(f"{type(self.module).__name__}.{self.leaf}", self.parameter)
@@ -67,9 +79,8 @@ class Weight:
 
 def is_prunable(module: nn.Module, leaf: str) -> bool:
     """Return whether a parameter is the weight of a linear or convolutional layer, or of an attention projection."""
-    if isinstance(module, nn.MultiheadAttention):
-        return leaf in ATTENTION_PROJECTIONS
-    return leaf == "weight" and (isinstance(module, nn.Linear | _ConvNd) or type(module).__name__ == "Conv1D")
+    kinds = (LINEAR, TRANSPOSED_LINEAR, CONVOLUTION, TRANSPOSED_CONVOLUTION, ATTENTION)
+    return kind_of(module) in kinds and layout_of(module, leaf) is not None
 
 
 def weights_of(

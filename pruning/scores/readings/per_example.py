@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from pruning.layouts import LINEAR, TRANSPOSED_LINEAR, has_plain_forward, kind_of
 from pruning.scores.readings.network import Network, layer_calls
 from pruning.scores.readings.scoring_data import (
     ScoringInput,
@@ -125,7 +126,7 @@ class BatchPass:
             squares = deltas[0].square()
             squares = squares if signs is None else squares.mul_(signs[:, None])
             read = calls[0].inputs.square()
-            return read.T @ squares if _is_transposed(calls[0].module) else squares.T @ read
+            return read.T @ squares if kind_of(calls[0].module) is TRANSPOSED_LINEAR else squares.T @ read
         total = torch.zeros_like(weight, requires_grad=False)
         step = max(1, AT_ONCE // max([weight.numel(), *(_patch_entries(call) for call in calls)]))
         for start in range(0, self.count, step):
@@ -195,12 +196,6 @@ def _factors(shares: Sequence[float], like: Tensor) -> Tensor | None:
     return torch.tensor(roots, dtype=like.dtype, device=like.device)
 
 
-_CONVOLUTIONS: tuple[type[_ConvNd], ...] = (
-    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
-    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
-)
-
-
 def _unviewed(output: Tensor) -> Tensor:
     """Return the base of an output that views all of it: a later in-place change takes the view out of the graph."""
     base = output._base
@@ -208,13 +203,8 @@ def _unviewed(output: Tensor) -> Tensor:
 
 
 def _is_known(module: nn.Module) -> bool:
-    forwards = (nn.Linear.forward, *(kind.forward for kind in _CONVOLUTIONS))
-    return type(module).forward in forwards or _is_transposed(module)
-
-
-def _is_transposed(module: nn.Module) -> bool:
-    """Return whether this is the `Conv1D` of transformers, a linear layer whose weight has shape (in, out)."""
-    return type(module).__name__ == "Conv1D"
+    kind = kind_of(module)
+    return kind is not None and kind.by_call and has_plain_forward(module)
 
 
 def _fits(call: _Call, count: int) -> bool:
@@ -253,7 +243,7 @@ def _rows(call: _Call, delta: Tensor, part: slice) -> Tensor:
     if isinstance(call.module, _ConvNd):
         return _products(delta.flatten(2), patches(inputs, call.module), call.module.groups)
     inputs, delta = inputs.reshape(len(inputs), -1, inputs.shape[-1]), delta.reshape(len(delta), -1, delta.shape[-1])
-    return inputs.mT @ delta if _is_transposed(call.module) else delta.mT @ inputs
+    return inputs.mT @ delta if kind_of(call.module) is TRANSPOSED_LINEAR else delta.mT @ inputs
 
 
 def _products(outer: Tensor, patched: Tensor, groups: int) -> Tensor:
@@ -291,6 +281,6 @@ def _patch_entries(call: _Call) -> int:
 
 def _by_unit(products: Tensor, module: nn.Module) -> Tensor:
     """Sum over positions: return shape (examples, units)."""
-    if isinstance(module, nn.Linear) or _is_transposed(module):
+    if kind_of(module) in (LINEAR, TRANSPOSED_LINEAR):
         return products.flatten(1, -2).sum(1) if products.dim() > 2 else products
     return products.flatten(2).sum(2)

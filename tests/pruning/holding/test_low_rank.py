@@ -16,6 +16,8 @@ from pruning import LowRankUpdates
 class Conv1D(nn.Module):
     """Linear layer with a weight of (inputs, outputs), as in transformers."""
 
+    __module__ = "transformers.pytorch_utils"
+
     def __init__(self, outputs: int, inputs: int) -> None:
         super().__init__()
         self.nf = outputs

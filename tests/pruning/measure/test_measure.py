@@ -18,6 +18,8 @@ from pruning.measure.report import CAVEAT, LayerMacs, Macs, TensorSize
 class Conv1D(nn.Module):
     """A copy of transformers' layer with this name: y = x W + b with W of shape (in, out)."""
 
+    __module__ = "transformers.pytorch_utils"
+
     def __init__(self, outputs, inputs):
         super().__init__()
         self.nf = outputs

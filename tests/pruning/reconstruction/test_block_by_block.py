@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 
 import pruning
+from pruning.layouts import required_layout
 from pruning.reconstruction.block_order import parts_of
 from pruning.reconstruction.layer_problem import (
     LayerProblem,
     Solution,
     Target,
     rows_of_inputs,
-    rows_of_weight,
-    weight_of_rows,
 )
 from pruning.reconstruction.sparsegpt import sparsegpt
 
@@ -137,7 +136,7 @@ def naively(model: nn.Module, blocks: list[list[str]], batches: list[Any], targe
         rows = {name: inputs_of(model, name, batches) for name in names}
         for name in names:
             layer: Any = model.get_submodule(name)
-            inputs, weight = rows[name], rows_of_weight(layer, layer.weight.detach())
+            inputs, weight = rows[name], required_layout(layer).rows(layer.weight.detach())
             pruned, done = [], 0
             for index, part in enumerate(weight):
                 product = 2 / inputs.shape[1] * inputs[index].mT @ inputs[index]
@@ -146,7 +145,7 @@ def naively(model: nn.Module, blocks: list[list[str]], batches: list[Any], targe
                 own = target if target.m else Target(count / part.numel())
                 pruned.append(sparsegpt(LayerProblem(part, product, torch.ones_like(part) != 0, own)).weight)
             with torch.no_grad():
-                layer.weight.copy_(weight_of_rows(layer, torch.stack(pruned), layer.weight.shape))
+                layer.weight.copy_(required_layout(layer).parameter(torch.stack(pruned), layer.weight.shape))
     return model
 
 

@@ -341,6 +341,8 @@ def test_a_block_scores_what_removing_all_of_it_costs() -> None:
 class Conv1D(nn.Module):
     """Stands for transformers' layer of that name: W has the shape (inputs, outputs)."""
 
+    __module__ = "transformers.pytorch_utils"
+
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(4, 4))

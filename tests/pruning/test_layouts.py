@@ -1,0 +1,162 @@
+"""Layouts: the rows of a weight are the weights that one output reads, whatever the layer, and stacks are found."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import pruning
+from pruning.choices.axes import Unit
+from pruning.layouts import EXPERTS, LINEAR, TRANSPOSED_LINEAR, WeightLayout, kind_of, layout_of, required_layout
+
+
+class Conv1D(nn.Module):
+    """Stands for transformers' layer of that name: y = x W with W of shape (inputs, outputs)."""
+
+    __module__ = "transformers.pytorch_utils"
+
+    def __init__(self, outputs: int, inputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+class Renamed(Conv1D):
+    __module__ = "mine"
+
+
+LAYERS = (
+    (nn.Linear(5, 4), (5,), -1),
+    (Conv1D(4, 5), (5,), -1),
+    (Renamed(4, 5), (5,), -1),
+    (nn.Conv2d(6, 4, (3, 2), groups=2), (6, 5, 5), 1),
+    (nn.Conv1d(4, 8, 3, groups=4), (4, 7), 1),
+    (nn.ConvTranspose2d(6, 4, (2, 3)), (6, 5, 5), 1),
+    (nn.ConvTranspose1d(6, 8, 3, groups=2), (6, 7), 1),
+)
+
+
+@pytest.mark.parametrize(("layer", "shape", "dim"), LAYERS, ids=lambda each: type(each).__name__)
+def test_a_row_is_what_one_output_reads(layer: Any, shape: tuple[int, ...], dim: int) -> None:
+    outputs = layer(torch.randn(2, *shape)).movedim(dim, 0).flatten(1).sum(1)
+    layout = required_layout(layer)
+    rows = layout.rows(torch.arange(layer.weight.numel()).view_as(layer.weight))
+
+    torch.testing.assert_close(layout.parameter(rows, layer.weight.shape).flatten(), torch.arange(rows.numel()))
+    torch.testing.assert_close(layout.sums(layer.weight), layout.rows(layer.weight).sum(2).flatten())
+    for output, row in zip(outputs, rows.flatten(0, 1), strict=True):
+        (read,) = torch.autograd.grad(output, layer.weight, retain_graph=True)
+        assert set(row.tolist()) == set(read.flatten().nonzero()[:, 0].tolist())
+
+
+def test_other_weights_have_rows_too() -> None:
+    lstm, cell = nn.LSTM(3, 5, proj_size=2), nn.GRUCell(3, 5)
+    attention, bilinear = nn.MultiheadAttention(4, 2), nn.Bilinear(2, 3, 4)
+
+    assert layout_of(lstm, "weight_ih_l0") == WeightLayout(("output", "input"), 4)
+    assert layout_of(lstm, "weight_hr_l0") == WeightLayout(("output", "input"), 1)
+    assert layout_of(cell, "weight_hh") == WeightLayout(("output", "input"), 3)
+    assert layout_of(attention, "in_proj_weight") == WeightLayout(("output", "input"), 3)
+    assert required_layout(bilinear).rows(bilinear.weight).shape == (1, 4, 6)
+    assert (
+        layout_of(lstm, "bias_ih_l0") is layout_of(nn.LayerNorm(3), "weight") is layout_of(nn.Linear(1, 1), "x") is None
+    )
+
+
+class Experts(nn.Module):
+    """Experts whose stacks have the given shapes."""
+
+    def __init__(self, first: tuple[int, ...], second: tuple[int, ...], **own: Any) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(first)), nn.Parameter(torch.randn(second))
+        for name, value in own.items():
+            setattr(self, name, value)
+
+
+OUT, IN, UNKNOWN = ("stack", "output", "input"), ("stack", "input", "output"), ("stack", "unknown", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("experts", "roles"),
+    [
+        (Experts((4, 12, 3), (4, 3, 6)), OUT),
+        (Experts((4, 3, 12), (4, 6, 3)), IN),
+        (Experts((4, 6, 3), (4, 3, 6)), UNKNOWN),
+        (Experts((4, 6, 3), (4, 3, 6), is_transposed=False), OUT),
+        (Experts((4, 6, 3), (4, 3, 6), first_bias=nn.Parameter(torch.randn(4, 6))), OUT),
+        (Experts((4, 6, 3), (4, 3, 6), first_bias=nn.Parameter(torch.randn(4, 3))), IN),
+        (Experts((4, 6, 3), (4, 3, 6), router=nn.Linear(3, 4)), OUT),
+        (Experts((4, 3, 6), (4, 6, 3), router=nn.Linear(3, 4)), IN),
+        (Experts((4, 6, 6), (4, 6, 6), is_transposed=True), IN),
+        (Experts((4, 9, 3), (4, 9, 3), in_size=3, output_size=9), OUT),
+        (Experts((24, 3), (24, 3), num_experts=4), ("unknown", "unknown")),
+    ],
+)
+def test_stacks_of_experts_are_found_by_structure(experts: Experts, roles: tuple[str, ...]) -> None:
+    layout = layout_of(experts, "first")
+
+    assert kind_of(experts) is EXPERTS
+    assert layout is not None
+    assert layout.roles == roles
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Experts((4, 6, 6), (4, 6, 6)),  # two tables of biases, one value for each head and pair of positions
+        Experts((1, 9, 3), (1, 1, 3)),  # positions, and a token
+        Experts((4, 9, 3), (2, 3, 9)),
+        Experts((4, 9, 3), (4, 5, 7)),
+        Experts((9, 3), (3, 9)),
+    ],
+)
+def test_other_tensors_are_no_experts(other: Experts) -> None:
+    assert kind_of(other) is None
+
+
+def test_a_class_is_known_by_what_it_is_not_by_its_name() -> None:
+    own = type("Conv1D", (nn.Linear,), {})
+    raw = type("Conv1D", (nn.Module,), {})
+
+    assert kind_of(own(3, 2)) is LINEAR
+    assert kind_of(Renamed(3, 2)) is TRANSPOSED_LINEAR
+    assert kind_of(raw()) is None
+
+
+class Raw(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.out = nn.Parameter(torch.randn(8, 4)), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(F.linear(x, self.w))
+        return out
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scope": "row", "sparsity": 0.5},
+        {"unit": Unit("block", size=4), "sparsity": 0.5},
+        {"unit": "channel", "sparsity": 0.5},
+    ],
+)
+def test_a_weight_of_no_known_layer_has_entries_only(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"'w' of shape .8, 4. belongs to no layer that is known; prune it by single"):
+        pruning.prune(Raw(), "magnitude", parameters=["w"], **options)
+    with pytest.raises(ValueError, match="belongs to no layer"):
+        pruning.prune(Raw(), "n_m", n=2, m=4, parameters=["w"])
+
+    assert pruning.prune(Raw(), "magnitude", parameters=["w"], sparsity=0.5).masks["w"].sum() == 16
+
+
+def test_rows_of_a_grouped_transposed_convolution_end_with_its_group() -> None:
+    model = nn.Sequential(nn.ConvTranspose1d(6, 8, 3, groups=2, bias=False))
+
+    mask = pruning.prune(model, "magnitude", sparsity=1 / 3, scope="row").masks["0.weight"]
+
+    assert mask.view(2, 3, 4, 3).sum((1, 3)).tolist() == [[6] * 4] * 2
