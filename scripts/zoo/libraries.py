@@ -226,7 +226,7 @@ def _build_timm(name: str) -> Built:
 
 def _build_ultralytics(name: str) -> Built:
     ultralytics: Any = importlib.import_module("ultralytics")
-    kind = ultralytics.RTDETR if name.startswith("rtdetr") else ultralytics.YOLO
+    kind = ultralytics.RTDETR if "rtdetr" in name else ultralytics.YOLO
     model = kind(f"{name}.yaml").model.eval()
     size, inputs = _that_run(model, ((f"{s} x {s} pixels", _images(s)) for s in SIZES))
     last = f"model.{len(model.model) - 1}"

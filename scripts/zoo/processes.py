@@ -93,7 +93,10 @@ def _lines(
         line, _, pending = pending.partition(b"\n")
         outcome = json.loads(line)
         waiting.remove(outcome["part"])
+        built = outcome["part"] != "build" or outcome["verdict"] == "right"
         yield outcome
+        if not built:
+            return
 
 
 def _why(child: subprocess.Popen[bytes], printed: Any) -> tuple[str, str]:

@@ -85,6 +85,8 @@ STAGES = ("hidden_size", "dims", "channels", "embed_dim", "conv_dim", "widths")
 """Parts of names of lists with the width of each stage."""
 LARGEST = 30_000_000
 """Number of parameters above which a network does not count as small."""
+BINS = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "num_mels", "input_dim")
+"""Keys with the number of features of a step of speech."""
 UNSET: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "head_dim": 8,
@@ -252,7 +254,7 @@ def _inputs(model: Any, task: str) -> Iterator[tuple[str, Callable[[int, int], A
     """Yield the inputs that a network of a task may take."""
     main = str(getattr(model, "main_input_name", "input_ids"))
     decoder = {"decoder_input_ids": 6} if task in ("seq2seq", "speech") else {}
-    if task in ("causal", "masked", "seq2seq"):
+    if task in ("causal", "masked", "seq2seq") or main == "input_ids":
         tokens = {main: LENGTH, **decoder}
         yield f"{LENGTH} tokens", lambda batch, seed: _tokens(tokens, batch, seed)
         if decoder:
@@ -276,7 +278,7 @@ def _shapes(config: Any, task: str) -> Iterator[tuple[int, ...]]:
         yield from ((channels, size, size) for size in sizes)
         return
     yield (4000,)
-    bins: int = getattr(config, "num_mel_bins", None) or getattr(config, "input_feat_per_channel", None) or 16
+    bins = next((getattr(config, name) for name in BINS if isinstance(getattr(config, name, None), int)), 16)
     for length in (2 * POSITIONS, 64, 200, 1024):
         yield (bins, length)
         yield (length, bins)
