@@ -71,7 +71,7 @@ def _shape(model: nn.Module, given: Any) -> tuple[int, ...]:
 
 
 def _outputs(model: nn.Module, example: Any, built: Built) -> list[nn.Module]:
-    """Return the layers that make outputs, and all modules of heads."""
+    """Return the layers that make outputs, those with as many channels as the first output, and all heads' modules."""
     made: dict[int, nn.Module] = {}
     kept: list[Tensor] = []
 
@@ -87,6 +87,9 @@ def _outputs(model: nn.Module, example: Any, built: Built) -> list[nn.Module]:
     for hook in hooks:
         hook.remove()
     ends = [made[p] for each in _tensors(found) if (p := each.untyped_storage().data_ptr()) in made]
+    shape = _tensors(found)[0].shape
+    channels = shape[-1] if len(shape) == 3 else shape[1]
+    ends += [each for each in layers if each.weight.shape[0] == channels]
     inside = [module for name in built.heads for module in model.get_submodule(name).modules()]
     return [*ends, *inside]
 
