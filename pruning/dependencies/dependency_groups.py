@@ -399,14 +399,14 @@ def check_reachable(groups: DependencyGroups, sparsity: float, alive: Mapping[st
     alive, budget = alive or groups.alive(), groups.scope.budget
     whole, left = groups.whole(budget), _least(groups, alive)
     if left > whole - sparsity * whole + TINY * whole:
-        scope = groups.scope
-        others = "".join(
-            f", or a lower `scope.{name}`" for name in ("min_kept", "round_to") if getattr(scope, name) > 1
-        )
+        scope, reachable = groups.scope, 1 - left / whole
+        lower = [f"`scope.{name}`" for name in ("min_kept", "round_to") if getattr(scope, name) > 1]
+        lower = ["sparsity", *lower] if reachable > TINY else lower
+        remedy = f"type a lower {', or a lower '.join(lower)}" if lower else "choose another unit, such as 'entry'"
         raise ValueError(
-            f"`sparsity` (={sparsity}) cannot be reached: it must be at most {1 - left / whole:.6g} of the {budget} "
+            f"`sparsity` (={sparsity}) cannot be reached: it must be at most {reachable:.6g} of the {budget} "
             f"with `scope.min_kept` (={scope.min_kept}; each group keeps at least one channel) and `scope.round_to` "
-            f"(={scope.round_to}); type a lower sparsity{others}."
+            f"(={scope.round_to}); {remedy}."
         )
 
 

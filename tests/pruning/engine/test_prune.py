@@ -792,3 +792,18 @@ def test_prune_takes_further_masks_as_plan_does():
     found = pruning.prune(model, sparsity=0.5, masks={name: first}).masks
     assert found == pruning.plan(Golden(), sparsity=0.5, masks={name: first}).masks
     assert not found[name][0].any()
+
+
+def test_a_sparsity_out_of_reach_names_only_what_can_be_changed() -> None:
+    whole = nn.Sequential(nn.Conv2d(3, 6, 1), nn.GroupNorm(1, 6), nn.Conv2d(6, 3, 1))  # one norm over all channels
+    images = torch.randn(2, 3, 4, 4)
+    with pytest.raises(
+        ValueError, match=r"must be at most 0 of the channels .* choose another unit, such as 'entry'\.$"
+    ):
+        pruning.prune(whole, unit="group", example=images, sparsity=0.5)
+    free = nn.Sequential(nn.Conv2d(3, 6, 1), nn.Conv2d(6, 3, 1))
+    for name, reached in (("min_kept", "0"), ("round_to", "0")):
+        with pytest.raises(ValueError, match=rf"at most {reached} of .*; type a lower `scope.{name}`\.$"):
+            pruning.prune(free, unit="group", example=images, sparsity=0.5, **{name: 6})
+    with pytest.raises(ValueError, match=r"at most 0\.833333 of .*; type a lower sparsity\.$"):
+        pruning.prune(free, unit="group", example=images, sparsity=0.9)
