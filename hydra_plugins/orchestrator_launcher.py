@@ -52,13 +52,13 @@ class OrchestratorSweeper(BasicSweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         """Expand the axes into jobs and launch them as one batch; a typed axis replaces the preset's axis."""
-        from orchestrator.sweep.launch import raise_for, refuse_empty_axes
+        from orchestrator.sweep.launch import check_axes, raise_for
 
         assert self.hydra_context is not None
         assert self.launcher is not None
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         overrides = parser.parse_overrides([*self._parse_config(), *arguments])
-        refuse_empty_axes(overrides)
+        check_axes(overrides)
         (jobs,) = self.split_arguments(overrides, None)
         results = self.launcher.launch(jobs, initial_job_idx=0)
         raise_for(results)

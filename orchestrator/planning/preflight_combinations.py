@@ -7,13 +7,15 @@ round numbers and the sparsity of built-in methods do not affect whether it can 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from orchestrator.catalogue.data import DATA
+from orchestrator.catalogue.models import MODELS
 from orchestrator.config import sources
 from orchestrator.config.schema import MATCHING, objectives
 from orchestrator.core.plain_data import canonical_json, digest
-from orchestrator.core.specs import Plan, StageSpec
+from orchestrator.core.specs import Plan, PruneFields, StageSpec
 from orchestrator.core.stage_kinds import KINDS
 
 RELEASES = ("orchestrator", "python", "torch", "numpy")
@@ -41,7 +43,7 @@ def combinations(
         plan: the plan
         finished: keys of finished stages
         environment: package -> release; a combination's key depends on `RELEASES`
-        own_only: leave out stages without custom code
+        own_only: leave out stages without custom code, and without patterns for a network that needs no files
     """
     releases = [environment.get(package) for package in RELEASES]
     dense: dict[str, tuple[StageSpec, str]] = {}
@@ -54,7 +56,7 @@ def combinations(
         root, network = dense[key]
         if not KINDS[spec.kind].trains or KINDS[spec.kind].part:  # the round shows as much as its parts
             continue
-        if key in finished or (own_only and not _has_own_code(spec)):
+        if key in finished or (own_only and not (_has_own_code(spec) or _names_parameters(spec, root))):
             continue
         part = spec.fields["train"] if spec is root else _less(spec.fields, "seed", "round", "target", "amount")
         groups.setdefault(canonical_json([network, spec.kind, part, _asked(spec)]), []).append(spec)
@@ -86,6 +88,15 @@ def _has_own_code(spec: StageSpec) -> bool:
     ours = sources.OURS | sources.VERSIONED
     found = {target.partition(".")[0] for target in sources.targets(dict(spec.fields))}
     return bool(found - ours) or bool(spec.typed.sources.modules or spec.typed.sources.files)
+
+
+def _names_parameters(spec: StageSpec, root: StageSpec) -> bool:
+    """Return whether a stage prunes by patterns for names, and its network and data are built without files."""
+    if not KINDS[spec.kind].prunes or replace(spec.typed.prune, types=(), holding=PruneFields.holding) == PruneFields():
+        return False
+    rows = {"model": MODELS, "data": DATA}
+    found = [rows[part].get(str(root.fields[part].get("kind"))) for part in rows]
+    return all(row is not None and not {"path", "root"} & {each.name for each in row.options} for row in found)
 
 
 def _less(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:

@@ -67,7 +67,8 @@ def preview(
         "",
         *_table(plan, finished),
         "",
-        "Nothing was run, because of dry_run=true. A real run first tries whether built-in parts fit each other.",
+        "Nothing was run, because of dry_run=true. A real run first tries whether built-in parts fit each other and "
+        "names under `prune` fit the network.",
     ]
     return "\n".join(lines)
 

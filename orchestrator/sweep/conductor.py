@@ -24,7 +24,7 @@ from orchestrator.core.events import SweepInfo, Tracker
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.records import StageRecord
-from orchestrator.core.redact import redact_argument
+from orchestrator.core.redact import redact, redact_argument
 from orchestrator.core.specs import Job, Plan
 from orchestrator.core.work_order import Report
 from orchestrator.execution.inline import InlineExecutor
@@ -348,7 +348,7 @@ def _tracker(tracking: Mapping[str, Any], store: Store, say: Callable[[str], Non
     uri, experiment = resolve_uri(tracking["uri"]), resolve_experiment(tracking["experiment"])
     reading = partial(ViewWriter, read=store.read, curve=store.checkpoints.curve, leases=store.leases)
     make = partial(reading, uri=uri, experiment=experiment)
-    return TrackerProcess(make, say)
+    return TrackerProcess(make, say, server=redact(uri) if uri.startswith("http") else None)
 
 
 def _places(config: Mapping[str, Any], store: Store, name: str) -> dict[str, str]:

@@ -51,8 +51,8 @@ def preflight(
         plan: plan of the sweep
         finished: keys of stages that need not run
         environment: package -> release
-        own_only: for a dry run, which writes nothing: try only combinations with custom code, as the rules of the
-            configuration cover built-in parts
+        own_only: for a dry run, which writes nothing: try only combinations with custom code or with patterns for
+            names, as the rules of the configuration cover built-in parts
         say: prints what is tried, and how many are left after `QUIET` seconds
 
     Raises:

@@ -102,11 +102,24 @@ def raise_for(results: Sequence[JobReturn]) -> None:
             raise result._return_value
 
 
-def refuse_empty_axes(overrides: Sequence[Override]) -> None:
-    """Raise `ConfigError` for an axis without values: Hydra would run no job, without a message."""
+def check_axes(overrides: Sequence[Override]) -> None:
+    """Raise `ConfigError` for an axis without values, which would run no job, or with one twice, which adds no job."""
     for override in overrides:
-        if override.is_sweep_override() and override.is_discrete_sweep() and not [*override.sweep_iterator()]:
-            raise ConfigError(_empty(override))
+        if override.is_sweep_override() and override.is_discrete_sweep():
+            values = [*override.sweep_iterator()]
+            if not values:
+                raise ConfigError(_empty(override))
+            twice = next((value for index, value in enumerate(values[:MOST_COMPARED]) if value in values[:index]), None)
+            if twice is not None:
+                given = str(override.input_line).partition("=")[2]
+                raise ConfigError(
+                    f"`{override.key_or_group}` (={given}) has {twice} twice, and equal trials are trained once; leave "
+                    "one out."
+                )
+
+
+MOST_COMPARED = 1000
+"""Number of values of an axis that are compared with each other."""
 
 
 def _empty(override: Override) -> str:

@@ -14,7 +14,7 @@ from orchestrator.catalogue.models import MODELS
 from orchestrator.core.errors import ModelError
 from orchestrator.core.seeding import seeded
 from orchestrator.core.specs import PruneFields
-from orchestrator.workloads.targets import create, given
+from orchestrator.workloads.targets import FILLED, create, given
 from pruning.layouts import TRANSPOSED_LINEAR, kind_of
 
 OURS = ("weights", "revision", "reinitialise")
@@ -36,7 +36,7 @@ def build(config: Mapping[str, Any], *, input_shape: Sequence[int], classes: int
     Raises:
         OrchestratorError: the target fails, or does not return an `nn.Module`.
     """
-    found = {"input_shape": list(input_shape), "classes": classes}
+    found = dict(zip(FILLED, (list(input_shape), classes), strict=True))
     filled = {
         key: found[key] if key in found and value is None else value for key, value in config.items() if key not in OURS
     }

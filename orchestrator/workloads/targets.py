@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from traceback import extract_tb
 from typing import Any
 
 from hydra.errors import InstantiationException
-from hydra.utils import instantiate
+from hydra.utils import get_object, instantiate
 
 from orchestrator.config.sources import LABELS
 from orchestrator.core.errors import DataError, OrchestratorError
@@ -55,6 +56,10 @@ def create(where: str, node: Mapping[str, Any], *arguments: Any, kinds: Mapping[
         raise TargetError(failure(where, node, cause)) from cause
 
 
+FILLED = ("input_shape", "classes")
+"""Arguments of a network that are filled in from the data where they are null."""
+
+
 def given(where: str, node: Mapping[str, Any]) -> str:
     """Return how the node at `where` names its target, for errors: "`model.kind` (=cnn)"."""
     key = "_target_" if node.get("_target_") else "kind"
@@ -69,9 +74,24 @@ def failure(where: str, node: Mapping[str, Any], cause: BaseException) -> str:
     reason = " ".join(str(cause).split()).removesuffix(", set env var HYDRA_FULL_ERROR=1 to see chained exception.")
     refused = re.search(r"got an unexpected keyword argument '(\w+)'", reason)
     remedy = f"check the target and its arguments under `{where}`"
-    if refused and refused[1] in node:
-        remedy = _remedy_for_default(where, refused[1], node)
+    missing = re.search(r"missing \d+ required (?:positional|keyword-only) arguments?: '(\w+)'", reason)
+    if missing:
+        filled = where == "model" and missing[1] in FILLED
+        remedy = f"add +{where}.{missing[1]}={'null, which the data fill in' if filled else 'VALUE'}"
+    elif refused and refused[1] in node:
+        near = get_close_matches(refused[1], _taken(node), 1)
+        remedy = f"did you mean `{where}.{near[0]}`? " if near else ""
+        remedy += _remedy_for_default(where, refused[1], node)
     return f"{said}: {type(cause).__name__}: {reason}; {remedy}."
+
+
+def _taken(node: Mapping[str, Any]) -> list[str]:
+    """Return the names of the parameters of a node's target that the node does not give."""
+    try:
+        parameters = inspect.signature(get_object(str(node["_target_"]))).parameters
+    except (KeyError, TypeError, ValueError, ImportError, AttributeError):
+        return []
+    return [name for name in parameters if name not in node]
 
 
 def _remedy_for_default(where: str, key: str, node: Mapping[str, Any]) -> str:

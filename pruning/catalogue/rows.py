@@ -50,13 +50,21 @@ def one_of(*choices: str) -> Rule:
 
 
 def at_least(least: float, remedy: str = "") -> Rule:
-    """Return the rule that a value is a finite number of at least `least`."""
-    return Rule(lambda value: is_number(value) and least <= value < float("inf"), f"be at least {least}{remedy}")
+    """Return the rule that a value is a finite number of at least `least`; an integer has 64 bits."""
+    return Rule(
+        lambda value: is_number(value) and least <= value < (LARGEST + 1 if is_int(value) else float("inf")),
+        f"be at least {least}{remedy}",
+        LARGEST,
+    )
 
 
 def above(least: float, remedy: str = "") -> Rule:
-    """Return the rule that a value is a finite number above `least`."""
-    return Rule(lambda value: is_number(value) and least < value < float("inf"), f"be above {least}{remedy}")
+    """Return the rule that a value is a finite number above `least`; an integer has 64 bits."""
+    return Rule(
+        lambda value: is_number(value) and least < value < (LARGEST + 1 if is_int(value) else float("inf")),
+        f"be above {least}{remedy}",
+        LARGEST,
+    )
 
 
 def whole(least: int, remedy: str = "") -> Rule:

@@ -16,7 +16,14 @@ from torch.utils.hooks import RemovableHandle
 
 from pruning.dynamics.mask_history import MaskHistory, MaskUpdate
 from pruning.holding.keeper import MaskKeeper
-from pruning.holding.parameter import check_prunable, outside_inference_mode, place, pruned_names, unwrapped
+from pruning.holding.parameter import (
+    check_masks,
+    check_prunable,
+    outside_inference_mode,
+    place,
+    pruned_names,
+    unwrapped,
+)
 from pruning.holding.reparam import mask_
 from pruning.masks.mask_set import MaskSet
 from pruning.schedule import step_of
@@ -188,6 +195,7 @@ class Dynamics:
             raise ValueError(f"{self} is attached already; call release() first, or make another one.")
         if masks is None:
             masks = {name: torch.ones_like(each.value, dtype=torch.bool) for name, each in weights_of(model).items()}
+        check_masks(masks)
         if not masks:
             raise ValueError("`masks` (={}) must contain at least one mask; make them by pruning.plan, for example.")
         if length < 1:

@@ -19,7 +19,7 @@ from pruning.choices.published import PUBLISHED
 from pruning.engine.classes import class_of
 from pruning.engine.plans import PruningPlan, plan_choices
 from pruning.engine.scoring import options_taken, row_of
-from pruning.holding.parameter import plain_modules, plain_tensors
+from pruning.holding.parameter import check_masks, plain_modules, plain_tensors
 from pruning.holding.reparam import held
 from pruning.masks.mask_set import MaskSet
 from pruning.scores.readings.network import Masks, weights_of
@@ -156,6 +156,7 @@ def plan(  # thirteen parameters: the data of a score, each of which a caller ma
     choices = chosen(method, options)
     if sparsity is not None:
         choices = replace(choices, schedule=replace(choices.schedule, sparsity=sparsity))
+    check_masks({} if masks is None else masks)
     names = None if parameters is None else [*parameters]
     given = ScoringInput(model, _listed(batches), loss, size, dict(masks or {}), generator, names, remember)
     return plan_choices(choices, given, example)

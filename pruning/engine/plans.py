@@ -237,11 +237,11 @@ class _PlannedRun:
 
     def _scores(self, score: Score, cut: Cut, given: ScoringInput) -> Mapping[str, Tensor]:
         choices, row = self.choices, row_of(score)
+        check_options(score)
         score = _with_block_form(score, cut.unit)
         if row is not None and row.session and choices.schedule.inner > 1 and choices.dynamics.kind == "nested":
             if self.session is not None:
                 return self.session.scores(given.masks)
-            check_options(score)
             session: _Session = load(row.session)(given, **score.options)
             self.session = session
             return session.scores()

@@ -226,8 +226,16 @@ def _own_scores(score: Score, given: ScoringInput) -> Any:
     taken = inspect.signature(function).parameters
     if not _takes_any(function):
         own = {name: value for name, value in own.items() if name in taken}
+    named = {**own, **score.options}
     try:
-        return function(given.model, given.batches, given.loss, **{**own, **score.options})
+        inspect.signature(function).bind(given.model, given.batches, given.loss, **named)
+    except TypeError as error:
+        raise ValueError(
+            f"`score` ({_name(score)}) is called with (model, batches, loss), but takes "
+            f"{inspect.signature(function)}: {error}; define it as {_name(score)}(model, batches, loss, **_)."
+        ) from error
+    try:
+        return function(given.model, given.batches, given.loss, **named)
     except (TypeError, AttributeError) as error:
         missing = [name for name in ("batches", "loss") if getattr(given, name) is None]
         if not missing:

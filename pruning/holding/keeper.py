@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from pruning.holding.parameter import check_prunable, outside_inference_mode, place
+from pruning.holding.parameter import check_masks, check_prunable, outside_inference_mode, place
 from pruning.holding.reparam import mask_, masked
 
 Gradients: TypeAlias = Literal["masked", "dense"]
@@ -44,6 +44,7 @@ class MaskKeeper:
     def __init__(self, model: nn.Module, masks: Mapping[str, Tensor], gradients: Gradients = "masked") -> None:
         if gradients not in get_args(Gradients):
             raise ValueError(f"`gradients` (={gradients!r}) must be 'masked' or 'dense'.")
+        check_masks(masks)
         places = [place(model, name, mask.shape) for name, mask in masks.items()]
         parameters = [module.get_parameter(leaf) for module, leaf in places]
         for name, parameter in zip(masks, parameters, strict=True):

@@ -289,6 +289,18 @@ def check_all_have_values(model: nn.Module) -> None:
         check_has_values(name, tensor)
 
 
+def check_masks(masks: object) -> None:
+    """Raise `TypeError` unless masks map names of parameters to tensors."""
+    entries = masks.items() if isinstance(masks, Mapping) else [("", None)]
+    for name, mask in entries:
+        if not isinstance(masks, Mapping) or not isinstance(name, str) or not isinstance(mask, Tensor):
+            given = f"with {name!r}: {mask!r}" if isinstance(masks, Mapping) else f"={masks!r}"
+            raise TypeError(
+                f"`masks` ({given[:200]}) must map names of parameters to tensors; pass a MaskSet, or a dict such as "
+                "{'fc.weight': mask}."
+            )
+
+
 def check_tensor(value: object, name: str) -> None:
     """Raise `TypeError` unless the argument `name` is a tensor."""
     if not isinstance(value, Tensor):

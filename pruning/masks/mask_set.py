@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pruning.holding.parameter import (
     ModuleParameter,
     check_has_values,
+    check_masks,
     check_prunable,
     outside_inference_mode,
     place,
@@ -39,6 +40,7 @@ class MaskSet(Mapping[str, Tensor]):
     """
 
     def __init__(self, masks: Mapping[str, Tensor]) -> None:
+        check_masks(masks)
         for name, mask in masks.items():
             check_has_values(name, mask)
         self._masks = {name: _copied(mask) for name, mask in masks.items()}

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from pruning.catalogue.reconstructions import RECONSTRUCTIONS
 from pruning.graph.tracing import without_key_caches
-from pruning.holding.parameter import check_prunable, hooked
+from pruning.holding.parameter import check_masks, check_prunable, hooked
 from pruning.layouts import required_layout
 from pruning.masks.mask_set import MaskSet
 from pruning.measure.macs import eagerly, in_mode
@@ -128,6 +128,7 @@ def layerwise(  # sixteen parameters: one call prunes a network from files to fi
 
     Source: Frantar & Alistarh 2023, arXiv 2301.00774 (the order).
     """
+    check_masks({} if masks is None else masks)
     solve, listed = _solver(method, options), _listed(batches)
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"`dtype` (={dtype}) must be torch.float32 or torch.float64.")

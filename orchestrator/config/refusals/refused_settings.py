@@ -242,7 +242,11 @@ def _sentence(key: str, error: BaseException, given: dict[str, str], tree: DictC
         if listed and key in (OmegaConf.select(tree, "hydra.sweeper.params") or ()):
             return f"{start} must be {kind}; an axis of a preset has no brackets: {key}: {value[1:-1]}."
         return f"{start} must be {kind}; " + (
-            f"try several with -m {key}={value[1:-1]}." if listed else f"pass {key}=[{value}]."
+            f"try several with -m {key}={value[1:-1]}."
+            if listed
+            else f"pass {key}=[{value}]."
+            if value != "null"
+            else "leave it out for the default."
         )
     return f"{start} cannot be set: {first}." if key else text
 

@@ -90,8 +90,8 @@ class Resumable:
         step = self.steps.at(place)
         if step > self.length:
             raise TrainingError(
-                f"a step to rewind to (={place}) must be at most {self.length}, the steps of the dense training; pass "
-                "a smaller `restart.step` or `restart.rates`."
+                f"`restart.step` or `restart.rates` (={place}) must be at most {self.length}, the steps of the dense "
+                "training; pass a smaller one."
             )
         return step
 
@@ -99,8 +99,8 @@ class Resumable:
         """Raise `TrainingError` if the restored training ended before the step from which this one counts."""
         if self.step < self.since:
             raise TrainingError(
-                f"a step to rewind to (={self.since}) must be at most {self.step}, where the dense training stopped "
-                "early; pass a smaller `restart.step` or `restart.rates`, or train.patience=null."
+                f"`restart.step` or `restart.rates` (={self.since}) must be at most {self.step}, where the dense "
+                "training stopped early; pass a smaller one, or train.patience=null."
             )
 
     def _state(self) -> Iterator[Tensor]:

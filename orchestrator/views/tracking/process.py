@@ -20,6 +20,8 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 
 MOST_RESTARTS = 3
+PAUSE = 2.0
+"""Seconds without an answer after which `finish` says that it waits for a server."""
 SILENCE, KILLED_LIMIT = 60.0, 5.0
 """Seconds of silence after which `finish` gives up the view; seconds that an interrupted sweep waits for it."""
 
@@ -34,11 +36,12 @@ class TrackerProcess(Tracker):
     Args:
         make: function that returns the process's `ViewWriter`; it is pickled
         say: prints messages to the user
+        server: name of the server that is written to, for the message that `finish` waits for it; None: a file
     """
 
-    def __init__(self, make: Callable[..., Any], say: Callable[[str], None]) -> None:
+    def __init__(self, make: Callable[..., Any], say: Callable[[str], None], server: str | None = None) -> None:
         self.complete = self._ended = False
-        self._say = say
+        self._say, self._server = say, server
         self._requests: list[object] = [make]
         self._begin()
         self._attending = threading.Thread(target=self._attend, name="tracker", daemon=True)
@@ -69,7 +72,11 @@ class TrackerProcess(Tracker):
         """Close the view, wait until the process has written what it can, and end it."""
         begun = self._heard = time.monotonic()
         self._requests.append(("finish", status, dict(report)))
+        told = status == "killed" or self._server is None
         while self._attending.is_alive() and time.monotonic() < self._heard + SILENCE:
+            if not told and time.monotonic() > max(begun, self._heard) + PAUSE:
+                told = True
+                self._say(f"Waiting for MLflow at {self._server}, which does not answer; the store holds everything.")
             if status == "killed" and time.monotonic() > begun + KILLED_LIMIT:
                 break
             self._attending.join(0.05)

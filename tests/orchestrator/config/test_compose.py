@@ -23,7 +23,7 @@ from orchestrator.__main__ import CONF
 from orchestrator.config import compose, hydra_options, schema
 from orchestrator.core.specs import Job
 from orchestrator.planning.plan import make_plan
-from orchestrator.sweep.launch import refuse_empty_axes
+from orchestrator.sweep.launch import check_axes
 
 Hydra = tuple[ConfigLoader, DictConfig]
 
@@ -164,10 +164,20 @@ def test_an_interpolation_follows_what_it_points_to(hydra: Hydra) -> None:
     assert [job.config["finetune"]["epochs"] for job in composed(hydra, jobs) if job.config] == [3, 5]
 
 
-@pytest.mark.parametrize(("axis", "empty"), [("seed=range(1)", False), ("seed=0,0", False), ("seed=range(2,2)", True)])
-def test_only_an_axis_without_values_is_empty(axis: str, empty: bool) -> None:
-    with pytest.raises(schema.ConfigError, match="is an empty axis") if empty else nullcontext():
-        refuse_empty_axes([compose.parse(axis)])
+@pytest.mark.parametrize(
+    ("axis", "said"),
+    [
+        ("seed=range(1)", None),
+        ("seed=0,1", None),
+        ("seed=range(2,2)", "is an empty axis"),
+        ("seed=0,1,0", r"`seed` \(=0,1,0\) has 0 twice, .*; leave one out\.$"),
+        ("schedule.sparsity=0.5,0.50", "has 0.5 twice"),
+        ("prune.exclude=[a],[b],[a]", r"has \['a'\] twice"),
+    ],
+)
+def test_an_axis_has_values_each_of_them_once(axis: str, said: str | None) -> None:
+    with pytest.raises(schema.ConfigError, match=said) if said else nullcontext():
+        check_axes([compose.parse(axis)])
 
 
 def test_a_variable_of_the_users_own_may_be_an_axis(hydra: Hydra) -> None:

@@ -107,6 +107,7 @@ TOGETHER: dict[tuple[str, ...], dict[str, str]] = {
         "finetune.eval_every=50%": "`finetune.eval_every` (=50%) must be an integer, or null.",
         "modle=ok": "`modle` (=ok) is not a key of the configuration; did you mean `model`?",
         "prune.exclude=conv1.*": "`prune.exclude` (=conv1.*) must be a list of text, as in ['conv1.*']; pass prune.e",
+        "prune.types=null": "`prune.types` (=null) must be a list of text, as in ['conv1.*']; leave it out for the",
         "finetune.optimizer=torch.optim.Adam": "choose it with `finetune.optimizer._target_=torch.optim.Adam`.",
         "seed=0,": "`seed=0,` cannot be parsed: a setting is key=value; separate several values by commas",
         "1": "`1` cannot be parsed: a setting is key=value",

@@ -77,6 +77,14 @@ def test_only_what_is_still_to_run_is_tried() -> None:
     assert asked(tried(chain("net", {"target": 0.5}, own=True), own_only=True)) == [0.5]
 
 
+def test_a_dry_run_tries_patterns_for_names_where_no_files_are_needed() -> None:
+    typed: dict[str, Any] = {"model": {"kind": "mlp"}, "data": {"kind": "digits"}}
+    named = {"target": 0.5, "prune": {"exclude": ["fc1.weight"]}}
+    assert asked(tried(chain("net", named, **typed), own_only=True)) == [0.5]
+    assert tried(chain("net", {"target": 0.5}, **typed), own_only=True) == []
+    assert tried(chain("net", named, **{**typed, "data": {"kind": "mnist"}}), own_only=True) == []
+
+
 def test_another_release_is_tried_again_and_another_commit_is_not() -> None:
     plan = plan_of([])
     assert combinations(plan, (), ENVIRONMENT) == []

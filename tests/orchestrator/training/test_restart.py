@@ -212,7 +212,9 @@ def test_weights_of_another_step_fail_the_trial(store: Store, monkeypatch: pytes
 
 
 def test_a_step_beyond_the_end_is_told(store: Store) -> None:
-    with pytest.raises(OrchestratorError, match=r"rewind to \(=25\) must be at most 24, the steps of the dense"):
+    with pytest.raises(
+        OrchestratorError, match=r"`restart.step` or `restart.rates` \(=25\) must be at most 24, the steps"
+    ):
         run_chain(planned(small("restart=rewind", "restart.step=25")), store)
     early = small("restart=rewind", "restart.step=20", "train.patience=1", "train.optimizer.lr=0")
     with pytest.raises(OrchestratorError, match="must be at most 16, where the dense training stopped early"):

@@ -26,6 +26,16 @@ def test_an_argument_that_a_default_brings_is_told_with_its_removal() -> None:
     assert other.endswith("`train.loss.weight` may come from a default: add ~train.loss.weight.")
 
 
+def test_a_misspelt_or_missing_argument_is_answered_by_its_name() -> None:
+    misspelt = raised("train.optimizer", _target_="torch.optim.Adam", lr=0.1, weight_dcay=0.9)
+    missing = raised("train.loss", _target_="torch.nn.Bilinear", in2_features=3)
+    filled = raised("model", _target_="orchestrator.workloads.networks.classifiers.mlp")
+
+    assert "; did you mean `train.optimizer.weight_decay`? `train.optimizer.weight_dcay` may come from a" in misspelt
+    assert missing.endswith("; add +train.loss.out_features=VALUE.")
+    assert filled.endswith("; add +model.classes=null, which the data fill in.")
+
+
 def test_another_failure_points_to_the_arguments() -> None:
     assert raised("train.loss", _target_="torch.nn.MSELoss", reduction={"_target_": "math.sqrt"}).endswith(
         "check the target and its arguments under `train.loss`."

@@ -18,6 +18,7 @@ from pruning.choices.axes import Control, Dynamics, Repair, Schedule, Scope, Sco
 from pruning.choices.combining import Choices
 from pruning.engine.one_call import chosen
 from pruning.engine.scoring import share
+from pruning.refused import RefusedValue
 
 DATA = {"batches": BATCHES, "loss": loss}
 UNDEFINED = {"fc1.weight": torch.full((4, 4), torch.nan), "fc2.weight": torch.ones(3, 4)}
@@ -807,3 +808,36 @@ def test_a_sparsity_out_of_reach_names_only_what_can_be_changed() -> None:
             pruning.prune(free, unit="group", example=images, sparsity=0.5, **{name: 6})
     with pytest.raises(ValueError, match=r"at most 0\.833333 of .*; type a lower sparsity\.$"):
         pruning.prune(free, unit="group", example=images, sparsity=0.9)
+
+
+def test_a_score_that_cannot_be_called_is_answered_by_its_signature() -> None:
+    def short(model: nn.Module) -> dict[str, torch.Tensor]:
+        return {}
+
+    with pytest.raises(ValueError, match=r"takes \(model: .*.*; define it as .*short\(model, batches, loss, \*\*_\)"):
+        pruning.prune(Golden(), short, sparsity=0.5)
+
+
+@pytest.mark.parametrize("masks", [3, [1], {"fc.weight": 3}, {3: torch.ones(2)}])
+def test_masks_must_map_names_to_tensors(masks: Any) -> None:
+    model = Golden()
+    for call in (
+        lambda: pruning.MaskSet(masks),
+        lambda: pruning.MaskKeeper(model, masks),
+        lambda: pruning.plan(model, sparsity=0.5, masks=masks),
+        lambda: pruning.layerwise(model, "magnitude", [(torch.ones(1, 8),)], sparsity=0.5, masks=masks),
+        lambda: pruning.dynamics.static().attach(model, masks, torch.optim.SGD(model.parameters()), length=3),
+    ):
+        with pytest.raises(TypeError, match=r"^`masks` \((=|with ).* must map names of parameters to tensors; pass a"):
+            call()
+
+
+@pytest.mark.parametrize("power", [1e20, -1e20, 1e308])
+def test_a_power_that_leaves_no_density_is_refused_by_its_key(power: float) -> None:
+    with pytest.raises(RefusedValue, match=r"^`scope\.power` \(=.*\) makes a relative density of 0"):
+        pruning.prune(Golden(), sparsity=0.5, scope={"kind": "layer", "allocation": "erk", "power": power})
+
+
+def test_an_integer_beyond_64_bits_is_refused_by_its_key() -> None:
+    with pytest.raises(RefusedValue, match=r"^`score\.damping` \(=10{25}\) must be at most"):
+        pruning.prune(Golden(), "obs", sparsity=0.5, batches=BATCHES, loss=loss, damping=10**25)

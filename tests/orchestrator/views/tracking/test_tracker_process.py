@@ -65,6 +65,15 @@ def test_nothing_waits_but_the_end(tmp_path: Path) -> None:
     assert (tmp_path / "diary").read_text().count("record ") == 200 * len(RECORDS)
 
 
+def test_an_end_that_waits_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "PAUSE", 0.1)
+    said: list[str] = []
+    tracker = TrackerProcess(diary(tmp_path, slow=0.6), said.append, server="http://host:5000")
+    tracker.start(sweep_info(), PLAN, {})
+    tracker.finish("finished", {})
+    assert sum(each.startswith("Waiting for MLflow at http://host:5000, which does") for each in said) == 1
+
+
 def test_a_process_that_dies_is_told_started_again_and_told_everything_again(tmp_path: Path) -> None:
     said: list[str] = []
     tracker = TrackerProcess(diary(tmp_path), said.append)
