@@ -35,8 +35,9 @@ with a limit of time and memory:
 - **sparse**: `to_sparse` after `prune` has removed 95% of the entries, compared as in *groups*. The figure is the
   number of layers that run on a sparse kernel.
 - **Torch-Pruning** removes 30% of the channels of its groups. It is told which layers make the outputs and how many
-  heads a layer has, and is right if its network is smaller and its first output has the same shape for batches of 2
-  and 3. Its outputs are not compared, so the same word asks less of it than of *groups*.
+  heads a layer has; forwards are not rewritten for it, as some of its examples do. It is right if its network is
+  smaller and its first output has the same shape for batches of 2 and 3. Its outputs are not compared, so the same word
+  asks less of it than of *groups*.
 
 The verdicts: **right**; **refused**, by a sentence; **kept whole**, when `shrink` returns the network unchanged and
 says why; **nothing to remove**; **slow** or **too large** for the limits; **WRONG**, which is also a network that stays

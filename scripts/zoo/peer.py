@@ -1,8 +1,9 @@
 """Torch-Pruning on the same networks: 30% of the channels of each of its groups, by magnitude.
 
 It is told what its own examples tell it: which layers make the outputs, how many heads a layer has, and which tensors
-an output holds. Its result counts as right if it has fewer parameters and its first output has the same shape for two
-batch sizes; it promises no more.
+an output holds; attributes of attention are set after its step. Forwards are not rewritten, as some of its examples do.
+Its result counts as right if it has fewer parameters and its first output has the same shape for two batch sizes; it
+promises no more.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ def by_torch_pruning(built: Built) -> tuple[str, str]:
             output_transform=lambda found: [each for each in _tensors(found) if each.grad_fn is not None],
         )
         pruner.step()
+        _refit(model, pruner.num_heads)
     except Exception as error:  # any failure of another library
         return "traceback", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     if _size(model) >= before:
@@ -92,6 +94,19 @@ def _outputs(model: nn.Module, example: Any, built: Built) -> list[nn.Module]:
     ends += [each for each in layers if each.weight.shape[0] == channels]
     inside = [module for name in built.heads for module in model.get_submodule(name).modules()]
     return [*ends, *inside]
+
+
+def _refit(model: nn.Module, heads: dict[nn.Module, int]) -> None:
+    """Set the attributes of attention that its examples set after a step."""
+    for module in model.modules():
+        layers = [each for name in PROJECTIONS if (each := getattr(module, name, None)) in heads]
+        if not layers:
+            continue
+        count, wide = heads[layers[0]], layers[0].out_features // (3 if hasattr(module, "qkv") else 1)
+        new = {**dict.fromkeys(COUNTS, count), "head_dim": wide // count, "attention_head_size": wide // count}
+        for name, value in {**new, "all_head_size": wide}.items():
+            if isinstance(getattr(module, name, None), int):
+                setattr(module, name, value)
 
 
 def _heads(model: nn.Module) -> dict[nn.Module, int]:
