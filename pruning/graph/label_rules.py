@@ -369,6 +369,9 @@ def _channelwise(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Any:
         own = given.get(name)
         if isinstance(own, fx.Node) and flow.value(own).numel() > 1:
             fields = _with_parameter(flow, fields, own, shape, f"{described(node)} is on what stays")
+    if given.get("training") or given.get("use_input_stats"):
+        inside = [field for field in fields if covered(field) - {1}]
+        flow.pin(inside, f"{described(node)} counts it in its statistics")
     return fields if isinstance(flow.constants.values[node], Tensor) else [fields, [], []]
 
 

@@ -89,6 +89,27 @@ def test_a_head_is_one_unit_and_what_a_layer_norm_counts_is_in_no_group() -> Non
         pruning.dependency_groups(Odd(), torch.randn(2, 4))
 
 
+class Standardised(nn.Conv2d):
+    """Convolution that standardises its weights in each forward, as those of NFNets."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.weight.reshape(1, self.out_channels, -1)
+        return F.conv2d(x, F.batch_norm(rows, None, None, training=True).reshape_as(self.weight), self.bias)
+
+
+def test_inputs_of_a_weight_that_is_standardised_are_in_no_group() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Standardised(3, 8, 1), nn.ReLU(), Standardised(8, 6, 1), nn.ReLU(), nn.Conv2d(6, 4, 1)).eval()
+
+    assert members(pruning.dependency_groups(model, IMAGES)) == {
+        "2.weight": [("2.weight", 0), ("2.bias", 0), ("4.weight", 1)]
+    }
+    pruning.prune(model, sparsity=0.5, unit="group", example=IMAGES)
+    smaller = pruning.shrink(model, IMAGES)
+    assert smaller.get_parameter("2.weight").shape == (3, 8, 1, 1)
+    torch.testing.assert_close(smaller(IMAGES), model(IMAGES))
+
+
 def test_scores_are_summed_over_all_members() -> None:
     model = Small()
     ones = {name: torch.ones_like(each) for name, each in model.named_parameters()}
