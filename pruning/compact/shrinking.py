@@ -17,15 +17,18 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
+from pruning.compact.other_inputs import OtherInputs
 from pruning.compact.rewriting import Decision, Rewrite, apply_rewrites, call_functions, decide_kept_labels, rewrites
+from pruning.compact.traced_network import TracedNetwork
 from pruning.graph.label_flow import FIXED, ONLY_ONE, Fields, Flow, Site, along
 from pruning.graph.label_rules import flow_of
 from pruning.graph.tracing import (
     CONVOLUTIONS,
     FILLED,
     Example,
+    Sizes,
     Traced,
     arguments,
     arguments_of,
@@ -257,7 +260,7 @@ def smaller_module(analysis: Analysis, dtype: torch.dtype | None = None) -> nn.M
     return model
 
 
-def smaller_graph(analysis: Analysis, dtype: torch.dtype | None = None) -> fx.GraphModule:
+def smaller_graph(analysis: Analysis, dtype: torch.dtype | None = None) -> TracedNetwork:
     """Build the smaller network from the traced graph; parameters keep their names."""
     graph = copy.deepcopy(analysis.flow.traced.graph).to(dtype)
     shrink_tensors(graph, analysis)
@@ -281,9 +284,8 @@ def smaller_graph(analysis: Analysis, dtype: torch.dtype | None = None) -> fx.Gr
             with graph.graph.inserting_before(here[node.name]):
                 here[node.name].replace_all_uses_with(graph.graph.get_attr(name))
     call_functions(graph.graph)
-    graph._tracer_cls = None  # the tracer class of torch.export cannot be pickled
-    graph.recompile()
-    return graph
+    guard = analysis.flow.traced.guard
+    return TracedNetwork.of(graph, guard.converted(lambda tensor: tensor.to(dtype)) if dtype else guard)
 
 
 def shrink_tensors(model: nn.Module, analysis: Analysis) -> None:
@@ -314,8 +316,9 @@ def shrink(model: nn.Module, example: Example) -> nn.Module:
 
     `shrink` follows values through the network. A channel is removed if it is 0, if it is a constant that the biases
     of its readers can absorb, or if nothing reads it. The result has the model's own class and names if the model's
-    forward takes its sizes from its modules; else it is a `torch.fx.GraphModule` for evaluation. The outputs are
-    compared with the masked network's, on the example and on noise, in float32 and float64. If they differ by more than
+    forward takes its sizes from its modules; else it is a `torch.fx.GraphModule` for evaluation, which refuses
+    inputs for which the example's operations do not hold. The outputs are compared with the masked network's, on the
+    example and on noise in float32 and float64, and on inputs of other sizes. If they differ by more than
     1e-5 (float32) or 1e-10 (float64) of the largest output, an unshrunk copy is returned. A network that runs in only
     one of these dtypes, for example because its forward makes a constant of that dtype, is compared in that one, and so
     is a graph that fails in float64.
@@ -323,7 +326,6 @@ def shrink(model: nn.Module, example: Example) -> nn.Module:
     Args:
         model: pruned or not; it is not changed. Its outputs in evaluation mode are preserved.
         example: input of the network: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
-            Use a batch of 2 or more: a size of 1 can be taken for a constant.
 
     Returns:
         a network in evaluation mode; its attribute `shrunk` is the report, a `Shrunk`.
@@ -334,23 +336,28 @@ def shrink(model: nn.Module, example: Example) -> nn.Module:
     """
     plain = plain_copy(model)
     tried: list[str] = []
-    trace = traced(model, example)
+    trace = traced(model, example, sizes="batch")
     reference = Reference(plain, example)
-    forms: tuple[Form, ...] = ("module", "graph")
-    for form in forms:
+    others = OtherInputs(plain, arguments_of(example), trace.guard.rules)
+    forms: tuple[tuple[Form, Sizes], ...] = (("module", "batch"), ("graph", "any"), ("graph", "batch"))
+    for form, sizes in forms:
         try:
             if form == "graph":
-                trace = traced(model, example, any_batch=True)
+                trace = traced(model, example, sizes=sizes)
             analysis = Analysis.of(trace, form)
             errors, fails = reference.errors(analysis.build)
+            elsewhere = others.disagreement(analysis.build(), max(TOLERANCES.values()))
         except Exception as error:  # a forward may raise anything for sizes that it was not written for
             tried.append(f"{form}: {first_line(error)}")
             continue
         within = _tolerances(analysis)
-        if all(error <= within[dtype] for dtype, error in errors.items()):
+        if any(error > within[dtype] for dtype, error in errors.items()):
+            tried.append(f"{form}: outputs differ by {max(errors.values()):.2g} of the largest")
+        elif elsewhere:
+            tried.append(f"{form}: {elsewhere}")
+        else:
             tried += [f"{form}: compared in float32 alone, because it fails in float64: {each}" for each in fails]
             return _finished(analysis.build(), model, plain, analysis, tried, errors)
-        tried.append(f"{form}: outputs differ by {max(errors.values()):.2g} of the largest")
     return _finished(plain, model, plain, None, tried, {})
 
 
@@ -397,7 +404,7 @@ def _finished(
 
 
 class Reference:
-    """Reference outputs of the masked network: on the example, on noise, and on the first item of the batch.
+    """Reference outputs of the masked network: on the example and on noise.
 
     `dtypes` are the dtypes that the network runs in. A forward may make constants of one dtype that fail with the
     other.
@@ -406,12 +413,7 @@ class Reference:
     def __init__(self, model: nn.Module, example: Example) -> None:
         given = arguments_of(example)
         self._inputs = [given, tree_map(_noise, given)]
-        if _is_batch(given):
-            self._inputs.append(tree_map(lambda leaf: leaf[:1] if isinstance(leaf, Tensor) else leaf, given))
         self._expected, reason = self._expectations(model)
-        if not self._expected:  # the network may take no batch of 1
-            self._inputs = self._inputs[:2]
-            self._expected, reason = self._expectations(model)
         if not self._expected:
             raise ValueError(
                 f"{type(model).__name__} runs neither in float32 nor in float64 ({reason}), so the outputs of the "
@@ -447,12 +449,6 @@ class Reference:
                 return found, [first_line(error)]
             found[dtype] = max(map(output_difference, outputs, self._expected[dtype]))
         return found, []
-
-
-def _is_batch(given: Any) -> bool:
-    """Return whether the first dimensions of all tensors have one size of 2 or more."""
-    tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
-    return len({len(leaf) if leaf.ndim else 0 for leaf in tensors}) == 1 and tensors[0].ndim > 0 and len(tensors[0]) > 1
 
 
 def _noise(leaf: Any) -> Any:

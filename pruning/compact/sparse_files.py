@@ -23,6 +23,7 @@ from torch import Tensor, fx, nn
 
 from pruning.catalogue.kernels import DENSE, KERNELS
 from pruning.compact.fused_layers import SparseLstm
+from pruning.graph.input_guard import InputGuard
 from pruning.graph.tracing import first_line
 from pruning.kernels.compiling import KernelsUnavailable
 from pruning.kernels.library import library
@@ -252,7 +253,9 @@ def _store(name: str, given: Tensor | SparseWeight, held: dict[str, Tensor], non
     held |= {f"{name}.values": weight.values.clone(), f"{name}.columns": columns, f"{name}.starts": weight.starts}
 
 
-def load_layers(folder: Path | str, network: nn.Module, names: Collection[str]) -> nn.Module:
+def load_layers(
+    folder: Path | str, network: nn.Module, names: Collection[str], guard: InputGuard | None = None
+) -> nn.Module:
     """Put the layers and tensors of a folder into a module, under their names; return it in evaluation mode.
 
     A layer whose kernel this machine cannot run takes another one, or PyTorch's dense operation, with a warning.
@@ -261,6 +264,7 @@ def load_layers(folder: Path | str, network: nn.Module, names: Collection[str]) 
         folder: has the files that `save_layers` wrote.
         network: a module without layers and tensors.
         names: names of the layers and tensors that its `forward` reads.
+        guard: inputs that its `forward` takes; others are refused at each call.
 
     Raises:
         ValueError: a file is damaged, or does not belong to the network.
@@ -281,6 +285,8 @@ def load_layers(folder: Path | str, network: nn.Module, names: Collection[str]) 
         ) from error
     for name, each in found.items():
         _place(network, name, each)
+    if guard is not None:
+        network.register_forward_pre_hook(guard.hook, with_kwargs=True)
     for name, lstm in lstms.items():
         parent, _, leaf = name.rpartition(".")
         network.get_submodule(parent).add_module(leaf, lstm)

@@ -7,18 +7,20 @@ import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from pruning.compact.fused_layers import fused_layers, lstm_calls
+from pruning.compact.other_inputs import OtherInputs
 from pruning.compact.shrinking import shrink
-from pruning.compact.sparse_graph import InputGuard, KernelChoices, LayerReport, sparse_graph
+from pruning.compact.sparse_graph import KernelChoices, LayerReport, sparse_graph
+from pruning.compact.traced_network import TracedNetwork
+from pruning.graph.input_guard import Inputs
 from pruning.graph.tracing import (
     Example,
-    Inputs,
+    Sizes,
     arguments_of,
     copied,
     first_line,
@@ -74,66 +76,20 @@ class Sparse:
         return "\n".join([*lines, *[self.reason] * bool(self.reason)])
 
 
-class SparseNetwork(fx.GraphModule):
-    """A traced network with sparse layers; copies keep the report, and no conversion is done by halves.
-
-    A call with sizes or values for which the trace is wrong raises ValueError.
-
-    Args:
-        graph: network whose modules are taken, with its graph.
-    """
+class SparseNetwork(TracedNetwork):
+    """A traced network with sparse layers; no conversion is done by halves."""
 
     sparse: Sparse
-    guard: InputGuard
-
-    def __init__(self, root: Any, graph: fx.Graph, class_name: str = "SparseNetwork") -> None:
-        super().__init__(root, graph, class_name)
 
     def report(self) -> str:
         """Return the table of layers."""
         return str(self.sparse)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SparseNetwork:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TracedNetwork:
         for layer in self.modules():
             if isinstance(layer, SparseLayer):
                 layer.check_conversion(fn)
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> SparseNetwork:
-        with quiet():
-            copied = super().__deepcopy__(memo)
-        assert isinstance(copied, SparseNetwork)
-        return copied._with(self.sparse, self.guard)
-
-    def _with(self, sparse: Sparse, guard: InputGuard) -> SparseNetwork:
-        self.sparse, self.guard = sparse, guard
-        return self
-
-    def recompile(self) -> Any:
-        """Generate the code of the graph anew, and guard its inputs; a hook would take a microsecond longer."""
-        code, kind = super().recompile(), type(self)
-        run = kind.forward
-
-        @functools.wraps(run)
-        def forward(self: SparseNetwork, *args: Any, **kwargs: Any) -> Any:
-            if kwargs or len(args) != 1 or getattr(args[0], "shape", None) not in self.guard.seen:
-                self.guard.check(args, kwargs)
-            return run(self, *args, **kwargs)
-
-        kind.forward = forward  # each graph module has a class of its own
-        kind.__call__ = nn.Module.__call__  # type: ignore[method-assign]  # torch.fx adds half a microsecond
-        return code
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        graph = fx.GraphModule(self, self.graph)
-        graph._tracer_cls = None  # the tracer class of torch.export cannot be pickled
-        return _network_of, (graph, self.sparse, self.guard)
-
-
-def _network_of(graph: fx.GraphModule, sparse: Sparse, guard: InputGuard) -> SparseNetwork:
-    with quiet():
-        return SparseNetwork(graph, graph.graph)._with(sparse, guard)
+        return super()._apply(fn, recurse)
 
 
 def to_sparse(model: nn.Module, example: Example, *, examples: Sequence[Example] = ()) -> nn.Module:
@@ -181,11 +137,10 @@ def _to_sparse(model: nn.Module, example: Example, examples: Sequence[Example]) 
         copy.deepcopy(plain, values_with_history(plain)),
         [("example", arguments_of(example)), *(("examples", each) for each in inputs)],
     )
-    given = _of_two(example)
-    smaller = shrink(model, given)
+    smaller = shrink(model, example)
     with quiet():  # copying a shrunk network with nested inputs makes torch warn of itself
-        trace = traced(smaller, given, any_batch=True)
-    guard, before = InputGuard.of(trace.graph.graph, trace.kwargs), _values(trace.graph)
+        trace = traced(smaller, example, sizes=_sizes(example))
+    before = _values(trace.graph)
     reason = _unavailable()
     layers, lstms = list(fused_layers(trace)), [] if reason else list(lstm_calls(trace))
     choosing = KernelChoices(trace.graph, layers, lstms, all_dense=bool(reason))
@@ -194,26 +149,36 @@ def _to_sparse(model: nn.Module, example: Example, examples: Sequence[Example]) 
     reports = choosing.reports()
     with quiet():
         graph = sparse_graph(trace.graph, layers, choosing)
-        network = SparseNetwork(graph, graph.graph).eval().requires_grad_(False)
-    network.guard = guard
+        network = SparseNetwork.of(graph, trace.guard).requires_grad_(False)
+    assert isinstance(network, SparseNetwork)
     _restore(network, before)
     dense = copy.deepcopy(plain, values_with_history(plain))
     error = max(output_difference(outputs_of(network, each), outputs_of(dense, each)) for each in inputs)
+    elsewhere = OtherInputs(plain, arguments_of(example), trace.guard.rules).disagreement(network, TOLERANCE)
     speedups = {_size(each): _speedup(dense, network, each) for each in inputs}
     _restore(network, before)
     if error > TOLERANCE:
         reason = f"unchanged copy: outputs of the sparse network differ by {error:.2g} of the largest"
+    elif elsewhere:
+        reason = f"unchanged copy: {elsewhere}"
     elif slow := [size for size, ratio in speedups.items() if ratio < NOISE]:
         reason = f"unchanged copy: at batch {slow[0]} the sparse network is {speedups[slow[0]]:.2f} times as fast"
     elif not reports and not reason:
         reason = "no layer runs on its nonzeros: to_sparse takes linear layers, 1d and 2d convolutions, LSTMs; float32"
     unchanged = reason.startswith("unchanged")
-    sparse = network.sparse = Sparse(reports, speedups, torch.get_num_threads(), error, reason)
+    sparse = Sparse(reports, speedups, torch.get_num_threads(), error, reason)
+    network.sparse = sparse
     if not unchanged:
         return network
     plain.sparse = sparse  # type: ignore[assignment]
     plain.report = sparse.__str__  # type: ignore[assignment]
     return plain.eval()
+
+
+def _sizes(example: Example) -> Sizes:
+    """Return which sizes are traced: any sizes of sequences; those of images would take five times as long."""
+    images = any(isinstance(leaf, Tensor) and leaf.ndim > 3 for leaf in tree_leaves(example))
+    return "batch" if images else "any"
 
 
 def _unavailable() -> str:
@@ -256,15 +221,6 @@ def _check_inputs(plain: nn.Module, inputs: Sequence[tuple[str, Inputs]]) -> Non
                 f"`{name}` (shape {shapes}) must be an input of {type(plain).__name__} ({said}); pass one that the "
                 "network runs on."
             )
-
-
-def _of_two(example: Example) -> Example:
-    """Repeat an example of batch size 1, which a trace would take for a constant."""
-    tensors = [leaf for leaf in tree_leaves(example) if isinstance(leaf, Tensor)]
-    if not tensors or any(not leaf.ndim or len(leaf) != 1 for leaf in tensors):
-        return example
-    doubled: Example = tree_map(lambda leaf: torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) else leaf, example)
-    return doubled
 
 
 def _size(given: Inputs) -> int:

@@ -9,15 +9,19 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from keyword import iskeyword
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
+from torch.fx.experimental import _config
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from pruning.graph.input_guard import ANY_SIZE, InputGuard, Inputs
 from pruning.holding.copies import values_with_history
 from pruning.holding.parameter import check_all_have_values, unwrapped
 from pruning.measure import macs
@@ -25,8 +29,6 @@ from pruning.methods.functions import remove_all
 
 Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
 """Inputs of one forward call: a tensor, a tuple of positional arguments, or a mapping of keyword arguments."""
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
-"""Inputs of one forward call as (args, kwargs)."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,15 @@ class Traced:
     Args:
         model: plain copy of the network: pruned entries are zeros, pruning hooks are removed.
         graph: operations of the network; parameters and buffers are attributes with the same names as in `model`.
-        args, kwargs: example inputs.
+        args, kwargs: inputs of the trace.
+        guard: inputs for which the graph holds.
     """
 
     model: nn.Module
     graph: fx.GraphModule
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    guard: InputGuard
 
     def tensor(self, name: str) -> Tensor:
         """Return a parameter, buffer or constant of the graph; all names of a tied tensor give the same object."""
@@ -82,22 +86,45 @@ def plain_copy(model: nn.Module) -> nn.Module:
     return copied.cpu().eval()
 
 
-def traced(model: nn.Module, example: Example, *, any_batch: bool = False) -> Traced:
+Sizes: TypeAlias = Literal["example", "batch", "any"]
+"""Sizes of inputs for which a network is traced: the example's, any size of the first dimension, or any sizes."""
+SIZES: tuple[Sizes, ...] = ("any", "batch", "example")
+
+
+def traced(model: nn.Module, example: Example, *, sizes: Sizes = "example") -> Traced:
     """Trace a plain copy of a network.
+
+    A batch of 1 is traced as one of 2 where the network runs on it, because a trace may take 1 for a constant.
 
     Args:
         model: network to trace; it is not changed.
         example: inputs of the network.
-        any_batch: trace for any batch size, which takes four times as long; else for the example's batch size only.
+        sizes: sizes for which the graph holds, if its guard admits them; "any" may take five times as long.
 
     Raises:
         ValueError: the network cannot be traced.
         TypeError: `example` is no tensor, tuple or mapping.
     """
-    args, kwargs = arguments_of(example)
-    plain = plain_copy(model)
-    with quiet():
-        program = exported(plain, args, kwargs, any_batch=any_batch)
+    given = arguments_of(example)
+    doubled = [] if sizes == "example" else list(_of_two(plain_copy(model), given))
+    failure: ValueError | None = None
+    for fewer in SIZES[SIZES.index(sizes) :]:
+        for args, kwargs in (*doubled, given):
+            try:
+                trace = _traced(plain_copy(model), args, kwargs, fewer)
+                trace.guard.check(*given)  # a forward may take another branch for a batch of 2
+                return trace
+            except ValueError as error:
+                failure = error
+    assert failure is not None
+    raise failure
+
+
+def _traced(plain: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Sizes) -> Traced:
+    strided = sizes != "example" and _asks_for_strides(plain, (args, kwargs))
+    with quiet(), _any_size():
+        program = exported(plain, args, kwargs, sizes=sizes)
+        guard = InputGuard.of(program.graph, args, kwargs, strided=strided)
         if _writes_to_views(program.graph):
             program = program.run_decompositions({})
         module = _module_of(program, plain)
@@ -107,7 +134,49 @@ def traced(model: nn.Module, example: Example, *, any_batch: bool = False) -> Tr
     for node in graph.graph.nodes:
         if (node.op == "get_attr" and not node.users) or node.target is torch.ops.aten._assert_tensor_metadata.default:
             graph.graph.erase_node(node)
-    return Traced(plain, graph, args, kwargs)
+    return Traced(plain, graph, args, kwargs, guard)
+
+
+def _any_size() -> contextlib.AbstractContextManager[Any]:
+    """Let a trace treat sizes of 0 and 1 like others, where torch can."""
+    if not hasattr(_config, ANY_SIZE):
+        return contextlib.nullcontext()
+    setting: contextlib.AbstractContextManager[Any] = _config.patch(**{ANY_SIZE: True})  # type: ignore[attr-defined]
+    return setting
+
+
+def _of_two(model: nn.Module, given: Inputs) -> Iterator[Inputs]:
+    """Yield inputs with a batch of 1 repeated, if the network runs on them."""
+    tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
+    for dim in (0, 1):
+        if not all(leaf.ndim > dim and leaf.shape[dim] == 1 for leaf in tensors):
+            continue
+        doubled: Inputs = tree_map(partial(_twice, dim=dim), given)
+        with contextlib.suppress(Exception):  # a forward may raise anything
+            outputs_of(copy.deepcopy(model, values_with_history(model)), doubled)
+            yield doubled
+            return
+
+
+def _twice(leaf: Any, dim: int) -> Any:
+    return torch.cat([leaf, leaf], dim) if isinstance(leaf, Tensor) else leaf
+
+
+class _Strides(TorchFunctionMode):
+    """Notes whether a forward asks how a tensor lies in memory."""
+
+    asked: bool = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.asked = self.asked or func in (Tensor.is_contiguous, Tensor.stride)
+        return func(*args, **(kwargs or {}))
+
+
+def _asks_for_strides(model: nn.Module, given: Inputs) -> bool:
+    copied_model = copy.deepcopy(model, values_with_history(model))
+    with _Strides() as strides, contextlib.suppress(Exception):  # a trace says why a forward fails
+        outputs_of(copied_model, given)
+    return bool(strides.asked)
 
 
 def _module_of(program: ExportedProgram, model: nn.Module) -> fx.GraphModule:
@@ -125,7 +194,7 @@ def _module_of(program: ExportedProgram, model: nn.Module) -> fx.GraphModule:
 
 
 def exported(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, any_batch: bool = False
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, sizes: Sizes = "example"
 ) -> ExportedProgram:
     """Export a plain network in evaluation mode; sets `requires_grad` of its floating-point parameters.
 
@@ -135,14 +204,15 @@ def exported(
     for parameter in model.parameters():
         parameter.requires_grad_(parameter.is_floating_point())  # else attention takes a fused fast path
     args, kwargs = copied((args, kwargs))  # one tensor given twice would be traced as one input
-    sizes: Any = ShapesCollection()  # type: ignore[no-untyped-call]
+    shapes: Any = ShapesCollection()  # type: ignore[no-untyped-call]
     for leaf in tree_leaves((args, kwargs)):
-        if any_batch and isinstance(leaf, Tensor) and leaf.ndim and len(leaf) > 1:
-            sizes[leaf] = {0: Dim.AUTO}
+        if isinstance(leaf, Tensor) and leaf.ndim and (sizes == "any" or len(leaf) > 1):
+            shapes[leaf] = dict.fromkeys(range(leaf.ndim if sizes == "any" else 1), Dim.AUTO)
+    dynamic = None if sizes == "example" else shapes
     hook = model.register_forward_hook(lambda _model, _inputs, found: tree_map(_known, found))
     try:
         with without_key_caches(model):
-            return torch.export.export(model, args, kwargs, dynamic_shapes=sizes if any_batch else None, strict=False)
+            return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
     except Exception as error:  # torch.export passes on any error of the network's own code
         raise ValueError(
             f"{type(model).__name__} cannot be traced by torch.export ({type(error).__name__}: {first_line(error)}); "

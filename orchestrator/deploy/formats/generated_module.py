@@ -117,7 +117,7 @@ class Network(nn.Module):
 def write(network: nn.Module, example: Example, folder: Path) -> None:
     """Write the weights that the network's operations read, and the module with these operations."""
     try:
-        trace = traced(network, example, any_batch=True)
+        trace = traced(network, example, sizes="batch")
     except ValueError as error:
         raise ExportError(str(error)) from error
     tensors, names = _tensors(trace)

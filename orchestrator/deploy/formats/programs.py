@@ -30,7 +30,7 @@ def program_of(network: nn.Module, example: Example) -> ExportedProgram:
     """Return the program of a network for batches of any size; raise ExportError if the network cannot be traced."""
     try:
         with quiet():
-            return exported(network, *arguments_of(example), any_batch=True)
+            return exported(network, *arguments_of(example), sizes="batch")
     except ValueError as error:
         raise ExportError(str(error)) from error
 

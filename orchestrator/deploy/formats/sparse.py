@@ -6,15 +6,17 @@ The module needs the package `pruning`, whose kernels compute the layers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from torch import fx, nn
+from torch import nn
 
 import pruning
 from orchestrator.deploy.formats import generated_module
 from orchestrator.deploy.formats.format import Codec, ExportError, Run, call_values, resized
 from pruning.compact.rewriting import call_functions
 from pruning.compact.sparse_files import LAYERS, TENSORS, layers_of, save_layers, tensors_of
+from pruning.compact.traced_network import TracedNetwork
 from pruning.graph.tracing import Example, traced
 from pruning.kernels.compiling import KernelsUnavailable
 from pruning.kernels.library import library
@@ -38,7 +40,9 @@ import torch
 from torch import device, nn
 
 from pruning.compact.sparse_files import load_layers
+from pruning.graph.input_guard import InputGuard, TensorInput
 
+INPUTS = {inputs_taken}
 NAMES = [
 {names}]
 
@@ -48,7 +52,7 @@ class Network(nn.Module):
 
 def load(folder=None):
     """Return the network with its layers and tensors, loaded from `folder` and checked."""
-    return load_layers(folder or Path(__file__).parent, Network(), NAMES)
+    return load_layers(folder or Path(__file__).parent, Network(), NAMES, INPUTS)
 '''
 
 
@@ -71,7 +75,7 @@ def write(network: nn.Module, example: Example, folder: Path, *, batch_sizes: Se
     sizes = dict.fromkeys(batch_sizes or (1, len(call_values(example)[0])))
     try:
         sparse = pruning.to_sparse(network, example, examples=[resized(example, size) for size in sizes])
-        graph = sparse if isinstance(sparse, fx.GraphModule) else _traced(sparse, example)
+        graph = sparse if isinstance(sparse, TracedNetwork) else _traced(sparse, example)
     except ValueError as error:
         raise ExportError(str(error)) from error
     tensors = tensors_of(graph)
@@ -83,17 +87,18 @@ def write(network: nn.Module, example: Example, folder: Path, *, batch_sizes: Se
         title=type(network.network if hasattr(network, "network") else network).__name__,
         inputs=", ".join(inputs),
         imports=imports,
+        inputs_taken=replace(graph.guard, positional=len(inputs), keywords=()),
         names="".join(f"    {name!r},\n" for name in names),
         forward=forward,
     )
     (folder / MODULE).write_text(text)
 
 
-def _traced(network: nn.Module, example: Example) -> fx.GraphModule:
+def _traced(network: nn.Module, example: Example) -> TracedNetwork:
     """Return the operations of a network that is not faster as a sparse one."""
-    graph = traced(network, example, any_batch=True).graph
-    call_functions(graph.graph)
-    return graph
+    trace = traced(network, example, sizes="batch")
+    call_functions(trace.graph.graph)
+    return TracedNetwork.of(trace.graph, trace.guard)
 
 
 def load(folder: Path, threads: int) -> Run:

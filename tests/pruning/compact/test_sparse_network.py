@@ -234,7 +234,7 @@ def test_a_refused_conversion_leaves_the_whole_network_unharmed(convert: str) ->
         with pytest.raises(ValueError, match=r"a sparse layer .*(must stay float32 on the CPU|positions)"):
             calls.get(convert, lambda m: getattr(m, convert)())(each)
         assert torch.equal(outputs(each, x)[0], target)
-    for harmless in (sparse.float, sparse.cpu, sparse.share_memory, sparse.train, sparse.eval, sparse.zero_grad):
+    for harmless in (sparse.float, sparse.cpu, sparse.share_memory, sparse.eval, sparse.zero_grad):
         harmless()
         assert torch.equal(outputs(sparse, x)[0], target)
 
@@ -256,9 +256,9 @@ def test_unfit_inputs_are_refused_and_an_empty_batch_is_not() -> None:
     model, sparse, x = small()
     agree(sparse, model, x[:0])
     for bad in (x[:, :2], torch.ones(3, 4, 9, 7), x[0], x[None], x[..., 0], x[:, :, :0]):
-        with pytest.raises((ValueError, RuntimeError), match="must have the shape"):
+        with pytest.raises((ValueError, RuntimeError), match=r"`x` \(of shape .*must be of shape \(any, 3, 9, 7\)"):
             outputs(sparse, bad)
-    with pytest.raises(ValueError, match="must be float32 on the CPU"):
+    with pytest.raises(ValueError, match="must be float32 as in the example"):
         outputs(sparse, x.double())
     agree(sparse, model, x)
 
@@ -403,11 +403,10 @@ def test_a_call_that_the_trace_does_not_cover_is_refused() -> None:
     with torch.no_grad():
         assert torch.allclose(sparse(x, 2), model(x, 2), atol=1e-5)
         for copied in (sparse, copy.deepcopy(sparse), pickle.loads(pickle.dumps(sparse))):
-            with pytest.raises(ValueError, match=r"an input \(=3\) must be 2 as in the example"):
+            with pytest.raises(ValueError, match=r"`factor` \(=3\) must be 2 as in the example"):
                 copied(x, 3)
-            with pytest.raises(ValueError, match=r"shape \(2, 4, 16\) must have the shape \(.*, 5, 16\)"):
-                copied(x[:, :4], 2)
-            with pytest.raises(ValueError, match=r"shape \(4, 5, 16\) must have the shape \(0 to 3, 5, 16\)"):
+            assert torch.allclose(copied(x[:, :4], 2), model(x[:, :4], 2), atol=1e-5)
+            with pytest.raises(ValueError, match=r"inputs of shapes \(4, 5, 16\) must fulfil x.shape\[0\] <= 3"):
                 copied(torch.randn(4, 5, 16), 2)
 
 

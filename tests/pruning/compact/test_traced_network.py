@@ -1,0 +1,178 @@
+"""A network made from a trace gives the masked network's outputs, or refuses the input in a sentence."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pruning
+from pruning.compact.traced_network import TracedNetwork
+
+Condition = Callable[..., bool]
+
+
+class Branching(nn.Module):
+    """Runs one of two layers; with `split`, a smaller network keeps no class."""
+
+    def __init__(self, condition: Condition, *, split: bool, own: bool = True) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 1)
+        self.out, self.condition, self.split, self.own = nn.Conv2d(8 if split else 16, 5, 1), condition, split, own
+
+    def forward(self, x: Tensor, *more: Any) -> Tensor:
+        y = F.relu(self.a(x if x.is_floating_point() else x.float() / 255))
+        other = self.c if self.own else nn.Identity()
+        y = F.relu(self.b(y) if self.condition(x, *more) else other(y))
+        if self.split:
+            one, two = torch.split(y, (8, 8), 1)
+            y = one + two * 2
+        found: Tensor = self.out(y)
+        return found
+
+
+IMAGES = [torch.randn(b, 3, h, w) for b, h, w in ((1, 8, 8), (2, 8, 8), (3, 9, 9), (6, 8, 10), (5, 12, 12), (4, 5, 7))]
+OTHERS = [
+    (torch.rand(2, 3, 8, 8) * 255).to(torch.uint8),
+    torch.randn(2, 3, 8, 8).mT,
+    torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last),
+]
+CONDITIONS: dict[str, Condition] = {
+    "batch == 1": lambda x: x.shape[0] == 1,
+    "batch != 2": lambda x: len(x) != 2,
+    "batch % 2": lambda x: x.shape[0] % 2 == 0,
+    "batch > 3": lambda x: x.shape[0] > 3,
+    "width == 8": lambda x: x.shape[-1] == 8,
+    "width % 4": lambda x: bool(x.shape[-1] % 4),
+    "width > 8": lambda x: x.size(3) > 8,
+    "height != width": lambda x: x.shape[2] != x.shape[3],
+    "entries": lambda x: x.numel() > 400,
+    "dtype": lambda x: x.dtype == torch.uint8,
+    "contiguous": lambda x: x.is_contiguous(),
+}
+
+
+def pruned(condition: Condition, example: Any, *, split: bool, own: bool = True) -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    model = Branching(condition, split=split, own=own).eval()
+    pruning.prune(model, "magnitude", unit="group", sparsity=0.4, example=example)
+    smaller = pruning.shrink(model, example)
+    report: Any = smaller.shrunk
+    assert report.after < report.before
+    return model, smaller
+
+
+def agrees(smaller: nn.Module, model: nn.Module, *given: Any) -> bool:
+    """Return whether a network takes an input, and hold its outputs to the masked network's."""
+    with torch.no_grad():
+        try:
+            found = smaller(*given)
+        except ValueError as error:
+            if not re.search("as in the example of its trace: .*; make it again from the masked network", str(error)):
+                raise
+            return False
+        torch.testing.assert_close(found, model(*given), rtol=1e-4, atol=1e-5)
+        return True
+
+
+@pytest.mark.parametrize("split", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_a_branch_that_the_example_did_not_take_is_refused_or_right(name: str, split: bool) -> None:
+    example = IMAGES[1]
+    model, smaller = pruned(CONDITIONS[name], example, split=split, own=len(name) % 2 == 0)
+    taken = CONDITIONS[name](example)
+    for x in [*IMAGES, *OTHERS]:
+        came = agrees(smaller, model, x)
+        same = CONDITIONS[name](x) == taken and x.is_floating_point()
+        assert came or not same or (name, x.is_contiguous()) == ("contiguous", False), x.shape
+
+
+@pytest.mark.parametrize("given", [(), (None,), (torch.ones(2),), (2,), ("b",)])
+def test_arguments_of_other_values_are_refused(given: tuple[Any, ...]) -> None:
+    model, smaller = pruned(lambda x, more=1: isinstance(more, int) and more == 1, (IMAGES[1], 1), split=True)
+    assert agrees(smaller, model, IMAGES[1], 1)
+    assert not agrees(smaller, model, IMAGES[1], *given)
+
+
+def test_an_example_of_batch_one_makes_a_network_for_any_batch_and_size() -> None:
+    model, smaller = pruned(lambda _: True, IMAGES[0], split=True)
+    assert isinstance(smaller, TracedNetwork)
+    assert all(agrees(smaller, model, x) for x in IMAGES)
+    assert agrees(smaller, model, IMAGES[0][:0])
+    with torch.no_grad():
+        assert torch.equal(smaller(x=IMAGES[1]), smaller(IMAGES[1]))
+    with pytest.raises(ValueError, match=r"the call \(\.\.\., \.\.\.\) must have the inputs x as in the example"):
+        smaller(IMAGES[1], IMAGES[1])
+    with pytest.raises(ValueError, match=r"`x` \(of shape \(3, 8, 8\), torch.float32\) must be of shape \(any, an"):
+        smaller(IMAGES[1][0])
+
+
+def test_a_traced_network_refuses_to_train_and_can_be_copied_saved_and_converted() -> None:
+    model, smaller = pruned(lambda x: x.shape[0] < 4, IMAGES[1], split=True)
+    with pytest.raises(
+        ValueError, match=r"this TracedNetwork \(mode=True\) must stay in evaluation mode: .* fine-tune"
+    ):
+        nn.Sequential(smaller).train()
+    file = io.BytesIO()
+    torch.save(smaller, file)
+    file.seek(0)
+    for each in (copy.deepcopy(smaller), pickle.loads(pickle.dumps(smaller)), torch.load(file, weights_only=False)):
+        assert each.shrunk.removed == smaller.shrunk.removed  # type: ignore[union-attr]
+        assert list(each.state_dict()) == list(smaller.state_dict())
+        each.load_state_dict(smaller.state_dict())
+        assert agrees(each.eval(), model, IMAGES[2])
+        assert not agrees(each, model, IMAGES[3])
+        assert agrees(each.double(), model.double(), IMAGES[2].double())
+        assert not agrees(each, model, IMAGES[3].double())
+        model.float()
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: Any, options: dict[str, Any], *, states: bool) -> None:
+        super().__init__()
+        self.r, self.states = kind(24, 32, **options), states
+        width = (options.get("proj_size") or 32) * (1 + options.get("bidirectional", False))
+        self.a, self.b = nn.Linear(width, 256), nn.Linear(256, 7)
+
+    def forward(self, x: Tensor, *states: Tensor) -> Tensor:
+        first = (states if len(states) > 1 else states[0]) if states else None
+        found: Tensor = self.b(torch.relu(self.a(self.r(x, first)[0])))
+        return found
+
+
+SLOW = pytest.mark.slow
+RECURRENT: list[Any] = [
+    (nn.GRU, {"batch_first": True}, 0),
+    pytest.param(nn.RNN, {"batch_first": True, "num_layers": 2, "bias": False}, 1, marks=SLOW),
+    pytest.param(nn.LSTM, {"batch_first": True, "bidirectional": True, "num_layers": 2}, 0, marks=SLOW),
+    pytest.param(nn.LSTM, {"batch_first": True, "proj_size": 8}, 0, marks=SLOW),
+    (nn.LSTM, {"bias": False}, 2),
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("kind", "options", "states"), RECURRENT)
+def test_sparse_recurrent_networks_are_loaded(kind: Any, options: dict[str, Any], states: int) -> None:
+    torch.manual_seed(0)
+    model = Recurrent(kind, options, states=bool(states)).eval()
+    pruning.prune(model, "magnitude", sparsity=0.95)
+
+    def inputs(batch: int) -> tuple[Tensor, ...]:
+        x = torch.randn(batch, 4, 24) if options.get("batch_first") else torch.randn(4, batch, 24)
+        return x, *(torch.randn(options.get("num_layers", 1), batch, 32) for _ in range(states))
+
+    faster = pruning.to_sparse(model, inputs(1))
+    again = pickle.loads(pickle.dumps(faster))
+    for batch in (1, 2, 5):
+        given = inputs(batch)
+        assert agrees(faster, model, *given)
+        with torch.no_grad():
+            assert torch.equal(again(*given), faster(*given))
