@@ -33,7 +33,7 @@ class Branching(nn.Module):
         other = self.c if self.own else nn.Identity()
         y = F.relu(self.b(y) if self.condition(x, *more) else other(y))
         if self.split:
-            one, two = torch.split(y, (8, 8), 1)
+            one, two = torch.split(y, [8, 8], 1)
             y = one + two * 2
         found: Tensor = self.out(y)
         return found
