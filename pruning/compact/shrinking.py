@@ -133,6 +133,9 @@ def _fold(model: nn.Module, fold: Fold) -> None:
 
 def _refit(module: nn.Module, numbers: dict[Any, set[Any]]) -> None:
     """Update a module's attributes that hold sizes."""
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+        _refit_recurrent(module)
+        return
     for name, value in list(vars(module).items()):
         new = numbers.get(value) if isinstance(value, int | tuple) and not isinstance(value, bool) else None
         if new is not None and len(new) == 1:
@@ -158,6 +161,16 @@ def _refit(module: nn.Module, numbers: dict[Any, set[Any]]) -> None:
         module.num_embeddings, module.embedding_dim = weight.shape
     elif isinstance(module, nn.PReLU):
         module.num_parameters = len(weight)
+
+
+def _refit_recurrent(module: nn.RNNBase | nn.RNNCellBase) -> None:
+    several = isinstance(module, nn.RNNBase)
+    inputs, states = (module.get_parameter(f"weight_{end}{'_l0' * several}") for end in ("ih", "hh"))
+    module.input_size, module.hidden_size = inputs.shape[1], states.shape[1]
+    if isinstance(module, nn.RNNBase):
+        if module.proj_size:
+            module.proj_size, module.hidden_size = module.get_parameter("weight_hr_l0").shape
+        module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
 
 
 Form: TypeAlias = Literal["module", "graph", "unchanged"]

@@ -29,7 +29,7 @@ from pruning.dependencies.dependency_groups import (
 from pruning.dependencies.families.stock_transformer import family_groups
 from pruning.graph.label_flow import FIXED, Flow, covering
 from pruning.graph.label_rules import flow_of
-from pruning.graph.tracing import CONVOLUTIONS, PRODUCTS, Example, arguments, name_of, traced
+from pruning.graph.tracing import CONVOLUTIONS, PRODUCTS, RECURRENCES, Example, Recurrence, arguments, name_of, traced
 from pruning.holding.parameter import plain_modules, plain_tensors
 from pruning.measure.macs import Products
 
@@ -158,11 +158,12 @@ def _held(flow: Flow, tensors: Mapping[str, Tensor], names: Mapping[int, str]) -
     applied: dict[str, int] = defaultdict(int)
     outputs: dict[str, int] = {}
     for node in flow.traced.graph.graph.nodes:
-        use = use_of(flow, node)
-        weight = flow.traced.tensor(str(use.weight.target)) if use and use.weight.op == "get_attr" else None
-        if use and id(weight) in names:
-            applied[names[id(weight)]] += use.times
-            outputs[names[id(weight)]] = use.dim
+        own = use_of(flow, node)
+        for use in [own] if own else _uses_of_recurrence(flow, node):
+            weight = flow.traced.tensor(str(use.weight.target)) if use.weight.op == "get_attr" else None
+            if id(weight) in names:
+                applied[names[id(weight)]] += use.times
+                outputs[names[id(weight)]] = use.dim
     return held_tensors(tensors, applied, outputs)
 
 
@@ -194,6 +195,15 @@ def use_of(flow: Flow, node: fx.Node) -> Use | None:
     if "transpose" in name or bool(given.get("transposed")):
         return Use(weight, flow.value(source).numel() // shape[0], 1)
     return Use(weight, result.numel() // shape[int(by_inputs)], int(by_inputs))
+
+
+def _uses_of_recurrence(flow: Flow, node: fx.Node) -> Iterator[Use]:
+    """Yield the uses of an RNN's weights."""
+    if name_of(node) in RECURRENCES and "input" in (given := arguments(node)):
+        times = flow.value(given["input"])[..., 0].numel()
+        for layer in Recurrence.all_of(given):
+            weights = (layer.inputs, layer.states, layer.projection)
+            yield from (Use(weight, times, 0) for weight in weights if weight is not None)
 
 
 def multiplied_activations(flow: Flow, numbers: Iterable[tuple[str, Tensor]]) -> Iterator[Multiplied]:

@@ -74,7 +74,8 @@ def groups_of_weights(
     Raises:
         ValueError: there is no example, the network cannot be traced or is of no family, or no group is left.
     """
-    spared = set() if parameters is None else set(weights_of(model)) - set(parameters)
+    known = set(weights_of(model))
+    spared = set() if parameters is None else known - set(parameters)
     if choices.unit.of_transformer:
         found = family_groups(model, choices.unit, choices.scope, example, spared)
     elif example is None:
@@ -89,7 +90,7 @@ def groups_of_weights(
     left = []
     for group in found:
         outputs = {each.tensor for each in group.members if each.dims == (found.tensors[each.tensor].outputs,)}
-        if not outputs & spared:
+        if not outputs & spared and known.intersection(each.tensor for each in group.members if each.masked):
             left.append(group)
     if not any(group.units for group in left):
         raise ValueError(

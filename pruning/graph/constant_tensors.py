@@ -21,9 +21,11 @@ from pruning.graph.tracing import (
     MOVES,
     NORMALISATIONS,
     PRODUCTS,
+    RECURRENCES,
     REDUCTIONS,
     SOFTMAXES,
     SPATIAL,
+    Recurrence,
     Traced,
     arguments,
     is_entrywise,
@@ -39,7 +41,7 @@ _TRUSTED = {"cat", "constant_pad_nd", "pad", "stack", *MOVES, *REDUCTIONS, *SPAT
 _TRUSTED |= {*CHANNELWISE_NORMALISATIONS}
 """Operations that return NaN in every entry of a result that an input with NaN reaches."""
 
-Rule: TypeAlias = Callable[[Mapping[str, Any]], Tensor]
+Rule: TypeAlias = Callable[[Mapping[str, Any]], Any]
 
 
 class Constants(fx.Interpreter):
@@ -241,6 +243,50 @@ def _batch_norm(given: Mapping[str, Any]) -> Tensor:
     return torch.where(weight.reshape(shape) == 0, shift.reshape(shape), result)
 
 
+def _recurrence(name: str) -> Rule:
+    """Return the rule of an RNN: a unit stays 0 if it starts at 0 and its candidate reads only zeros."""
+
+    def rule(given: Mapping[str, Any]) -> Any:
+        found = getattr(torch, name)(*given.values())
+        results = [_unknown(each).clone() for each in (found if isinstance(found, tuple) else (found,))]
+        if "input" in given:  # else of sequences packed in one tensor
+            layers, states, source = Recurrence.all_of(given), _flat(given["hx"]), given["input"]
+            start = [(state == 0).reshape(len(layers), -1, state.shape[-1]).all(1) for state in states]
+            last = [result.view(len(layers), -1, result.shape[-1]) for result in results[-len(states) :]]
+            zero, beside = constant_along(source, source.ndim - 1) == 0, 1 + bool(given.get("bidirectional"))
+            for first in range(0, len(layers), beside):
+                own = [_silent(layers[n], zero, [each[n] for each in start]) for n in range(first, first + beside)]
+                for n, silent in enumerate(own, first):
+                    for state, which in zip(last, silent, strict=True):
+                        state[n, :, which] = 0.0
+                zero = torch.cat([outputs for outputs, *_ in own])
+            if "params" in given:
+                results[0][..., zero] = 0.0
+        return results if isinstance(found, tuple) else results[0]
+
+    return rule
+
+
+def _silent(layer: Recurrence, zero: Tensor, start: list[Tensor]) -> list[Tensor]:
+    """Return which outputs and, of an LSTM, which cells of a layer stay 0; bool, shape (outputs,) and (units,)."""
+    units = layer.states.shape[1] if layer.projection is None else layer.projection.shape[1]
+    own = slice(min(2, len(layer.inputs) // units - 1) * units, None)  # gates: i f g o, r z n, or one
+    live = [(weight != 0)[own][:units] for weight in layer[:4] if weight is not None]
+    silent = ~live[0][:, ~zero].any(1) & start[-1]
+    for bias in live[2:]:
+        silent &= ~bias
+    if layer.projection is None:
+        silent &= start[0]
+    while True:
+        outputs = silent
+        if layer.projection is not None:
+            outputs = ~(layer.projection != 0)[:, ~silent].any(1) & start[0]
+        left = silent & ~live[1][:, ~outputs].any(1)
+        if torch.equal(left, silent):
+            return [outputs, silent][: len(start)]
+        silent = left
+
+
 _RULES: dict[str, Rule] = {
     "batch_norm": _batch_norm,
     "linear": _linear,
@@ -251,4 +297,5 @@ _RULES: dict[str, Rule] = {
     **{name: _product(getattr(torch, name)) for name in PRODUCTS},
     **{name: _convolution(getattr(F, name, torch.convolution)) for name in CONVOLUTIONS if hasattr(F, name)},
     "convolution": _convolution(torch.convolution),
+    **{name: _recurrence(name) for name in RECURRENCES},
 }

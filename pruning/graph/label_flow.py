@@ -229,8 +229,12 @@ class Flow:
         if not isinstance(value, Tensor) or not (is_factory(node) or (read and self.made.keys() >= set(read))):
             return []
         self.made[node] = None
-        known = not value.isnan().any() and all(isinstance(size, int) for size in node.meta["val"].shape)
-        return self._fresh(value) if value.is_floating_point() and (known or name_of(node) in FILLED) else []
+        filled, shape = name_of(node) in FILLED, node.meta["val"].shape
+        known = all(isinstance(size, int) for size in shape) and not value.isnan().any()
+        if not value.is_floating_point() or not (filled or known):
+            return []
+        fields = self._fresh(value)
+        return [field for field in fields if all(isinstance(shape[dim], int) for dim in covered(field))]
 
     def _fresh(self, tensor: Tensor) -> Fields:
         fields = [along(self.labels.fresh(size), dim, tensor.ndim) for dim, size in enumerate(tensor.shape)]

@@ -16,15 +16,30 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
 from pruning.graph.constant_tensors import Constants, constant_along
-from pruning.graph.label_flow import FIXED, Fields, Flow, Rule, Site, along, covered, covering, pin_inputs, raised
+from pruning.graph.label_flow import (
+    FIXED,
+    ONLY_ONE,
+    Fields,
+    Flow,
+    Rule,
+    Site,
+    along,
+    covered,
+    covering,
+    pin_inputs,
+    raised,
+)
 from pruning.graph.tracing import (
     CHANNELWISE_NORMALISATIONS,
     CONVOLUTIONS,
+    FILLED,
     MOVES,
     PRODUCTS,
+    RECURRENCES,
     REDUCTIONS,
     SOFTMAXES,
     SPATIAL,
+    Recurrence,
     Traced,
     described,
     name_of,
@@ -537,6 +552,88 @@ def _attention(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
     return flow.labels.packed(weighted_sum(flow, node, heads, value), why)
 
 
+def _recurrent(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Any:
+    """RNN, or one step of it: a unit has a row in each gate, a column in the recurrent weight, and its states.
+
+    All layers and directions of one operation keep as many units.
+    """
+    if "input" not in given:
+        return pin_inputs(flow, node, given)
+    results = flow.constants.values[node]
+    values, last = (results if isinstance(results, list) else [results]), flow.value(given["input"]).ndim - 1
+    why = f"{described(node)} reads it"
+    flow.pin([field for field in flow.of(given["input"]) if last not in covered(field)], why)
+    read, constant = flow.one_dim(flow.of(given["input"]), last, why), constant_along(flow.value(given["input"]), last)
+    layers, directions = Recurrence.all_of(given), 1 + bool(given.get("bidirectional"))
+    steps, labels = "params" not in given, list[tuple[Tensor, Tensor]]()
+    silent = [(value == 0).reshape(len(layers), -1, value.shape[-1]).all(1) for value in values[not steps :]]
+    for first in range(0, len(layers), directions):
+        own = range(first, first + directions)
+        labels += [_units(flow, node, layers[n], (read, constant), [each[n] for each in silent]) for n in own]
+        read = torch.cat([labels[n][0] for n in own])
+        constant = torch.where(torch.cat([silent[0][n] for n in own]), 0.0, NAN)
+    grids = [torch.stack(each) for each in zip(*labels, strict=True)]
+    if len(layers) > 1:
+        flow.shapes.grids.extend(grids)
+    fields: list[Fields] = []
+    for grid, value, state in zip(grids, values[not steps :], _states(given), strict=False):
+        shape = (len(layers), *[1] * (value.ndim - 2), grid.shape[1]) if not steps else (-1,)
+        fields.append(_state(flow, state, grid.reshape(shape), f"{described(node)} begins with it"))
+    if not steps:
+        assert read is not None
+        fields.insert(0, flow.labels.packed([along(read, last, last + 1)], ONLY_ONE))
+    return fields if isinstance(results, list) else fields[0]
+
+
+def _states(given: Mapping[str, Any]) -> list[fx.Node]:
+    return list(given["hx"]) if isinstance(given["hx"], list | tuple) else [given["hx"]]
+
+
+def _units(
+    flow: Flow, node: fx.Node, layer: Recurrence, read: tuple[Tensor | None, Tensor], silent: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Label a layer of an RNN, and return the labels of its outputs and of its units."""
+    why = f"{described(node)} reads it"
+    weights = [each for each in layer[:4] if each is not None]
+    size = flow.value(layer.states if layer.projection is None else layer.projection).shape[1]
+    rows = [_labels_of(flow, each, 0, len(flow.value(each)), why).reshape(-1, size) for each in weights]
+    units = rows[0][0]
+    for each in rows:
+        flow.labels.tie(each, units[None], f"{described(node)} has a gate that stays")
+    outputs = units.clone()
+    if layer.projection is not None:
+        reads = flow.value(layer.projection) != 0
+        flow.labels.tie(_labels_of(flow, layer.projection, 1, size, why), units, why)
+        outputs = _labels_of(flow, layer.projection, 0, len(reads), why)
+        flow.sites.append(Site(node, units, outputs, reads, torch.where(silent[1], 0.0, NAN).double(), why))
+    columns = [_labels_of(flow, each, 1, flow.value(each).shape[1], why) for each in weights[:2]]
+    flow.labels.tie(columns[1], outputs, why)
+    constant = _foldable(flow, read[1], layer.inputs, layer.input_bias)
+    if layer.input_bias is None:
+        constant = torch.where(constant == 0, constant, NAN)
+    live = [
+        (flow.value(each) != 0).reshape(-1, size, len(own)).any(0) for each, own in zip(weights, columns, strict=False)
+    ]
+    inputs, zero = _tied(flow, read[0], columns[0], why), torch.where(silent[0], 0.0, NAN).double()
+    flow.sites.append(Site(node, inputs, units, live[0], constant, why, None, layer.inputs, layer.input_bias))
+    flow.sites.append(Site(node, outputs.clone(), units, live[1], zero, why))
+    return outputs, units
+
+
+def _state(flow: Flow, state: fx.Node, field: Tensor, why: str) -> Fields:
+    """Tie the first state of an RNN, (..., units), to its units; return the last state's fields."""
+    shape, last = flow.value(state).shape, flow.value(state).ndim - 1
+    field = raised(field, len(shape))
+    if state in flow.made and name_of(state) in FILLED and len(state.users) == 1:
+        flow.fields[state] = [field]
+        return flow.labels.packed([field], ONLY_ONE)
+    fields = [each for each in flow.of(state) if last in covered(each)]
+    flow.pin([each for each in flow.of(state) if last not in covered(each)], why)
+    alike = [max((each.shape[dim] for each in fields), default=1) for dim in range(last)]
+    flow.tie([field], fields, shape, [*alike, shape[-1]], why)
+    return flow.labels.packed([field], ONLY_ONE)
+
+
 RULES: Mapping[str, Rule] = {
     "linear": _linear,
     "addmm": _addmm,
@@ -554,6 +651,7 @@ RULES: Mapping[str, Rule] = {
     "entrywise": _entrywise,
     "scaled_dot_product_attention": _attention,
     **dict.fromkeys(PRODUCTS, _product),
+    **dict.fromkeys(RECURRENCES, _recurrent),
 }
 """Name of an operation -> its rule."""
 

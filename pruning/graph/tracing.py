@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from keyword import iskeyword
 from operator import attrgetter
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
@@ -396,6 +396,7 @@ CONVOLUTIONS = _names("conv1d conv2d conv3d convolution conv_transpose1d conv_tr
 PRODUCTS = _names("matmul bmm mm")
 NORMALISATIONS = _names("layer_norm rms_norm group_norm native_layer_norm native_group_norm")
 CHANNELWISE_NORMALISATIONS = _names("batch_norm instance_norm _native_batch_norm_legit_no_training")
+RECURRENCES = _names("lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell")
 SOFTMAXES = _names("softmax _softmax log_softmax _log_softmax cumsum")
 
 
@@ -406,6 +407,27 @@ def name_of(node: fx.Node) -> str:
         return ""
     name = str(target.overloadpacket.__name__)
     return name[:-1] if target._schema.is_mutable and name.endswith("_") else name
+
+
+class Recurrence(NamedTuple):
+    """One layer and direction of an RNN: its weights as nodes or as values; None for those that it lacks."""
+
+    inputs: Any
+    states: Any
+    input_bias: Any
+    state_bias: Any
+    projection: Any
+
+    @classmethod
+    def all_of(cls, given: Mapping[str, Any]) -> list[Recurrence]:
+        """Return all directions of all layers, in the order of the states, from an operation's arguments."""
+        if "params" not in given:
+            return [cls(given["w_ih"], given["w_hh"], given["b_ih"], given["b_hh"], None)]
+        weights = list(given["params"])
+        size = len(weights) // (given["num_layers"] * (1 + given["bidirectional"]))
+        parts = [weights[first : first + size] for first in range(0, len(weights), size)]
+        biases = 2 * bool(given["has_biases"])
+        return [cls(*(*part[: 2 + biases], None, None)[:4], *(*part[2 + biases :], None)[:1]) for part in parts]
 
 
 def is_entrywise(node: fx.Node) -> bool:
