@@ -262,7 +262,8 @@ def _parts(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Return the fields that a result depends on: the seed, our code, and the canonical form of these parts."""
     parts: dict[str, Any] = canonical(config, names)
     sequential = "method" in names and bool(_order(config))
-    return parts | {"seed": config["seed"], "versions": versions_of(parts, sequential=sequential)}
+    versions = versions_of(parts, sequential=sequential, model=config["model"])
+    return parts | {"seed": config["seed"], "versions": versions}
 
 
 def _sources(config: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:

@@ -6,30 +6,37 @@ tells what to do if they differ.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from orchestrator.catalogue.formats import FORMATS
+from orchestrator.catalogue.models import MODELS
 from orchestrator.config.config_groups import OF_STAGES
 from orchestrator.core.restart_kinds import RESTARTS
 from orchestrator.core.stage_kinds import KINDS
 from pruning.catalogue.allocations import ALLOCATIONS
+from pruning.catalogue.scores import SCORES
 from pruning.choices.axes import TRANSFORMER_UNITS
 
 SHARED: Mapping[str, int] = {
     "training": 6,
     "round": 4,
-    "own_class": 1,
+    "own_class": 2,
     "deploy": 2,
     "layerwise": 2,
     "lora": 1,
     "ranks": 2,
     "smaller": 1,
+    "rows": 1,
+    "channels": 1,
+    "weights": 1,
 }
 """Versions of shared code. `training`: building, splitting, training and evaluating, in every stage; `round`: pruning;
 `own_class`: the call of a user's own method class; `deploy`: shrinking and measuring;
 `layerwise`: pruning in the sequential order; `lora`: training of low-rank updates; `ranks`: several processes;
-`smaller`: training of the smaller transformer that masks leave."""
+`smaller`: training of the smaller transformer that masks leave; `rows`: counts of rows; `channels`: which layers lose
+channels; `weights`: which weights of networks of other packages, and of the user's own, are pruned."""
 
 
 class Versioned(Protocol):
@@ -66,22 +73,38 @@ def components() -> list[str]:
     ]
 
 
-def versions_of(parts: Mapping[str, Any], *, sequential: bool = False) -> dict[str, int]:
+def versions_of(
+    parts: Mapping[str, Any], *, sequential: bool = False, model: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, int]:
     """Return the versions of the components that a stage with these parts of a configuration uses.
 
     Args:
         parts: the parts.
         sequential: whether the stage prunes layer by layer.
+        model: the configuration of the network, which is no part of a round.
     """
     used = ["training", *(["round"] if "method" in parts else [])]
     used += ["own_class"] if parts.get("method", {}).get("_target_") else []
     used += ["layerwise"] if sequential else []
     used += ["lora"] if parts.get("finetune", {}).get("lora_rank") is not None else []
     used += ["smaller"] if _trains_smaller(parts) else []
+    used += [*_of_choice(parts, model)] if "method" in parts else []
     named = {group: parts.get(group, {}).get("kind") for group in OF_STAGES}
     named["allocation"] = parts.get("scope", {}).get("allocation")
     used += [f"{family}/{name}" for family, name in named.items() if name and FAMILIES[family][name].code]
     return {component: version_of(component) for component in used}
+
+
+def _of_choice(parts: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the components that choose the weights of a round, and their numbers, in ways of their own."""
+    unit, score = parts.get("unit", {}), SCORES.get(str(parts.get("score", {}).get("kind")))
+    if parts.get("scope", {}).get("kind") == "row" and not (score is not None and score.keeps_head):
+        yield "rows"
+    if unit.get("kind") == "channel" and not unit["spare_last"] and not (score is not None and score.of_batch_norm):
+        yield "channels"
+    network = MODELS.get(str(model.get("kind")))
+    if model.get("_target_") or (network is not None and network.named_by):
+        yield "weights"
 
 
 def _trains_smaller(parts: Mapping[str, Any]) -> bool:

@@ -16,11 +16,13 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.records import BLOCKS
 from orchestrator.core.seeding import derive
 from orchestrator.training.scoring.examples import ScoringData, count
-from orchestrator.training.scoring.ranking import SPLIT, Read, Round, Scoring, engine_refusal, rank
+from orchestrator.training.scoring.ranking import SPLIT, Read, Round, Scoring, engine_refusal, example_of, rank
 from orchestrator.training.state.train_state import TrainState, as_bytes, as_tensor
+from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.model_building import Prunable, prunable
 from orchestrator.workloads.tasks.batch import arguments
 from pruning import MaskSet
+from pruning.engine.scoring import spared_weights, without_spared
 from pruning.reconstruction.block_by_block import LayerReport, Layerwise
 from pruning.reconstruction.block_order import parts_of
 from pruning.selection.selection_groups import Groups
@@ -177,12 +179,23 @@ def prune_round(
     control is shuffle, the masks are shuffled. In the sequential order, `blocks` notes each pruned block. The model is
     left plain, with zeros where the masks are 0.
     """
-    chosen = prunable(model, asked.fields.prune)
+    chosen = chosen_weights(model, asked, read.data)
     if asked.choices.schedule.order == "sequential":
         return prune_layers(model, chosen, asked, parent, read, blocks or Blocks())
     masks, scoring = rank(model, chosen, asked, parent, read)
     pruning.remove_all(model)
     return masks, scoring
+
+
+def chosen_weights(model: nn.Module, asked: Round, known: Data) -> list[Prunable]:
+    """Return the parameters that a round prunes: what `prune` selects, without what the method spares unless named."""
+    chosen, choices, named = prunable(model, asked.fields.prune), asked.choices, asked.fields.prune.include
+    spared = spared_weights(model, choices, example_of(model, known) if choices.unit.kind == "channel" else None)
+    try:
+        left = without_spared([each.name for each in chosen], spared - {*named}, choices)
+    except ValueError as error:
+        raise engine_refusal(asked, error) from error
+    return [each for each in chosen if each.name in left]
 
 
 def masked(model: nn.Module, masks: MaskSet) -> None:

@@ -42,7 +42,6 @@ from orchestrator.training.state import from_scratch
 from orchestrator.training.state.checkpointing import Checkpointing, environment
 from orchestrator.training.state.resuming import Unfit, furthest, onward, restart
 from orchestrator.training.state.train_state import TrainState, as_bytes, as_tensor
-from orchestrator.workloads import model_building
 from orchestrator.workloads.inspection import require_finite
 from orchestrator.workloads.tasks.task import Measured
 from orchestrator.workloads.weight_files import plain_state
@@ -219,7 +218,7 @@ def checked(
         at_target: whether masks that do not change must have the round's target sparsity.
     """
     asked, found, history = stage.asked, dict(scoring.details), {}
-    chosen = model_building.prunable(stage.model, stage.spec.typed.prune)
+    chosen = pruning_rounds.chosen_weights(stage.model, stage.asked, stage.data)
     if (sparse := fit.sparse) is not None:
         stage.network.masks = sparse.masks if fit.masks is None else fit.masks
         found, at_target = found or sparse.scoring, fit.masks is not None
@@ -277,7 +276,7 @@ def before_training(stage: StageInputs, measured: Measured) -> dict[str, float]:
 
 def begin_unpruned(stage: StageInputs) -> MaskSet:
     """Return the masks with which a training begins that prunes by itself: those so far, and ones elsewhere."""
-    chosen = model_building.prunable(stage.model, stage.spec.typed.prune)
+    chosen = pruning_rounds.chosen_weights(stage.model, stage.asked, stage.data)
     return first_masks({each.name: each.module.get_parameter(each.parameter) for each in chosen}, stage.network.masks)
 
 

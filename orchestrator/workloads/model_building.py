@@ -11,10 +11,12 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from orchestrator.catalogue.models import MODELS
+from orchestrator.config.round_schema import Prune
 from orchestrator.core.errors import ModelError
 from orchestrator.core.seeding import seeded
 from orchestrator.core.specs import PruneFields
 from orchestrator.workloads.targets import FILLED, create, given
+from pruning.holding.default_weights import default_weights
 from pruning.layouts import TRANSPOSED_LINEAR, kind_of
 
 OURS = ("weights", "revision", "reinitialise")
@@ -68,10 +70,13 @@ class Prunable:
 def prunable(model: nn.Module, prune: PruneFields) -> list[Prunable]:
     """Return the parameters of `model` that `prune` selects, in the order of `named_parameters`; tied parameters once.
 
+    The default `types` and `parameters` select the weights that Python prunes by default, too (`default_weights`).
+
     Args:
         model: a network, pruned or not; a pruned parameter `weight_orig` is called `weight`.
         prune: `types`, names of module classes or of their bases; `parameters`, patterns on the parameter's own name;
-            `include` and `exclude`, patterns on its qualified name. Patterns are those of fnmatch.
+            `include` and `exclude`, patterns on its qualified name. Patterns are those of fnmatch. A name without
+            wildcards in `include` is selected whatever its type.
 
     Raises:
         ModelError: no parameter is selected, or `include` or `exclude` has a name without wildcards that the network
@@ -79,13 +84,15 @@ def prunable(model: nn.Module, prune: PruneFields) -> list[Prunable]:
     """
     names: dict[int, list[str]] = {}
     found: dict[int, Prunable] = {}
+    by_layout = {*prune.types} == {*Prune().types} and [*prune.parameters] == Prune().parameters
+    usual = set(default_weights(model)) if by_layout else ()
     for prefix, module in model.named_modules():
-        typed = any(_matches(kind, prune.types) for kind in _types(module))
+        typed = not by_layout and any(_matches(kind, prune.types) for kind in _types(module))
         for parameter, value in _parameters(module):
             name = f"{prefix}.{parameter}" if prefix else parameter
             names.setdefault(id(value), []).append(name)
-            named = _matches(parameter, prune.parameters) and _matches(name, prune.include)
-            if typed and named and value.numel():
+            fits = name in usual or name in prune.include or (typed and _matches(parameter, prune.parameters))
+            if fits and _matches(name, prune.include) and value.numel():
                 found.setdefault(id(value), Prunable(module, parameter, name))
     every = [name for tied in names.values() for name in tied]
     _require_known(prune, every)

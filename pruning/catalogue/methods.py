@@ -63,6 +63,7 @@ METHODS: Mapping[str, MethodClass] = named(
             (_DIM,),
             in_sweeps={"dim": 0},
             channels=True,
+            version=2,
             baseline="random",
         ),
         MethodClass(
@@ -72,6 +73,7 @@ METHODS: Mapping[str, MethodClass] = named(
             (_DIM, Option("n", Any, REQUIRED, "The order of the norm.", (_NORM,))),
             in_sweeps={"dim": 0, "n": 2},
             channels=True,
+            version=2,
             baseline="magnitude",
         ),
         MethodClass(

@@ -18,9 +18,10 @@ class Reconstruction(Row):
 
     Args:
         updates: the values of survivors change.
-        by_row: each row loses floor(sparsity inputs) entries; otherwise the layer's total is exact.
+        by_row: each row loses equally many entries, up to one; otherwise the layer's total is exact.
         reads_data: the method reads statistics of the layer's inputs.
         chooses: the method chooses which entries go; otherwise it keeps the given masks.
+        keeps_head: the paper leaves the head of a language model dense.
     """
 
     FAMILY: ClassVar[str] = "reconstruction"
@@ -29,6 +30,7 @@ class Reconstruction(Row):
     by_row: bool = False
     reads_data: bool = True
     chooses: bool = True
+    keeps_head: bool = False
 
 
 _CALIBRATION = {"examples": 128, "batch_size": 8}
@@ -45,6 +47,8 @@ RECONSTRUCTIONS: Mapping[str, Reconstruction] = named(
             "Frantar & Alistarh 2023, arXiv 2301.00774",
             in_sweeps=_CALIBRATION,
             updates=True,
+            keeps_head=True,
+            version=2,
         ),
         Reconstruction(
             "alps",
@@ -58,6 +62,8 @@ RECONSTRUCTIONS: Mapping[str, Reconstruction] = named(
             "Meng et al. 2024, arXiv 2406.07831",
             in_sweeps=_CALIBRATION,
             updates=True,
+            keeps_head=True,
+            version=2,
         ),
         Reconstruction(
             "wanda",
@@ -65,6 +71,7 @@ RECONSTRUCTIONS: Mapping[str, Reconstruction] = named(
             "weights times the norms of their inputs, by row",
             paper="Sun et al. 2023, arXiv 2306.11695",
             by_row=True,
+            keeps_head=True,
         ),
         Reconstruction(
             "least_squares",

@@ -30,6 +30,7 @@ class ScoreRow(Row):
         for_layers: name of the score that ranks whole layers in its place; empty: the score itself.
         draws: the score is random and draws from `generator`.
         session: "module:class" with a method `scores(masks)`, built once for several re-scorings under shrinking masks.
+        keeps_head: the paper leaves the head of a language model dense.
         baseline: what comparisons use the score as.
     """
 
@@ -44,6 +45,7 @@ class ScoreRow(Row):
     for_layers: str = ""
     draws: bool = False
     session: str = ""
+    keeps_head: bool = False
     baseline: BaselineRole = ""
 
     @property
@@ -222,7 +224,8 @@ SCORES: Mapping[str, ScoreRow] = named(
             paper="Sun et al. 2023, arXiv 2306.11695",
             needs=frozenset({"inputs", "trained"}),
             in_sweeps={"examples": 128},
-            version=3,
+            keeps_head=True,
+            version=4,
         ),
         ScoreRow(
             "activation",

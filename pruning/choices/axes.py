@@ -116,8 +116,8 @@ class Scope:
 
     Args:
         kind: "layer" ranks each tensor separately; "global" ranks all tensors together; "row" ranks the weights of each
-            output separately and prunes floor(s n) of n (Wanda); "window" keeps `n` of each `m` consecutive entries
-            along the input dimension.
+            output separately and prunes floor(s n) of n (Wanda), in some of the rows one more if they are short;
+            "window" keeps `n` of each `m` consecutive entries along the input dimension.
         allocation: density of each tensor under "layer" and "row". "each" prunes round(s n) of the tensor's n units;
             "given" sets each tensor's density by `densities`. The others divide an exact total: "uniform" evenly;
             "uniform_plus" with a dense first convolution and at least 0.2 of the last tensor; "er" and "erk" by shapes;

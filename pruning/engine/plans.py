@@ -33,6 +33,7 @@ from pruning.engine.scoring import (
     generator_of,
     groups_of_weights,
     inverted,
+    names_by_choices,
     names_to_score,
     no_plan,
     row_of,
@@ -82,6 +83,7 @@ def plan_choices(choices: Choices, given: ScoringInput, example: Any) -> Pruning
         )
     if choices.schedule.order == "sequential":
         raise no_plan(choices.score)
+    given = replace(given, parameters=names_by_choices(given.model, choices, given.parameters, example))
     return (_in_turns if choices.unit.parts else _planned)(choices, given, example)
 
 

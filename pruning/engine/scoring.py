@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
@@ -13,18 +14,20 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from pruning.catalogue.reconstructions import SOLVERS
+from pruning.catalogue.reconstructions import RECONSTRUCTIONS, SOLVERS
 from pruning.catalogue.rows import refuse_unknown
 from pruning.catalogue.scores import SCORES, ScoreRow
 from pruning.choices.axes import Scope, Score, Unit
 from pruning.choices.combining import Choices
 from pruning.dependencies.dependency_groups import NO_EXAMPLE, DependencyGroups
 from pruning.dependencies.families.stock_transformer import family_groups
-from pruning.graph.tracing import first_line
+from pruning.graph.tracing import first_line, without_key_caches
+from pruning.holding.default_weights import default_weights
 from pruning.holding.parameter import check_generator, joined
+from pruning.measure.macs import arguments_of
 from pruning.refused import RefusedValue
 from pruning.scores.readings.network import Weight, network, weights_of
-from pruning.scores.readings.scoring_data import ScoringInput
+from pruning.scores.readings.scoring_data import ScoringInput, tensors
 from pruning.selection.selection_groups import Groups, groups_of
 
 Cut: TypeAlias = Groups | DependencyGroups
@@ -42,8 +45,8 @@ def groups(
         model: pruned or not.
         unit: entries that are pruned together; None: single entries.
         scope: units that are ranked together; None: those of one tensor.
-        parameters: names of the parameters to prune; None: weights of linear and convolutional layers and of
-            attention's projections.
+        parameters: names of the parameters to prune; None: every weight whose layout is known, but for embeddings,
+            heads tied to them and routers.
 
     Raises:
         ValueError: a block or a window does not divide a tensor, or a tensor has no channels along the dimension; the
@@ -346,6 +349,95 @@ def names_to_score(model: nn.Module, score: Score, parameters: Iterable[str] | N
             "or other parameters."
         )
     return names
+
+
+def names_by_choices(
+    model: nn.Module, choices: Choices, parameters: Iterable[str] | None, example: Any
+) -> Iterable[str] | None:
+    """Return the names of the parameters to prune, by default without what the choices spare; None: all weights.
+
+    Raises:
+        ValueError: nothing is left.
+    """
+    spared = spared_weights(model, choices, example)
+    if parameters is None:
+        return without_spared(list(weights_of(model)), spared, choices) if spared else None
+    names = list(parameters)
+    if choices.unit.kind == "channel" and (own := [name for name in names if name in spared]):
+        warnings.warn(
+            f"channels of {', '.join(own)} are outputs of the network, or whole experts: those that are pruned answer "
+            "0, or the bias, to every input; leave the layer out of `parameters`, in a sweep by prune.exclude.",
+            stacklevel=4,
+        )
+    return names
+
+
+def without_spared(names: Sequence[str], spared: Container[str], choices: Choices) -> list[str]:
+    """Return the names that the choices do not spare; raise ValueError if none is left."""
+    if left := [name for name in names if name not in spared]:
+        return left
+    raise RefusedValue("unit.kind", choices.unit.kind).because(
+        f"leaves nothing to prune, because the outputs of {', '.join(names[:3])} are those of the network; name what "
+        f"loses outputs in `parameters`, in a sweep by prune.include=[{names[0]}]."
+    )
+
+
+def spared_weights(model: nn.Module, choices: Choices, example: Any) -> set[str]:
+    """Return the names of the default weights that a method leaves dense, unless they are named.
+
+    Wanda, SparseGPT and ALPS spare the head of a language model. Channels of outputs spare the layers whose outputs are
+    those of the network: the last ones in a call with `example`, else the last weight of the model. They also spare
+    stacks, of which channels along the first dimension are whole experts.
+    """
+    kind, usual = choices.score.kind, default_weights(model)
+    rows = [table[kind] for table in (SCORES, RECONSTRUCTIONS) if isinstance(kind, str) and kind in table]
+    spared = set[str]()
+    if choices.select is None and any(row.keeps_head for row in rows):
+        spared = set(usual) - set(default_weights(model, with_head=False))
+    if choices.unit.kind != "channel" or choices.unit.spare_last or _reads_batch_norm(choices.score) or not usual:
+        return spared
+    outputs = output_weights(model, usual, example)
+    for name, weight in weights_of(model, None, usual).items():
+        layout = weight.layout
+        is_stack = layout is None or "stack" in layout.roles
+        if is_stack or (name in outputs and layout.outputs == choices.unit.dim % len(layout.roles)):
+            spared.add(name)
+    return spared
+
+
+def output_weights(model: nn.Module, names: Sequence[str], example: Any) -> set[str]:
+    """Return which weights give the network's outputs, without another of them in between.
+
+    Args:
+        model: pruned or not.
+        names: names of weights, in the order of the model.
+        example: input of the network; None takes the last weight.
+    """
+    last = set(names[-1:])
+    if example is None:
+        return last
+    args, kwargs = arguments_of(example)
+    with network(model, None, names) as net, without_key_caches(net.model):
+        weights = {id(parameter): name for name, parameter in net.parameters.items()}
+        todo = [each.grad_fn for each in tensors(net.model(*args, **kwargs)) if each.grad_fn is not None]
+        found, seen = set[str](), set[Any]()
+        while todo:
+            node = todo.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            read = [each for each, _ in node.next_functions if each is not None]
+            own = {weights[key] for each in read if (key := _leaf(each)) in weights}
+            found |= own
+            todo += [] if own else read
+    return found or last
+
+
+def _leaf(node: Any) -> int | None:
+    """Return the id of the parameter that a node of a graph of gradients is, or a view of one; None for others."""
+    while node is not None and not hasattr(node, "variable"):
+        node = node.next_functions[0][0] if len(node.next_functions) == 1 else None
+    return None if node is None else id(node.variable)
 
 
 def _reads_batch_norm(score: Score) -> bool:

@@ -34,6 +34,7 @@ from pruning.reconstruction.layer_problem import (
     Target,
 )
 from pruning.reconstruction.streamed_weights import StreamedWeights
+from pruning.selection.allocation import kept_of_rows
 
 Solve = Callable[[LayerProblem], Solution]
 
@@ -423,10 +424,13 @@ def _counts(batch: Batch, device: torch.device) -> Tensor | None:
 def _problems(rows: Tensor, hessians: Tensor, kept: Tensor, target: Target) -> list[LayerProblem]:
     """Return the problem of each group of a layer; groups round cumulatively, so that the layer's total is exact."""
     found, size, before = [], rows[0].numel(), 0
-    for group in range(len(rows)):
+    groups, outputs, width = rows.shape
+    lost = width - kept_of_rows(target.sparsity, groups * outputs, width)
+    for group in range(groups):
         own = target
         if target.m is None:
             until = target.count((group + 1) * size)
-            own, before = Target((until - before) / size, by_row=target.sparsity), until
+            by_row = lost if isinstance(lost, int) else lost[group * outputs : (group + 1) * outputs]
+            own, before = Target((until - before) / size, by_row=by_row), until
         found.append(LayerProblem(rows[group].clone(), hessians[group], kept[group], own))
     return found

@@ -18,6 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from pruning.holding.parameter import hooked
 from pruning.repair.corrections import laid_out
+from pruning.selection.allocation import kept_of_rows
 from pruning.selection.smallest import best_of_pools, prune_smallest_
 
 
@@ -28,13 +29,13 @@ class Target:
     Args:
         sparsity: fraction of the entries that is 0 in the end; its count is rounded.
         n, m: windows along the input dimension; None prunes to `sparsity`.
-        by_row: fraction of each row, for methods that rank rows; None: `sparsity`.
+        by_row: number of entries that each row loses, for methods that rank rows; None: by `sparsity`.
     """
 
     sparsity: float = 0.0
     n: int | None = None
     m: int | None = None
-    by_row: float | None = None
+    by_row: int | Tensor | None = None
 
     def count(self, entries: int) -> int:
         """Return how many of a number of entries are 0 in the end."""
@@ -97,11 +98,13 @@ def lowest(scores: Tensor, kept: Tensor, count: int) -> Tensor:
     return prune_smallest_(kept.clone(), scores, max(0, count - pruned))
 
 
-def lowest_of_rows(scores: Tensor, kept: Tensor, count: int) -> Tensor:
+def lowest_of_rows(scores: Tensor, kept: Tensor, count: int | Tensor) -> Tensor:
     """Return a mask in which each row of (rows, columns) loses its `count` entries of lowest score; see `lowest`."""
     order = scores.masked_fill(~kept, -torch.inf).argsort(dim=1, stable=True)
-    found = torch.ones_like(kept).scatter_(1, order[:, :count], False)
-    return found & kept
+    if isinstance(count, int):
+        return torch.ones_like(kept).scatter_(1, order[:, :count], False) & kept
+    places = torch.arange(kept.shape[1], device=kept.device)
+    return torch.ones_like(kept).scatter_(1, order, places >= count.to(kept.device)[:, None]) & kept
 
 
 def lowest_of_windows(scores: Tensor, kept: Tensor, n: int, m: int) -> Tensor:
@@ -113,7 +116,8 @@ def lowest_of_windows(scores: Tensor, kept: Tensor, n: int, m: int) -> Tensor:
 def wanda(problem: LayerProblem) -> Solution:
     """Prune each row's entries of lowest |w_j| sqrt(H_jj), without changes of the others: Wanda.
 
-    Each row loses floor(sparsity inputs) entries; for windows, each keeps n of m.
+    Each row loses floor(sparsity inputs) entries; of short rows the first lose one more, so that the layer has its
+    sparsity (`pruning.selection.allocation.kept_of_rows`). For windows, each keeps n of m.
 
     Source: Sun et al. 2023, arXiv 2306.11695.
     """
@@ -122,8 +126,8 @@ def wanda(problem: LayerProblem) -> Solution:
     if target.m is not None and target.n is not None:
         kept = lowest_of_windows(scores, problem.kept, target.n, target.m)
     else:
-        rate = target.sparsity if target.by_row is None else target.by_row
-        count = int(rate * problem.weight.shape[1] + 1e-9)
+        rows, entries = scores.shape
+        count = entries - kept_of_rows(target.sparsity, rows, entries) if target.by_row is None else target.by_row
         kept = lowest_of_rows(scores, problem.kept, count)
     return Solution(problem.weight.masked_fill(~kept, 0), kept)
 

@@ -157,7 +157,7 @@ class _InputSquares:
 def _by_weight(module: nn.Module, sums: Tensor, output_size: torch.Size) -> Tensor:
     """Reduce sums at each input position to one for each weight; `output_size` is the spatial size of the outputs."""
     if not isinstance(module, _ConvNd):
-        return sums.view([-1 if role == "input" else 1 for role in required_layout(module).roles])
+        return sums[:, None] if required_layout(module).inputs == 0 else sums
     kernel, groups = module.kernel_size, module.groups
     if isinstance(module, _ConvTransposeNd):  # a weight acts at each position whose result is not cut off
         acts = patches(sums.new_ones(1, 1, *output_size), module)[0]

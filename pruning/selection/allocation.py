@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ from pruning.refused import RefusedValue
 from pruning.selection.selection_groups import Groups
 from pruning.selection.smallest import prune_smallest_across_
 
+LONG = 100
+"""Entries of a row from which on rounding down costs less than a hundredth of the row, as in Wanda's code."""
 TOLERANCE = 1e-9
 """Tolerance for floating point errors: 0.29 of 100 is 29."""
 
@@ -36,10 +39,11 @@ def allocate(
     alive: Mapping[str, Tensor] | None = None,
     *,
     capped: bool = False,
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """Return name -> how many units each pool of the tensor keeps; a pool is a row, a window or the whole tensor.
 
-    The number kept of n units is n - round(sparsity n), half to even; dead units count as pruned. Where an allocation
+    The number kept of n units is n - round(sparsity n), half to even; dead units count as pruned. Rows that keep
+    different numbers have them in a tensor (see `kept_of_rows`). Where an allocation
     divides a total, other tensors keep what a tensor cannot keep because too few of its units survive.
 
     Args:
@@ -72,7 +76,7 @@ def allocate(
             return _by_ranking(groups, scores, alive, total, least, most)
         wanted = _shared_sparsities(groups, sparsity)
     if scope.kind == "row":
-        rows = {part.name: part.pool - math.floor(wanted[part.name] * part.pool + TOLERANCE) for part in groups}
+        rows = {n.name: kept_of_rows(wanted[n.name], n.units // max(1, n.pool), n.pool) for n in groups}
         return _by_pool(groups, rows, alive, asked, capped)
     if row.by_itself:
         kept = {name: size - round(wanted[name] * size) for name, size in sizes.items()}
@@ -102,23 +106,40 @@ def kept_of_all(groups: Groups, sparsity: float | None) -> int:
     return total - round(sparsity * total)
 
 
+def kept_of_rows(sparsity: float, rows: int, entries: int) -> int | Tensor:
+    """Return how many of its entries each row keeps; a tensor if rows keep different numbers.
+
+    A row loses floor(sparsity entries). If it has fewer than `LONG` entries, the first rows lose one more, until the
+    rows together have lost round(sparsity rows entries). A row loses no fewer for a higher sparsity.
+    """
+    lost = math.floor(sparsity * entries + TOLERANCE)
+    more = math.floor(sparsity * entries * rows + 0.5 + TOLERANCE) - lost * rows
+    if entries >= LONG or not more:
+        return entries - lost
+    return entries - lost - (torch.arange(rows) < more).long()
+
+
 def _by_pool(
-    groups: Groups, counts: dict[str, int], alive: Mapping[str, Tensor] | None, asked: RefusedValue, capped: bool
-) -> dict[str, int]:
+    groups: Groups, counts: dict[str, Any], alive: Mapping[str, Tensor] | None, asked: RefusedValue, capped: bool
+) -> dict[str, Any]:
     """Return how many units each tensor, row or window keeps; refuse or cap a count above the number of survivors."""
     if alive is None:
         return counts
     capped_counts = {}
-    for layout in groups:
-        name, count = layout.name, counts[layout.name]
-        survivors = alive[name].view(-1, layout.pool).sum(1) if layout.units else torch.zeros(1, dtype=torch.int64)
-        capped_counts[name] = min(count, int(survivors.max()))
-        if not capped and int(survivors.min()) < min(count, layout.units):
-            part = "its" if layout.pool == layout.units else "each"
+    for part in groups:
+        name, count = part.name, counts[part.name]
+        survivors = alive[name].view(-1, part.pool).sum(1) if part.units else torch.zeros(1, dtype=torch.int64)
+        most = int(survivors.max())
+        capped_counts[name] = min(count, most) if isinstance(count, int) else count.clamp(max=most)
+        few = survivors < (min(count, part.units) if isinstance(count, int) else count)
+        if not capped and bool(few.any()):
+            row = int(few.int().argmax())
+            least, asked_for = int(survivors[row]), count if isinstance(count, int) else int(count[row])
+            whole = part.pool == part.units
             raise asked.because(
-                f"cannot be reached: {name!r} must keep {count} of {part} {layout.pool} units, but only "
-                f"{int(survivors.min())} survive{'' if part == 'its' else ' in one row or window'}; ask for no lower "
-                "sparsity than now, or let entries return with dynamics='free'."
+                f"cannot be reached: {name!r} must keep {asked_for} of {'its' if whole else 'each'} {part.pool} units, "
+                f"but only {least} survive{'' if whole else ' in one row or window'}; ask for no lower sparsity than "
+                "now, or let entries return with dynamics='free'."
             )
     return capped_counts
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -209,7 +210,7 @@ def _windows(name: str, shape: torch.Size, scope: Scope, layout: WeightLayout) -
 def select(
     scores: Mapping[str, Tensor],
     groups: Groups,
-    counts: Mapping[str, int],
+    counts: Mapping[str, Any],
     alive: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Return name -> bool for each unit, whether it is kept; `Groups.expand` turns the result into masks.
@@ -217,7 +218,8 @@ def select(
     Args:
         scores: name -> score of each unit, as from `Groups.reduce`; signed scores keep their sign.
         groups: the units.
-        counts: name -> units that each pool keeps, as from `allocate`; a pool with fewer survivors keeps them all.
+        counts: name -> units that each pool keeps, as from `allocate`, a tensor if pools keep different numbers; a pool
+            with fewer survivors keeps them all.
         alive: name -> bool for each unit, whether it may be kept; None means all.
 
     Raises:
@@ -239,7 +241,7 @@ def select(
     return kept
 
 
-def _by_pool(part: Partition, scores: Tensor, alive: Tensor, count: int) -> Tensor:
+def _by_pool(part: Partition, scores: Tensor, alive: Tensor, count: int | Tensor) -> Tensor:
     """Keep the `count` best survivors of each pool, all pools at once."""
     if bool((scores.isnan() & alive).any()):
         raise ValueError(f"Pruning {part.name}: its scores hold NaN where an entry is unpruned; repair the tensor.")

@@ -332,7 +332,7 @@ def smallest_on_device(
         mask.detach().masked_fill_(part.view(mask.shape), 0)
 
 
-def best_of_pools(scores: Tensor, alive: Tensor, count: int) -> Tensor:
+def best_of_pools(scores: Tensor, alive: Tensor, count: int | Tensor) -> Tensor:
     """Return a bool for each entry: whether it is among the `count` best survivors of its pool.
 
     Ties go to the entries with higher indices.
@@ -340,7 +340,8 @@ def best_of_pools(scores: Tensor, alive: Tensor, count: int) -> Tensor:
     Args:
         scores: (pools, entries), without NaN where an entry is alive; on any device.
         alive: (pools, entries), bool.
-        count: number of entries that each pool keeps; a pool with fewer survivors keeps them all.
+        count: number of entries that each pool keeps, for all pools or shape (pools,); a pool with fewer survivors
+            keeps them all.
     """
     if alive.shape[1] <= NARROW and bool(alive.all()):
         return _best_of_narrow_pools(scores, count)
@@ -348,11 +349,15 @@ def best_of_pools(scores: Tensor, alive: Tensor, count: int) -> Tensor:
     # algorithms refuse `kthvalue` but not a sort.
     order = scores.sort(dim=1, stable=True).indices
     order = order.gather(1, alive.gather(1, order).to(torch.uint8).sort(dim=1, stable=True).indices)
-    best = torch.zeros_like(alive).scatter_(1, order[:, alive.shape[1] - count :], True)
+    if isinstance(count, int):
+        best = torch.zeros_like(alive).scatter_(1, order[:, alive.shape[1] - count :], True)
+    else:
+        places = torch.arange(alive.shape[1], device=alive.device)
+        best = torch.zeros_like(alive).scatter_(1, order, places >= alive.shape[1] - count[:, None])
     return best & alive
 
 
-def _best_of_narrow_pools(scores: Tensor, count: int) -> Tensor:
+def _best_of_narrow_pools(scores: Tensor, count: int | Tensor) -> Tensor:
     """Return the result of `best_of_pools` for pools whose entries are all alive, by comparing each pair."""
     columns = scores.unbind(1)
     rank = [torch.zeros_like(columns[0], dtype=torch.uint8) for _ in columns]

@@ -30,9 +30,12 @@ SHARED = {
     "lora": ["pruning.holding.low_rank.LowRankUpdates"],
     "ranks": [f"{TRAINING}.team.{name}" for name in ("together.Together", "ranks.Ranks", "together.synchronised")],
     "smaller": [f"{TRAINING}.state.from_scratch.{name}" for name in ("transformer_left", "small_transformer_of")],
+    "rows": ["pruning.selection.allocation.kept_of_rows"],
+    "channels": [f"pruning.engine.scoring.{name}" for name in ("spared_weights", "output_weights")],
+    "weights": ["pruning.holding.default_weights.default_weights"],
     "round": [f"{TRAINING}.pruning_rounds.{name}" for name in ("prune_round", "hold_laws", "hold_finite")],
 }
-ALONE = ("own_class", "deploy", "layerwise", "lora", "ranks", "smaller")
+ALONE = ("own_class", "deploy", "layerwise", "lora", "ranks", "smaller", "rows", "channels", "weights")
 """Shared code that not every training or round uses."""
 HARMLESS = (
     *("orchestrator.config", "orchestrator.core", "orchestrator.store", "orchestrator.__version__"),
@@ -184,7 +187,11 @@ def closures() -> tuple[dict[str, ast.stmt], dict[str, ast.stmt]]:
     Code that only the sequential order, low-rank updates, several processes or smaller transformers use is in neither.
     """
     read = closure([root for root in SHARED["training"] if root.startswith(WORKLOADS)])
-    left_out = [path for name in ("layerwise", "lora", "ranks", "smaller") for path in SHARED[name]]
+    left_out = [
+        path
+        for name in ("layerwise", "lora", "ranks", "smaller", "rows", "channels", "weights")
+        for path in SHARED[name]
+    ]
     apart = dict(filter(None, map(definition_at, left_out)))
     rounds = closure(SHARED["round"], left_out=read | apart)
     return closure(SHARED["training"], left_out=rounds | apart), rounds

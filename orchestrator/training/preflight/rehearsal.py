@@ -159,7 +159,8 @@ class _Rehearsal:
         unmatched = tuple(model_building.unmatched(self.stage.model, prune))
         if not isinstance(amount, int):
             return unmatched
-        sizes = pruning_rounds.sizes(model_building.prunable(self.stage.model, prune), self.stage.asked)
+        chosen = pruning_rounds.chosen_weights(self.stage.model, self.stage.asked, self.stage.data)
+        sizes = pruning_rounds.sizes(chosen, self.stage.asked)
         short = {name: size for name, size in sizes.items() if size < amount * spec.round}
         if short:
             raise Misfit(

@@ -154,8 +154,9 @@ def rank(
     if read.source is not None:
         inputs["remember"] = SharedStatistics(read.source, batches, loss, device)
     before = {name: mask for name, mask in parent.items() if asked.spans or name in names}
-    if asked.spans:
+    if asked.spans or choices.unit.kind == "channel":
         inputs["example"] = example_of(model, read.data)
+    if asked.spans:
         choices = replace(choices, control=axes.Control("shuffle")) if asked.shuffles else choices
     try:
         with nullcontext() if batches is None else seeded(seed, device):

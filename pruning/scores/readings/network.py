@@ -15,9 +15,9 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.utils import parametrize
 
 from pruning.holding.copies import copied, values_with_history
+from pruning.holding.default_weights import default_weights, is_prunable
 from pruning.holding.parameter import (
     ModuleParameter,
     check_all_have_values,
@@ -25,6 +25,7 @@ from pruning.holding.parameter import (
     check_prunable,
     drop_vacated,
     hooked,
+    joined,
     place,
     plain_modules,
     plain_parameters,
@@ -32,16 +33,7 @@ from pruning.holding.parameter import (
     unwrapped,
 )
 from pruning.holding.reparam import masked
-from pruning.layouts import (
-    ATTENTION,
-    CONVOLUTION,
-    LINEAR,
-    TRANSPOSED_CONVOLUTION,
-    TRANSPOSED_LINEAR,
-    WeightLayout,
-    kind_of,
-    layout_of,
-)
+from pruning.layouts import WeightLayout, layout_of
 
 BatchNormMode: TypeAlias = Literal["train", "eval"]
 Masks: TypeAlias = Mapping[str, Tensor]
@@ -77,12 +69,6 @@ class Weight:
         return self.stored if self.kept is None else masked(self.stored, self.kept)
 
 
-def is_prunable(module: nn.Module, leaf: str) -> bool:
-    """Return whether a parameter is the weight of a linear or convolutional layer, or of an attention projection."""
-    kinds = (LINEAR, TRANSPOSED_LINEAR, CONVOLUTION, TRANSPOSED_CONVOLUTION, ATTENTION)
-    return kind_of(module) in kinds and layout_of(module, leaf) is not None
-
-
 def weights_of(
     model: nn.Module, masks: Masks | None = None, parameters: Iterable[str] | None = None
 ) -> dict[str, Weight]:
@@ -91,8 +77,7 @@ def weights_of(
     Args:
         model: dense or pruned; a parameter that this package or torch holds pruned keeps its name in the plain model.
         masks: name of any parameter -> further mask, nonzero where an entry is kept.
-        parameters: names of the parameters to score; None takes the weights of linear and convolutional layers and of
-            attention projections.
+        parameters: names of the parameters to score; None: those of `default_weights`.
 
     Raises:
         ValueError: a name is not in the model; a mask has another shape; there is nothing to score; or `parameters` is
@@ -112,11 +97,7 @@ def _weights(model: nn.Module, kept: Mapping[int, Tensor], parameters: Iterable[
         for leaf, parameter in plain_parameters(module)
     }
     if parameters is None:
-        firsts: dict[int, str] = {}
-        for name, weight in known.items():
-            if is_prunable(weight.module, weight.leaf):
-                firsts.setdefault(id(weight.parameter), name)
-        found = {name: known[name] for name in firsts.values()}
+        found = {name: known[name] for name in default_weights(model)}
         for path, module in modules:
             _refuse_computed(path, module)
     for name in parameters or ():
@@ -137,16 +118,15 @@ def _weights(model: nn.Module, kept: Mapping[int, Tensor], parameters: Iterable[
 
 def _refuse_computed(path: str, module: nn.Module) -> None:
     """Refuse a layer whose weight is computed from other parameters: pruning would silently leave it dense."""
-    if is_prunable(module, "weight"):
-        held = pruned_names(module)
-        older = [name for name in ("weight_v", "weight_orig") if name in module._parameters and "weight" not in held]
-        if older or parametrize.is_parametrized(module, "weight"):
-            name = f"{path}.weight" if path else "weight"
-            raise ValueError(
-                f"`model` (whose {name!r} is computed from other parameters, as by weight_norm) must have plain "
-                "weights to be pruned; call torch.nn.utils.parametrize.remove_parametrizations or remove_weight_norm "
-                "first, or pass `parameters` without this weight."
-            )
+    held = pruned_names(module)
+    older = [n.removesuffix("_v").removesuffix("_orig") for n in module._parameters if n.endswith(("_v", "_orig"))]
+    computed = [*getattr(module, "parametrizations", ()), *(leaf for leaf in older if leaf not in held)]
+    if leaf := next((each for each in computed if hasattr(module, each) and is_prunable(module, each)), None):
+        raise ValueError(
+            f"`model` (whose {joined(path, leaf)!r} is computed from other parameters, as by weight_norm) must have "
+            "plain weights to be pruned; call torch.nn.utils.parametrize.remove_parametrizations or remove_weight_norm "
+            "first, or pass `parameters` without this weight."
+        )
 
 
 def require_name(model: nn.Module, given: Any) -> None:

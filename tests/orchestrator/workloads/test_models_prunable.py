@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import pruning
 from orchestrator.core.specs import PruneFields
 from orchestrator.workloads import model_building
 
@@ -74,20 +75,28 @@ def test_conv1d_of_transformers_counts_as_linear() -> None:
     assert names(model) == ["theirs.weight"]
 
 
-def test_recurrent_weights_and_attention_on_request() -> None:
+def test_recurrent_weights_and_attention_are_among_them_or_selected_by_type() -> None:
     model = nn.ModuleDict({"rnn": nn.LSTM(2, 3), "attention": nn.MultiheadAttention(4, 2)})
 
     assert names(model, types=["LSTM"], parameters=["weight_*"]) == ["rnn.weight_ih_l0", "rnn.weight_hh_l0"]
     assert names(model, types=["MultiheadAttention"], parameters=["in_proj_weight"]) == ["attention.in_proj_weight"]
-    assert names(model) == ["attention.out_proj.weight"]  # a subclass of Linear
+    rnn = ["rnn.weight_ih_l0", "rnn.weight_hh_l0"]
+    assert names(model) == [*rnn, "attention.in_proj_weight", "attention.out_proj.weight"]
+
+
+def test_a_head_that_is_the_embedding_stays_and_a_name_without_wildcards_is_taken() -> None:
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 9))
+    model[3].weight = model[0].weight
+
+    assert names(model) == ["1.weight"] == [*pruning.plan(model, sparsity=0.5).masks]
+    assert names(model, include=["*", "3.weight"]) == ["1.weight", "3.weight"]
+    assert names(model, include=["2.weight"]) == ["2.weight"]
 
 
 def test_a_pruned_network_has_the_names_of_the_plain_one() -> None:
     model = network()
     expected = names(model)
-    model.get_submodule("3").register_parameter("weight_orig", model.get_parameter("3.weight"))
-    model.get_submodule("3").register_buffer("weight_mask", torch.ones(4, 8))
-    del model.get_submodule("3")._parameters["weight"]
+    pruning.identity(model.get_submodule("3"), "weight")
 
     assert sorted(names(model)) == sorted(expected)
     assert names(model, include=["3.weight"]) == ["3.weight"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from itertools import combinations
@@ -129,9 +130,7 @@ def test_counts_are_exact_and_pruned_weights_are_zero(method: str, sparsity: flo
     asked = drawn(sparsity=sparsity)
     solved = METHODS[method](asked)
 
-    by_row = method == "wanda"
-    count = 6 * int(sparsity * 12) if by_row else round(sparsity * 72)
-    assert int((~solved.kept).sum()) == count
+    assert int((~solved.kept).sum()) == round(sparsity * 72)
     assert not solved.weight[~solved.kept].any()
 
 
@@ -210,12 +209,38 @@ def test_an_input_that_is_always_zero_goes_first() -> None:
         assert not kept[:, 1].any()
 
 
-@pytest.mark.parametrize(("sparsity", "columns", "count"), [(0.6, 3, 1), (0.55, 7, 3), (0.5, 9, 4)])
-def test_wanda_prunes_the_floor_of_each_row(sparsity: float, columns: int, count: int) -> None:
-    model = nn.Sequential(nn.Conv1d(columns, 2 * columns, 1, groups=1))
-    found = pruning.layerwise(model, "wanda", [torch.randn(5, columns, 3)], sparsity=sparsity)
+SHORT = (
+    (nn.Linear(3, 200), (3,)),
+    (nn.Conv1d(4, 8, 3, groups=4), (4, 7)),
+    (nn.Conv2d(6, 6, 3, groups=6), (6, 5, 5)),
+    (nn.Linear(9, 5), (9,)),
+)
 
-    assert set((~found.masks["0.weight"]).flatten(1).sum(1).tolist()) == {count}
+
+@pytest.mark.parametrize(("layer", "shape"), SHORT, ids=str)
+def test_short_rows_share_out_what_rounding_down_leaves(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    batches, model = [torch.randn(30, *shape, dtype=torch.float64)], nn.Sequential(layer).double()
+    earlier = None
+    for sparsity in (0.1, 0.3, 0.34, 0.5, 0.77):
+        by_layer = pruning.layerwise(copy.deepcopy(model), "wanda", batches, sparsity=sparsity, dtype=torch.float64)
+        masks = pruning.plan(model, "wanda", batches=batches, sparsity=sparsity).masks
+        lost = (~masks["0.weight"]).flatten(1).sum(1)
+
+        assert masks == by_layer.masks
+        assert int(lost.sum()) == int(sparsity * masks["0.weight"].numel() + 0.5 + 1e-9)
+        assert int(lost.max() - lost.min()) <= 1
+        assert earlier is None or masks.nested_in(earlier)
+        again = pruning.plan(model, "wanda", batches=batches, sparsity=sparsity, masks=masks).masks
+        assert again == masks
+        earlier = masks
+
+
+def test_long_rows_lose_the_floor_as_in_the_code_of_the_paper() -> None:
+    model = nn.Sequential(nn.Linear(101, 7))
+
+    masks = pruning.layerwise(model, "wanda", [torch.randn(5, 101)], sparsity=0.5).masks
+
+    assert (~masks["0.weight"]).sum(1).tolist() == [50] * 7
 
 
 def test_a_dead_input_goes_first_in_a_window_however_large_its_weights_are() -> None:
