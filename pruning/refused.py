@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any, Self
 
 LONGEST = 200
@@ -45,3 +47,16 @@ class RefusedType(Refused, TypeError):
 
 class UnknownOption(RefusedValue):
     """Option that a component does not take."""
+
+
+def unfit_call(function: Callable[..., Any], *arguments: Any, **named: Any) -> str | None:
+    """Return why `function` cannot be called with these arguments; None if it can, or if its signature is unknown."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some compiled functions have none
+        return None
+    try:
+        signature.bind(*arguments, **named)
+    except TypeError as error:
+        return f"takes {signature}: {error}"
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -109,17 +110,13 @@ def check_axes(overrides: Sequence[Override]) -> None:
             values = [*override.sweep_iterator()]
             if not values:
                 raise ConfigError(_empty(override))
-            twice = next((value for index, value in enumerate(values[:MOST_COMPARED]) if value in values[:index]), None)
-            if twice is not None:
+            twice, count = Counter(map(str, values)).most_common(1)[0]
+            if count > 1:
                 given = str(override.input_line).partition("=")[2]
                 raise ConfigError(
                     f"`{override.key_or_group}` (={given}) has {twice} twice, and equal trials are trained once; leave "
                     "one out."
                 )
-
-
-MOST_COMPARED = 1000
-"""Number of values of an axis that are compared with each other."""
 
 
 def _empty(override: Override) -> str:

@@ -102,9 +102,7 @@ def _choices(trial: Config) -> Iterator[str]:
     scope, rounds, sparsity = choices.scope, schedule.rounds, schedule.sparsity
     if scope.kind == "window":
         exact = 1 - scope.n / scope.m
-        if not scope.n:
-            yield f"`scope.n` (=0) must be at least 1: n of each {scope.m} weights are kept; pass scope.n=1."
-        elif rounds > 1 or (sparsity is not None and abs(sparsity - exact) > 1e-9):
+        if rounds > 1 or (sparsity is not None and abs(sparsity - exact) > 1e-9):
             yield (
                 f"`schedule.sparsity` (={sparsity}) over `schedule.rounds` (={rounds}) must be {exact:g} in one round: "
                 f"scope=window keeps {scope.n} of each {scope.m}; pass schedule=one_shot schedule.sparsity={exact:g}."

@@ -118,19 +118,6 @@ def _importing(error: ModuleNotFoundError) -> str:
     return f"{frames[-1].filename}, line {frames[-1].lineno},"
 
 
-def unfit_call(function: Callable[..., Any], *arguments: Any, **named: Any) -> str | None:
-    """Return why `function` cannot be called with these arguments; None if it can, or if its signature is unknown."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some compiled functions have none
-        return None
-    try:
-        signature.bind(*arguments, **named)
-    except TypeError as error:
-        return f"takes {signature}: {error}"
-    return None
-
-
 def returned_function(
     name: str, what: str, named: Mapping[str, Any], config: Mapping[str, Any]
 ) -> Callable[..., Any] | None:

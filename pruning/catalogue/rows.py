@@ -52,19 +52,13 @@ def one_of(*choices: str) -> Rule:
 def at_least(least: float, remedy: str = "") -> Rule:
     """Return the rule that a value is a finite number of at least `least`; an integer has 64 bits."""
     return Rule(
-        lambda value: is_number(value) and least <= value < (LARGEST + 1 if is_int(value) else float("inf")),
-        f"be at least {least}{remedy}",
-        LARGEST,
+        lambda value: is_number(value) and least <= value < float("inf"), f"be at least {least}{remedy}", LARGEST
     )
 
 
 def above(least: float, remedy: str = "") -> Rule:
     """Return the rule that a value is a finite number above `least`; an integer has 64 bits."""
-    return Rule(
-        lambda value: is_number(value) and least < value < (LARGEST + 1 if is_int(value) else float("inf")),
-        f"be above {least}{remedy}",
-        LARGEST,
-    )
+    return Rule(lambda value: is_number(value) and least < value < float("inf"), f"be above {least}{remedy}", LARGEST)
 
 
 def whole(least: int, remedy: str = "") -> Rule:
@@ -79,8 +73,8 @@ def within(remedy: str) -> Rule:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is an int or a float, but not a bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Return whether a value is an int of 64 bits or a float, but not a bool."""
+    return isinstance(value, float) or (is_int(value) and abs(value) <= LARGEST)
 
 
 def is_int(value: Any) -> TypeGuard[int]:

@@ -122,7 +122,7 @@ class Scope:
             "given" sets each tensor's density by `densities`. The others divide an exact total: "uniform" evenly;
             "uniform_plus" with a dense first convolution and at least 0.2 of the last tensor; "er" and "erk" by shapes;
             "lamp" as LAMP's scores of the weights would.
-        power: exponent of the shape ratio in ER and ERK; 0 is uniform.
+        power: exponent of the shape ratio in ER and ERK, from -30 to 30; 0 is uniform.
         densities: name of a parameter, or a pattern of fnmatch -> its final density; for "given".
         normalise: "size" takes means instead of sums over a unit's entries, so that channels of wide and narrow layers
             compare; "group" divides a channel's score by the absolute mean of its dependency group.
@@ -160,9 +160,13 @@ class Scope:
             raise RefusedValue("scope.normalise", self.normalise).because(
                 "must be 'size' or 'group', or None for unchanged scores."
             )
-        _at_least("scope.n", self.n, 0)
+        _at_least("scope.n", self.n, 1)
+        if not -30 <= _number("scope.power", self.power) <= 30:
+            raise RefusedValue("scope.power", self.power).because(
+                "must lie in [-30, 30], so that densities are floats."
+            )
         if self.n > self.m:
-            raise RefusedValue("scope.n", self.n).because(f"must lie in [0, m] = [0, {self.m}]: n of each m are KEPT.")
+            raise RefusedValue("scope.n", self.n).because(f"must lie in [1, m] = [1, {self.m}]: n of each m are KEPT.")
         if self.kind == "row" and not ALLOCATIONS[self.allocation].by_row:
             by_row = " or ".join(repr(name) for name, row in ALLOCATIONS.items() if row.by_row)
             raise RefusedValue("scope.allocation", self.allocation).because(

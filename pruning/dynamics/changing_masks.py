@@ -18,7 +18,6 @@ from pruning.dynamics.mask_history import MaskHistory, MaskUpdate
 from pruning.holding.keeper import MaskKeeper
 from pruning.holding.parameter import (
     check_masks,
-    check_prunable,
     outside_inference_mode,
     place,
     pruned_names,
@@ -56,7 +55,6 @@ def aliases_of(model: nn.Module, masks: Mapping[str, Tensor], optimizer: Optimiz
                 f"`{name}` is pruned by hooks; take its masks by MaskSet.collect, and call remove_all first."
             )
         parameter = module.get_parameter(leaf)
-        check_prunable(name, parameter)
         other = first.setdefault(id(parameter), name)
         if other != name:
             if not torch.equal(mask != 0, masks[other] != 0):

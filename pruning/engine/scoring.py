@@ -25,7 +25,7 @@ from pruning.graph.tracing import first_line, without_key_caches
 from pruning.holding.default_weights import default_weights
 from pruning.holding.parameter import check_generator, joined
 from pruning.measure.macs import arguments_of
-from pruning.refused import RefusedValue
+from pruning.refused import RefusedValue, unfit_call
 from pruning.scores.readings.network import Weight, network, weights_of
 from pruning.scores.readings.scoring_data import ScoringInput, tensors
 from pruning.selection.selection_groups import Groups, groups_of
@@ -232,15 +232,13 @@ def _own_scores(score: Score, given: ScoringInput) -> Any:
         own = {name: value for name, value in own.items() if name in taken}
     named = {**own, **score.options}
     try:
-        inspect.signature(function).bind(given.model, given.batches, given.loss, **named)
-    except TypeError as error:
-        raise ValueError(
-            f"`score` ({_name(score)}) is called with (model, batches, loss), but takes "
-            f"{inspect.signature(function)}: {error}; define it as {_name(score)}(model, batches, loss, **_)."
-        ) from error
-    try:
         return function(given.model, given.batches, given.loss, **named)
     except (TypeError, AttributeError) as error:
+        if unfit := unfit_call(function, given.model, given.batches, given.loss, **named):
+            raise ValueError(
+                f"`score` ({_name(score)}) is called with (model, batches, loss), but {unfit}; define it as "
+                f"{_name(score)}(model, batches, loss, **_)."
+            ) from error
         missing = [name for name in ("batches", "loss") if getattr(given, name) is None]
         if not missing:
             raise

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from pruning.holding.parameter import check_masks, check_prunable, outside_inference_mode, place
+from pruning.holding.parameter import check_masks, outside_inference_mode, place
 from pruning.holding.reparam import mask_, masked
 
 Gradients: TypeAlias = Literal["masked", "dense"]
@@ -47,8 +47,6 @@ class MaskKeeper:
         check_masks(masks)
         places = [place(model, name, mask.shape) for name, mask in masks.items()]
         parameters = [module.get_parameter(leaf) for module, leaf in places]
-        for name, parameter in zip(masks, parameters, strict=True):
-            check_prunable(name, parameter)
         wanted: dict[nn.Parameter, Tensor] = {}
         for parameter, mask in zip(parameters, masks.values(), strict=True):
             wanted[parameter] = wanted[parameter] & (mask != 0) if parameter in wanted else mask != 0

@@ -225,7 +225,7 @@ def plain_modules(
 
 
 def place(model: nn.Module, name: str, shape: Sequence[int]) -> tuple[nn.Module, str]:
-    """Find a parameter by its name in `model`, check its shape, and return its module and its name in that module.
+    """Find a parameter by its name in `model`, check it, and return its module and its name in that module.
 
     Wrappers of `torch.compile`, `nn.DataParallel` and `DistributedDataParallel` are not part of a name.
     """
@@ -246,6 +246,7 @@ def place(model: nn.Module, name: str, shape: Sequence[int]) -> tuple[nn.Module,
             f"`{name}` has the shape {tuple(parameter.shape)} in the model but {tuple(shape)} in the masks; use masks "
             "of this model."
         )
+    check_prunable(name, parameter)
     return module, leaf
 
 

@@ -17,7 +17,6 @@ from pruning.holding.parameter import (
     ModuleParameter,
     check_has_values,
     check_masks,
-    check_prunable,
     outside_inference_mode,
     place,
     plain_modules,
@@ -83,7 +82,6 @@ class MaskSet(Mapping[str, Tensor]):
                 orig = ModuleParameter.of(module, leaf).orig
             except (AttributeError, ValueError) as error:
                 raise ValueError(f"`{name}` cannot be pruned: {error}") from error
-            check_prunable(name, orig)
             wanted[orig] = wanted[orig] & mask if orig in wanted else mask
         for module in model.modules():
             masks |= {(module, name): wanted[each] for name, each in plain_parameters(module) if each in wanted}

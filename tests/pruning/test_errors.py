@@ -13,7 +13,7 @@ from pruning.refused import LONGEST, Refused, RefusedType, RefusedValue, Unknown
 @pytest.mark.parametrize(
     ("make", "kind", "fields"),
     [
-        (lambda: Scope(n=5, m=4), ValueError, ("scope.n", 5, "must lie in [0, m] = [0, 4]: n of each m are KEPT.")),
+        (lambda: Scope(n=5, m=4), ValueError, ("scope.n", 5, "must lie in [1, m] = [1, 4]: n of each m are KEPT.")),
         (lambda: Unit(size="2"), TypeError, ("unit.size", "2", "must be an int, not str.")),  # type: ignore[arg-type]
     ],
 )

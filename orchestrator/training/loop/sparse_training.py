@@ -27,13 +27,12 @@ from orchestrator.training.stage_networks import masks_of
 from orchestrator.trial.choices import sentence
 from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.inspection import first
-from orchestrator.workloads.targets import unfit_call
 from orchestrator.workloads.tasks.batch import arguments, moved
 from pruning import MaskSet
 from pruning.choices import axes
 from pruning.dynamics.changing_masks import Dynamics
 from pruning.measure.macs import WeightMacs, weight_macs
-from pruning.refused import Refused
+from pruning.refused import Refused, unfit_call
 
 if TYPE_CHECKING:
     from orchestrator.training.loop.training_job import FitResult, TrainingJob

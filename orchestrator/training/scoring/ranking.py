@@ -24,7 +24,7 @@ from orchestrator.trial.choices import choices_of, is_by_class, sentence
 from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.inspection import first
 from orchestrator.workloads.model_building import Prunable
-from orchestrator.workloads.targets import TargetError, failure, unfit_call
+from orchestrator.workloads.targets import TargetError, failure
 from orchestrator.workloads.tasks.batch import arguments
 from orchestrator.workloads.tasks.task import Task
 from pruning import BasePruningMethod, MaskSet
@@ -33,7 +33,7 @@ from pruning.choices.combining import Choices
 from pruning.dynamics.changing_masks import Dynamics
 from pruning.engine.classes import with_unit_of_class
 from pruning.layouts import layout_of
-from pruning.refused import Refused, UnknownOption
+from pruning.refused import Refused, UnknownOption, unfit_call
 from pruning.selection.selection_groups import Groups, groups_of
 
 SPLIT = "train"

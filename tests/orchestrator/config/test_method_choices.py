@@ -176,10 +176,11 @@ def test_given_densities_are_reached_round_by_round() -> None:
         (("method=n_m", "schedule=geometric"), "must be 0.5 in one round: scope=window keeps 2 of each 4"),
         (
             ("method=n_m", "scope.n=0"),
-            "`scope.n` (=0) must be at least 1: n of each 4 weights are kept; pass scope.n=1.",
+            "`scope.n` (=0) must be an int of at least 1.",
         ),
         (("scope=window", "unit=channel"), "ranks single entries along the input dimension, not units of kind"),
         (("scope=erk", "scope.kind=global"), "sets what each tensor keeps, which `scope.kind` (='global') decides"),
+        (("scope=erk", "scope.power=1e20"), "`scope.power` (=1e+20) must lie in [-30, 30]"),
         (("scope.min_kept=-1",), "`scope.min_kept` (=-1) must be an int of at least 0"),
         (("scope=given",), "must give each tensor a density with `scope.allocation` given"),
         (("scope.budget=macz",), "`scope.budget` (='macz') must be one of channels, parameters, macs, bytes"),
