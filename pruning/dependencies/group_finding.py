@@ -93,10 +93,28 @@ def _unite(flow: Flow) -> None:
     for one, other in flow.shapes.same:
         labels.tie(one, one[:, :1], why)
         labels.tie(other, one[:, :1], why)
+    for node in flow.fields:
+        _equal_pieces(flow, node)
     before = -1
     while before != (before := len(torch.unique(labels.roots(torch.arange(len(labels)))))):
         for grid in flow.shapes.grids:
             _regular(flow, grid.squeeze())
+
+
+def _equal_pieces(flow: Flow, node: fx.Node) -> None:
+    """Tie the channels of equal pieces of a tensor, so that code that cuts a smaller tensor in equal pieces holds.
+
+    Pieces of which a channel must stay lose their channels apart; the smaller network is then a graph.
+    """
+    if name_of(node) not in ("chunk", "split", "split_with_sizes") or not flow.fields[node]:
+        return
+    dim = int(arguments(node)["dim"]) % flow.constants.values[node][0].ndim
+    pieces = [piece for own in flow.fields[node] if (piece := covering(own, dim)) is not None]
+    pinned = torch.cat([torch.tensor([FIXED]), *(labels for labels, _ in flow.labels.pins)])
+    free = not any(torch.isin(flow.labels.roots(piece), flow.labels.roots(pinned)).any() for piece in pieces)
+    if free and len(pieces) == len(flow.fields[node]) and len({piece.shape for piece in pieces}) == 1:
+        for piece in pieces[1:]:
+            flow.labels.tie(pieces[0], piece, "equal pieces keep equally many")
 
 
 def _regular(flow: Flow, grid: Tensor) -> None:

@@ -211,7 +211,7 @@ def exported(
     dynamic = None if sizes == "example" else shapes
     hook = model.register_forward_hook(lambda _model, _inputs, found: tree_map(_known, found))
     try:
-        with without_key_caches(model):
+        with without_key_caches(model), _attributes_kept(model):
             return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
     except Exception as error:  # torch.export passes on any error of the network's own code
         raise ValueError(
@@ -220,6 +220,18 @@ def exported(
         ) from error
     finally:
         hook.remove()
+
+
+@contextlib.contextmanager
+def _attributes_kept(model: nn.Module) -> Iterator[None]:
+    """Undo what a forward assigns to modules: values of a trace are no tensors outside of it."""
+    before = {module: dict(vars(module)) for module in model.modules()}
+    try:
+        yield
+    finally:
+        for module, own in before.items():
+            vars(module).clear()
+            vars(module).update(own)
 
 
 @contextlib.contextmanager

@@ -382,3 +382,38 @@ def oracle(model: nn.Module) -> Callable[[str, int], set[tuple[str, int, int]]]:
         return found
 
     return members_of
+
+
+class Halves(nn.Module):
+    """Half of a layer's channels go through another layer, as in the blocks of YOLOv8; `kind` says how they are cut."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.a, self.n, self.m = nn.Conv2d(3, 16, 1), nn.BatchNorm2d(16), nn.Conv2d(8, 8, 3, padding=1)
+        self.o, self.c, self.kind = nn.Conv2d(24, 5, 1), 8, kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.silu(self.n(self.a(x)))
+        cut: Callable[[], Any] = {
+            "chunk": lambda: y.chunk(2, 1),
+            "split": lambda: y.split(self.c, 1),
+            "sizes": lambda: y.split((self.c, self.c), 1),
+        }[self.kind]
+        one, two = cut()
+        found: Tensor = self.o(torch.cat([one, two, two + self.m(two)], 1))
+        return found
+
+
+@pytest.mark.parametrize("kind", ["chunk", "split", "sizes"])
+def test_equal_pieces_lose_equally_many_channels_so_that_the_class_stays(kind: str) -> None:
+    torch.manual_seed(0)
+    model, x = Halves(kind).eval(), torch.randn(2, 3, 5, 5)
+    plan = pruning.prune(model, "magnitude", unit="group", sparsity=0.4, example=x)
+    kept = (plan.masks["a.weight"] != 0).flatten(1).any(1).reshape(2, 8)
+    smaller: Any = pruning.shrink(model, x)
+
+    assert torch.equal(kept[0], kept[1])
+    assert 0 < int(kept.sum()) < 16
+    assert (type(smaller), smaller.c, smaller.a.out_channels) == (Halves, int(kept[0].sum()), int(kept.sum()))
+    torch.testing.assert_close(smaller(x), model(x))
+    smaller.train()(x).sum().backward()
