@@ -22,6 +22,7 @@ from pruning.engine.scoring import options_taken, row_of
 from pruning.holding.parameter import check_masks, plain_modules, plain_tensors
 from pruning.holding.reparam import held
 from pruning.masks.mask_set import MaskSet
+from pruning.measure.report import COMPUTED, macs
 from pruning.scores.readings.network import Masks, weights_of
 from pruning.scores.readings.scoring_data import Batches, Loss, Remember, ScoringInput, Size
 from pruning.scores.weight_scores import synflow
@@ -203,6 +204,8 @@ def prune(  # the parameters of `plan`
             "`min_kept`.",
             stacklevel=2,
         )
+    if example is not None and (computed := macs(model, example).computed):
+        warnings.warn(f"{COMPUTED.format(', '.join(computed))}; leave the layer out of `parameters`.", stacklevel=2)
     return decided
 
 

@@ -397,8 +397,12 @@ def spared_weights(model: nn.Module, choices: Choices, example: Any) -> set[str]
     outputs = output_weights(model, usual, example)
     for name, weight in weights_of(model, None, usual).items():
         layout = weight.layout
-        is_stack = layout is None or "stack" in layout.roles
-        if is_stack or (name in outputs and layout.outputs == choices.unit.dim % len(layout.roles)):
+        if (
+            layout is None
+            or not layout.is_oriented
+            or "stack" in layout.roles
+            or (name in outputs and layout.outputs == choices.unit.dim % len(layout.roles))
+        ):
             spared.add(name)
     return spared
 

@@ -13,7 +13,8 @@ Biases, normalisation, activations and embeddings are not counted.
 
 A masked weight in such a product is recognised by its storage. If a forward multiplies by a copy of the weight, as
 under autocast, the product counts as unmasked. For a subclass of one of the layers above, only the layer's own product
-is counted, and no other product in its forward.
+is counted, and no other product in its forward. If such a forward multiplies by a tensor that it computes from the
+weight, and that has fewer zeros than the mask, as after centring or with an adapter, the zeros of that tensor count.
 """
 
 from __future__ import annotations
@@ -215,9 +216,13 @@ class LayerMacs:
 
 @dataclass(frozen=True)
 class Macs:
-    """Multiply-accumulates by qualified layer name, in the order of the first call."""
+    """Multiply-accumulates by qualified layer name, in the order of the first call.
+
+    `computed` names the layers that multiply by a tensor computed from their weight, in which masked entries are not 0.
+    """
 
     layers: Mapping[str, LayerMacs]
+    computed: tuple[str, ...] = ()
 
     @property
     def total(self) -> int:
@@ -244,7 +249,8 @@ def macs(model: nn.Module, example: Any, masks: MaskSet | None = None) -> Macs:
         masks: masks that say which weights are unmasked; None: the masks of the model. Masked weights must be 0 in the
             model, so that products of activations that became 0 are recognised.
     """
-    return Macs(counted(model, example, MaskSet.collect(model) if masks is None else masks).layers)
+    counter = counted(model, example, MaskSet.collect(model) if masks is None else masks)
+    return Macs(counter.layers, tuple(counter.computed))
 
 
 def counted(model: nn.Module, example: Any, masks: MaskSet) -> Counter:
@@ -298,12 +304,14 @@ def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 class Counter:
     """Counter of multiply-accumulates; hooks call `enter` and `leave` around each module's forward.
 
-    `layers` holds the counts by layer, and `uses` the uses of each weight that a layer or a product applies.
+    `layers` holds the counts by layer, `uses` the uses of each weight that a layer or a product applies, and `computed`
+    the nonzero entries of the tensor that a layer computes from its masked weight, if the mask keeps fewer.
     """
 
     def __init__(self, model: nn.Module, masks: MaskSet) -> None:
         self.layers: dict[str, LayerMacs] = {}
         self.uses: dict[str, list[Use]] = {}
+        self.computed: dict[str, int] = {}
         self._weights = {p.untyped_storage().data_ptr(): n for n, p in unwrapped(model).named_parameters()}
         self.modules, self._masks, self._masked = dict(plain_modules(model)), masks, masks.sparsity() > 0
         named = dict(unwrapped(model).named_parameters(remove_duplicate=False))
@@ -326,7 +334,7 @@ class Counter:
             size = attrgetter(use.weight)(module)[use.rows].numel()
             self.uses.setdefault(joined(path, use.weight), []).append(use)
             mask = self._by_parameter.get(id(attrgetter(use.weight)(module)), self._masks.get(joined(path, use.weight)))
-            kept = size if mask is None else int(mask[use.rows].count_nonzero())
+            kept = size if mask is None else max(int(mask[use.rows].count_nonzero()), self.computed.get(path, 0))
             self._add(path, use.times * size, use.times * kept)
 
     def product(self, product: Product) -> None:
@@ -340,6 +348,17 @@ class Counter:
             self._add(self._running[-1][0], product.macs, self._remaining(product))
         elif isinstance(layer[1], nn.MultiheadAttention) and _is_of_heads(product):
             self._add(layer[0], product.macs, self._remaining(product))
+        elif self._masked and (kind := kind_of(layer[1])) is not None and kind.by_call:
+            self._note_computed(*layer, product.other)
+
+    def _note_computed(self, path: str, layer: nn.Module, factor: Tensor) -> None:
+        """Note a factor that is no view of its layer's weight, and keeps more entries than the weight's mask."""
+        weight, mask = getattr(layer, "weight", None), self._masks.get(joined(path, "weight"))
+        if mask is None or not isinstance(weight, Tensor) or factor.is_meta or factor.numel() != mask.numel():
+            return
+        nonzero, own = int(factor.count_nonzero()), weight.untyped_storage().data_ptr()
+        if factor.untyped_storage().data_ptr() != own and nonzero > int(mask.count_nonzero()):
+            self.computed[path] = nonzero
 
     def _add(self, path: str, total: int, remaining: int) -> None:
         earlier = self.layers.get(path, LayerMacs(0, 0))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,10 @@ CAVEAT = (
     "Masked weights are stored and multiplied densely, so they save no memory and no time. "
     "Fewer bytes and MACs need a format and kernels that skip zeros."
 )
+
+
+COMPUTED = "zeros of {} do not reach the product: the forward computes another tensor from the masked weight"
+"""Sentence on layers whose masks save no multiplication."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,7 @@ class Report:
                 f"MACs {self.macs.total}, of unmasked weights {self.macs.remaining}{saved}",
                 "latency {:.3f} ms, quartiles {:.3f} to {:.3f}".format(*milliseconds),
                 *([f"entirely masked: {', '.join(self.dead)}"] if self.dead else []),
+                *([COMPUTED.format(", ".join(self.macs.computed))] if self.macs.computed else []),
                 CAVEAT,
             ]
         )
@@ -140,15 +146,21 @@ def latency(model: nn.Module, example: Any, *, samples: int = 30, warmup: int = 
 
 
 def report(model: nn.Module, example: Any, masks: MaskSet | None = None, *, samples: int = 30) -> Report:
-    """Compute all measures of `model(example)`: sizes, sparsity, multiply-accumulates, latency and dead tensors."""
+    """Compute all measures of `model(example)`: sizes, sparsity, multiply-accumulates, latency and dead tensors.
+
+    Warn of layers that multiply by a tensor computed from their masked weight, in which masked entries are not 0.
+    """
     masks = MaskSet.collect(model) if masks is None else masks
+    counted = macs(model, example, masks)
+    if counted.computed:
+        warnings.warn(COMPUTED.format(", ".join(counted.computed)), stacklevel=2)
     return Report(
         parameters=parameters(model),
         remaining_parameters=remaining_parameters(model, masks),
         sparsities=masks.sparsities(),
         sparsity=masks.sparsity(),
         sizes=sizes(model, masks),
-        macs=macs(model, example, masks),
+        macs=counted,
         latency=latency(model, example, samples=samples),
         dead=dead(masks),
     )

@@ -21,11 +21,11 @@ from torch.utils._pytree import tree_leaves
 from pruning.catalogue.reconstructions import RECONSTRUCTIONS
 from pruning.graph.tracing import without_key_caches
 from pruning.holding.parameter import check_masks, check_prunable, hooked
-from pruning.layouts import required_layout
+from pruning.layouts import WeightLayout, required_layout
 from pruning.masks.mask_set import MaskSet
 from pruning.measure.macs import eagerly, in_mode
 from pruning.reconstruction.block_calls import Batch, BlockCalls, call_model
-from pruning.reconstruction.block_order import Part, parts_of
+from pruning.reconstruction.block_order import Part, is_layer, parts_of, weight_of
 from pruning.reconstruction.layer_problem import (
     Collector,
     InputStatistics,
@@ -136,7 +136,7 @@ def layerwise(  # sixteen parameters: one call prunes a network from files to fi
     parts = parts_of(model, blocks, parameters)
     weights = {name: layer for part in parts for name, layer in part.layers.items()}
     for name, layer in weights.items():
-        check_prunable(name, layer.get_parameter("weight"), reader="layerwise pruning")
+        check_prunable(name, weight_of(name, layer), reader="layerwise pruning")
     targets = _targets(method, weights, sparsity, n, m, masks)
     before = _checked_masks(weights, masks or {})
     reads_data = callable(method) or RECONSTRUCTIONS[method].reads_data
@@ -258,7 +258,7 @@ def _sparsities(layers: Sequence[str], patterns: Mapping[str, Any]) -> dict[str,
 
 
 def _window(name: str, layer: nn.Module, n: int, m: int) -> Target:
-    width = required_layout(layer).row_entries(layer.get_parameter("weight").shape)
+    width = layout_of_weight(name, layer).row_entries(weight_of(name, layer).shape)
     whole = all(isinstance(each, int) and not isinstance(each, bool) for each in (n, m))
     if not whole or not 0 <= n <= m or m < 1 or width % m:
         raise ValueError(
@@ -272,7 +272,7 @@ def _checked_masks(layers: Mapping[str, nn.Module], masks: Mapping[str, Tensor])
     """Return name -> bool mask; raise ValueError for a mask that fits no weight."""
     for name, mask in masks.items():
         layer = layers.get(name)
-        if layer is None or layer.weight.shape != mask.shape or bool(mask.isnan().any()):
+        if layer is None or weight_of(name, layer).shape != mask.shape or bool(mask.isnan().any()):
             raise ValueError(
                 f"`masks` (with {name!r}, {tuple(mask.shape)}) must fit weights that are pruned, and hold numbers; "
                 f"such as {next(iter(layers))}."
@@ -297,7 +297,7 @@ class _BlockwiseRun:
         """Raise ValueError unless the result to continue from belongs to this network and to these targets."""
         for name, report in self.result.layers.items():
             mask, layer = self.result.masks[name], layers.get(name)
-            weight = None if layer is None else layer.get_parameter("weight").detach()
+            weight = None if layer is None else weight_of(name, layer).detach()
             if weight is None or mask.shape != weight.shape or _is_any(weight, ~mask):
                 raise ValueError(f"`done` (with {name!r}) must belong to this network, with its pruned weights.")
             if self._has_another_target(name, layer, mask, report.sparsity):  # type: ignore[arg-type]
@@ -308,7 +308,7 @@ class _BlockwiseRun:
 
     def _has_another_target(self, name: str, layer: nn.Module, mask: Tensor, sparsity: float) -> bool:
         """Return whether a layer was pruned to another target: fewer entries, or more than `masks` explains."""
-        target, rows = self.targets[name], required_layout(layer).rows(mask)
+        target, rows = self.targets[name], layout_of_weight(name, layer).rows(mask)
         if target.m is not None and target.n is not None:
             kept = (rows != 0).reshape(-1, target.m).sum(dim=1)
             if bool((kept > target.n).any()):
@@ -328,7 +328,8 @@ class _BlockwiseRun:
             part: the part.
             calls: for each batch, a function that calls the part.
         """
-        collector = Collector(part.layers, self.dtype, in_lists=part.in_lists)
+        called = {name: layer for name, layer in part.layers.items() if is_layer(layer)}
+        collector = Collector(called, self.dtype, in_lists=part.in_lists)
         for batch, call in calls:
             collector.counts = _counts(batch, next(part.module.parameters()).device)
             with collector.collecting():
@@ -370,7 +371,7 @@ class _BlockwiseRun:
     ) -> tuple[Tensor, LayerReport]:
         """Prune a layer in place; return its mask and its report."""
         begun = time.perf_counter()
-        parameter, layout = layer.get_parameter("weight"), required_layout(layer)
+        parameter, layout = weight_of(name, layer), layout_of_weight(name, layer)
         rows = layout.rows(parameter.detach().to(self.dtype, copy=True))
         before = self.masks.get(name, torch.ones(parameter.shape, dtype=torch.bool)).to(parameter.device)
         kept = layout.rows(before)
@@ -391,6 +392,11 @@ class _BlockwiseRun:
         left = float(torch.count_nonzero(mask)) / mask.numel()
         error = errors / sizes if sizes and statistics.rows else math.nan
         return mask, LayerReport(part.name, 1 - left, error, statistics.rows, time.perf_counter() - begun)
+
+
+def layout_of_weight(name: str, layer: nn.Module) -> WeightLayout:
+    """Return the layout of a weight by its qualified name and its module."""
+    return required_layout(layer, name.rpartition(".")[2])
 
 
 def _solution(solve: Solve, problem: LayerProblem) -> Solution:

@@ -11,7 +11,9 @@ from fnmatch import fnmatchcase
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from pruning.holding.parameter import plain_modules, pruned_names, unwrapped
+from pruning.holding.default_weights import default_weights
+from pruning.holding.parameter import joined, plain_modules, plain_parameters, pruned_names, unwrapped
+from pruning.layouts import EXPERTS, kind_of, layout_of
 from pruning.repair import corrections
 from pruning.scores.readings.network import require_name
 
@@ -72,7 +74,11 @@ def parts_of(model: nn.Module, blocks: str | Sequence[str] | None, parameters: I
     inside = {name: [weight for weight in wanted if weight.startswith(f"{name}.")] for name in found}
     taken = {weight for weights in inside.values() for weight in weights}
     grouped = [(name, found[name], weights) for name, weights in inside.items() if weights]
-    grouped += [(weight.rpartition(".")[0], layers[weight], [weight]) for weight in wanted if weight not in taken]
+    alone: dict[str, list[str]] = {}
+    for weight in wanted:
+        if weight not in taken:
+            alone.setdefault(weight.rpartition(".")[0], []).append(weight)
+    grouped += [(path, layers[weights[0]], weights) for path, weights in alone.items()]
     parts = [Part(name, module, {each: layers[each] for each in own}, in_lists) for name, module, own in grouped]
     if blocks is None and parameters is None:
         chosen = set(wanted)
@@ -100,10 +106,22 @@ def _layers(root: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, nn.M
         if parameter is not None
     )
     return {
-        f"{path}.weight" if path else "weight": module
+        joined(path, leaf): module
         for path, module in modules.items()
-        if is_layer(module) and owners[id(module._parameters["weight"])] == 1
+        for leaf, parameter in plain_parameters(module)
+        if owners[id(parameter)] == 1 and ((leaf == "weight" and is_layer(module)) or is_stack(module, leaf))
     }
+
+
+def is_stack(module: nn.Module, leaf: str) -> bool:
+    """Return whether a parameter stacks the matrices of experts, which no call of a layer of their own reads."""
+    layout = layout_of(module, leaf) if kind_of(module) is EXPERTS else None
+    return layout is not None and layout.is_oriented
+
+
+def weight_of(name: str, layer: nn.Module) -> nn.Parameter:
+    """Return a weight by its qualified name and its module."""
+    return layer.get_parameter(name.rpartition(".")[2])
 
 
 def _blocks(
@@ -198,7 +216,7 @@ def _holds_several_layers(path: str, module: nn.Module, layers: Mapping[str, nn.
 
 
 def _size(names: Iterable[str], layers: Mapping[str, nn.Module]) -> int:
-    return sum(layers[name].get_parameter("weight").numel() for name in names)
+    return sum(weight_of(name, layers[name]).numel() for name in names)
 
 
 def _tell_left_out(left: Sequence[str], layers: Mapping[str, nn.Module]) -> None:
@@ -231,8 +249,9 @@ def _wanted(
 ) -> list[str]:
     """Return the names of the weights to prune, in the order of the network."""
     if parameters is None:
+        usual = set(default_weights(model))
         inside = [weight for weight in layers if any(weight.startswith(f"{name}.") for name in blocks)]
-        return inside if blocks else list(layers)
+        return [weight for weight in (inside if blocks else layers) if weight in usual]
     patterns = [parameters] if isinstance(parameters, str) else list(parameters)
     for pattern in patterns:
         require_name(model, pattern)

@@ -183,7 +183,7 @@ class InputStatistics:
         """
         identity = torch.eye(width, dtype=self.dtype, device=like.device)
         if self.product is None or not self.rows:
-            return identity.repeat(groups, 1, 1)
+            return identity.expand(groups, -1, -1)
         found = self.product * (2 / self.rows)
         unused = (found.diagonal(dim1=1, dim2=2) == 0).all(dim=1)
         return torch.where(unused[:, None, None], identity, found)

@@ -1,5 +1,6 @@
 """Measures of pruned models against values by hand and torch's own counter of floating-point operations."""
 
+import warnings
 from types import MappingProxyType
 
 import pytest
@@ -7,9 +8,11 @@ import torch
 import torch.nn.utils.prune as torch_prune
 from scipy.sparse import csr_matrix
 from torch import nn
+from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.flop_counter import FlopCounterMode
 
+import pruning
 from pruning import MaskSet, custom_from_mask, l1_unstructured
 from pruning.measure import report as measure
 from pruning.measure.report import CAVEAT, LayerMacs, Macs, TensorSize
@@ -247,3 +250,42 @@ def test_a_pruned_weight_keeps_its_history():
     measure.macs(model, torch.zeros(1, 1, 28, 28))
     model[1].weight.sum().backward()
     assert torch.equal(model[1].weight_orig.grad, model[1].weight_mask)
+
+
+class Centred(nn.Linear):
+    def forward(self, x):
+        return F.linear(x, self.weight - self.weight.mean(), self.bias)
+
+
+class Adapted(nn.Linear):
+    def forward(self, x):
+        return F.linear(x, self.weight + torch.ones(8, 1) @ torch.ones(1, 8), self.bias)
+
+
+class Rounded(nn.Linear):
+    def forward(self, x):
+        return F.linear(x, torch.round(4 * self.weight) / 4, self.bias)
+
+
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return F.linear(2 * x, self.weight, self.bias)
+
+
+@pytest.mark.parametrize(("kind", "remaining"), [(Centred, 192), (Adapted, 192), (Rounded, 48), (Doubled, 48)])
+def test_zeros_that_do_not_reach_the_product_are_said_and_counted(kind, remaining):
+    torch.manual_seed(0)
+    model, example = nn.Sequential(kind(8, 8)), torch.randn(3, 8)
+    computed = () if remaining == 48 else ("0",)
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        pruning.prune(model, "magnitude", sparsity=0.75, example=example)
+        found = pruning.report(model, example, samples=2)
+
+    assert found.macs.layers["0"] == LayerMacs(192, remaining)
+    assert found.macs.computed == computed
+    assert [str(each.message).startswith("zeros of 0 do not reach the product") for each in told] == [True, True][
+        : 2 * len(computed)
+    ]
+    assert ("zeros of 0 do not reach" in str(found)) == bool(computed)

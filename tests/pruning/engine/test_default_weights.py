@@ -1,0 +1,164 @@
+"""What is pruned where no weight is named: every weight with a layout, but for heads, routers and the outputs."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pruning
+from pruning.choices.axes import Unit
+from pruning.holding.default_weights import considered, default_weights
+
+
+class Mixture(nn.Module):
+    """A router that lies deeper than the experts beside it, and a layer with as many outputs elsewhere."""
+
+    def __init__(self, experts: nn.Module) -> None:
+        super().__init__()
+        self.router = nn.ModuleDict({"layer": nn.Linear(6, 4)})
+        self.experts, self.shared = experts, nn.Linear(6, 6)
+
+
+class Stacks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.randn(4, 10, 6)), nn.Parameter(torch.randn(4, 6, 5))
+
+
+def test_embeddings_tied_heads_routers_norms_and_biases_stay() -> None:
+    model = nn.ModuleDict(
+        {
+            "tokens": nn.Embedding(9, 6),
+            "attention": nn.MultiheadAttention(6, 2),
+            "rnn": nn.GRU(6, 6),
+            "both": nn.Bilinear(6, 6, 4),
+            "stacked": Mixture(Stacks()),
+            "listed": Mixture(nn.ModuleList(nn.Linear(6, 6) for _ in range(4))),
+            "norm": nn.LayerNorm(6),
+            "head": nn.Linear(6, 9),
+        }
+    )
+    names = default_weights(model)
+
+    assert names == [
+        *("attention.in_proj_weight", "attention.out_proj.weight", "rnn.weight_ih_l0", "rnn.weight_hh_l0"),
+        *("both.weight", "stacked.experts.up", "stacked.experts.down", "stacked.shared.weight"),
+        *(f"listed.experts.{index}.weight" for index in range(4)),
+        *("listed.shared.weight", "head.weight"),
+    ]
+    assert default_weights(model, with_head=False) == names[:-1]
+    model["head"].weight = model["tokens"].weight
+    assert default_weights(model) == names[:-1]
+    pruning.prune(model, "magnitude", sparsity=0.5)
+    assert default_weights(model) == names[:-1], "of a pruned network, too"
+
+
+def test_considered_matrices_are_a_share_of_all_but_embeddings_and_biases() -> None:
+    model: Any = nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 5), nn.LayerNorm(5), Stacks())
+    model.raw, model.positions = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(1, 1, 6))
+    model.bias_table = nn.Parameter(torch.randn(3, 3))
+    found = considered(model, default_weights(model))
+
+    assert found.left == {"raw": 12}
+    assert found.entries == 30 + 240 + 120
+    assert considered(model, ["raw"]).left == {"3.up": 240, "3.down": 120, "1.weight": 30}
+    assert considered(nn.ReLU(), []).share == 1
+
+
+class TwoHeads(nn.Module):
+    """Two outputs, of which neither layer is defined last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other, self.body = nn.Linear(8, 3), nn.Linear(8, 2), nn.Linear(4, 8)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = torch.relu(self.body(x))
+        return {"one": self.one(x).softmax(-1), "other": self.other(x)}
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.branch = nn.Linear(4, 6, bias=False), nn.Linear(6, 6, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.into(x)
+        out: Tensor = x + self.branch(x)
+        return out
+
+
+STRUCTURED: tuple[dict[str, Any], ...] = (
+    {"method": "ln_structured", "n": 2, "dim": 0},
+    {"method": "random_structured", "dim": 0},
+    {"method": "magnitude", "unit": "channel"},
+)
+
+
+@pytest.mark.parametrize("options", STRUCTURED, ids=lambda each: each["method"])
+def test_channels_are_never_outputs_of_the_network_by_default(options: dict[str, Any]) -> None:
+    example, deep = torch.randn(2, 4), nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 5))
+
+    assert [*pruning.plan(deep, sparsity=0.5, **options).masks] == ["0.weight"], "without an example, the last"
+    assert [*pruning.plan(TwoHeads(), sparsity=0.5, example=example, **options).masks] == ["body.weight"]
+    pruning.prune(model := TwoHeads(), sparsity=0.3, example=example, **options)
+    assert [*pruning.plan(model, sparsity=0.5, example=example, **options).masks] == ["body.weight"]
+    with pytest.raises(ValueError, match=r"outputs of into.weight, branch.weight are those of the network; name"):
+        pruning.plan(Residual(), sparsity=0.5, example=example, **options)
+
+
+def test_who_names_an_output_gets_it_with_a_warning() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+
+    with pytest.warns(UserWarning, match=r"channels of 2.weight are outputs of the network"):
+        masks = pruning.plan(model, "ln_structured", n=2, dim=0, sparsity=0.5, parameters=["2.weight"]).masks
+
+    assert masks["2.weight"].any(1).sum() == 2
+
+
+def test_channels_of_inputs_are_those_of_all_layers_and_spare_last_stays() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 4))
+
+    inputs = pruning.plan(model, "ln_structured", n=2, dim=1, sparsity=0.5).masks
+    assert [*inputs] == ["0.weight", "1.weight", "2.weight"]
+    spared = pruning.plan(model, "magnitude", unit=Unit("channel", spare_last=True), sparsity=0.5).masks
+    assert [*spared] == ["0.weight", "1.weight"]
+
+
+def test_wanda_leaves_the_head_of_a_language_model_dense() -> None:
+    model, batches = nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 6), nn.Linear(6, 9)), [torch.arange(8).view(2, 4)]
+
+    assert [*pruning.plan(model, "wanda", batches=batches, sparsity=0.5).masks] == ["1.weight"]
+    assert [*pruning.plan(model, "magnitude", sparsity=0.5).masks] == ["1.weight", "2.weight"]
+    named = pruning.plan(model, "wanda", batches=batches, sparsity=0.5, parameters=["2.weight"]).masks
+    assert named["2.weight"].sum() == 27
+
+
+class Routed(nn.Module):
+    """One block, whose experts are stacks that the block itself multiplies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.experts = nn.Linear(6, 6), Stacks()
+
+    def forward(self, x: Tensor) -> Tensor:
+        up, gate = torch.einsum("bi,eoi->beo", self.into(x), self.experts.up).chunk(2, -1)
+        return torch.einsum("beo,eio->bi", up * gate, self.experts.down)
+
+
+@pytest.mark.parametrize("method", ["wanda", "sparsegpt", "alps"])
+def test_experts_of_a_block_are_pruned_by_magnitude_with_a_sentence(method: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.ModuleList([Routed(), Routed()]))
+    model.forward = lambda x: model[0][1](model[0][0](x))  # type: ignore[index, method-assign]
+    dense = copy.deepcopy(model)
+
+    with pytest.warns(UserWarning, match=r"reaches 0.[01].experts.up, or their weights .* pruned by magnitude"):
+        masks = pruning.layerwise(model, method, [torch.randn(9, 6)], n=3, m=6, parameters=["*.up", "*into*"]).masks
+
+    assert [*masks] == [f"0.{block}.{name}" for block in (0, 1) for name in ("into.weight", "experts.up")]
+    weight = dense.get_parameter("0.0.experts.up").detach().abs()
+    expected = weight >= weight.topk(3, -1).values[..., -1:]
+    assert torch.equal(masks["0.0.experts.up"], expected)
