@@ -39,7 +39,7 @@ def masked(tensor: Tensor, mask: Tensor) -> Tensor:
             is_coalesced=tensor.is_coalesced(),
             check_invariants=False,
         )
-    if tensor.is_complex():
+    if tensor.is_complex() or tensor.itemsize == 1:  # a pruned network may have been converted to 8-bit floats
         return torch.where(mask == 0, torch.zeros_like(tensor), tensor)
     if is_capturing():
         return tensor.masked_fill(mask == 0, 0)

@@ -85,7 +85,8 @@ class L1Unstructured(BuiltinMethod, BasePruningMethod):
 
     def prune_across_(self, masks: Sequence[Tensor], scores: Sequence[Tensor]) -> None:
         """Set to 0 the nonzero entries of all `masks` with the smallest |scores|."""
-        prune_smallest_across_(masks, scores, partial(resolve_amount, self.amount), magnitude=True)
+        exact = [each if each.is_floating_point() or each.is_complex() else each.double() for each in scores]
+        prune_smallest_across_(masks, exact, partial(resolve_amount, self.amount), magnitude=True)  # int8: |-128|
 
     @classmethod
     def apply(  # type: ignore[override]  # torch takes the scores by position too

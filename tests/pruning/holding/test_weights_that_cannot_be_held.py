@@ -156,3 +156,21 @@ def test_conversions_of_hooks_say_to_remove_them_first() -> None:
     quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)  # type: ignore[no-untyped-call]
     with pytest.raises(RuntimeError, match=r"of Linear are missing: .*; call pruning.remove_all\(model\) before"):
         quantised(INPUTS)
+
+
+def test_magnitudes_of_whole_numbers_as_scores_do_not_overflow() -> None:
+    layer, scores = nn.Linear(4, 1), torch.tensor([[-128, 3, 100, -5]], dtype=torch.int8)
+    pruning.l1_unstructured(layer, "weight", amount=2, importance_scores=scores)
+    assert layer.weight_mask.tolist() == [[1, 0, 1, 0]]  # type: ignore[operator]
+
+
+def test_a_pruned_network_in_8_bit_floats_is_read_and_released_but_not_pruned_further() -> None:
+    model = network()
+    pruning.prune(model, sparsity=0.5)
+    masks = pruning.MaskSet.collect(model)
+    model.to(torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match=r"`0.weight` \(of torch.float8_e4m3fn\) cannot be pruned"):
+        pruning.prune(model, sparsity=0.7)
+    assert pruning.MaskSet.collect(model) == masks
+    pruning.remove_all(model)
+    assert not model[0].weight.float().masked_select(~masks["0.weight"]).any()  # type: ignore[operator]
