@@ -275,7 +275,7 @@ def check_prunable(name: str, tensor: Tensor, *, reader: str = "") -> None:
         raise ValueError(
             f"`{name}` (of {tensor.dtype}) cannot be pruned: it must hold floats of at least 16 bits, or complex "
             "numbers of at least 64, because the 0 of a quantised or packed number need not stand for 0; prune before "
-            "the network is quantised, or leave this tensor out."
+            "the network is quantised, or leave it out of `parameters`, in a sweep by prune.exclude."
         )
     if reader and tensor.is_complex():
         raise ValueError(
