@@ -229,6 +229,7 @@ def _point(
         unit=first.chosen.unit,
         budget=first.chosen.budget or WEIGHTS,
         reached=mean(reached) if reached else None,
+        considered=_known_mean([records[row.stage].considered for row in rows]),
         constant=_known_mean([records[row.stage].constant for row in rows]),
         **means,
     )

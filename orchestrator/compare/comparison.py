@@ -142,6 +142,8 @@ class Point:
     """Quantity that the sparsity is a fraction of, as `Chosen.budget`."""
     reached: float | None = None
     """Mean of `Chosen.reached` over seeds."""
+    considered: float | None = None
+    """Mean of `StageRecord.considered` over seeds; None if a seed has none."""
     best: bool = False
     """Whether the mean on test is the best of several lines at this sparsity."""
     matching: Match | None = None

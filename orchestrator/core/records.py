@@ -139,6 +139,15 @@ class MaskUpdate:
 
 
 @dataclass(frozen=True)
+class MatrixWeights:
+    """Entries of all matrix weights of a network, and the largest weights that a round leaves dense by their names."""
+
+    entries: Count = 0
+    considered: Count = 0
+    dense: Mapping[str, Count] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Details:
     """Entries of a record's `details` that code reads; `details` of a row of `KINDS` names those of its stages."""
 
@@ -153,6 +162,7 @@ class Details:
     shared_examples: Count | None = None
     form: str = ""
     kept: Mapping[str, Mapping[str, Count]] = field(default_factory=dict)
+    matrix_weights: MatrixWeights = MatrixWeights()
 
 
 @dataclass(frozen=True)
@@ -255,6 +265,12 @@ class StageRecord:
         return self.typed.measured.get("test", SplitCounts()).constant
 
     @property
+    def considered(self) -> float | None:
+        """Share of the network's matrix weights that the round considers; None if not recorded."""
+        weights = self.typed.matrix_weights
+        return weights.considered / weights.entries if weights.entries else None
+
+    @property
     def least_loss(self) -> CurvePoint | None:
         """First point of the curve with the smallest validation loss; None if no point has a validation loss."""
         measured = [point for point in self.curve if "val/loss" in point.metrics]
@@ -316,6 +332,7 @@ class StageRecord:
             **{f"{name}_before": value for name, value in self.before.items()},
             "sparsity/overall": self.sparsity,
             "sparsity/requested": self.requested_sparsity,
+            "sparsity/considered": self.considered,
             **{f"sparsity/{name}": value for name, value in self.tensor_sparsity.items()},
             "parameters/remaining": self.remaining_parameters,
             "parameters/compression": self.parameters / max(1, self.remaining_parameters),

@@ -72,7 +72,7 @@ PART = "part"
 """Kind of a round that ends at a place of its training, for a search; the round continues from there."""
 TRAINED = ("measured", "training_macs", "generations")
 """Details of a stage that trains a network."""
-PRUNED = (*TRAINED, "rounding", "dead_tensors", "scoring", "mask_updates")
+PRUNED = (*TRAINED, "rounding", "dead_tensors", "scoring", "mask_updates", "matrix_weights")
 """Details of a round."""
 KINDS: Mapping[str, StageKind] = {
     "dense": StageKind(

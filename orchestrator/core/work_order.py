@@ -282,6 +282,8 @@ class Passed:
     """Names of the figures that the task measures on the validation split."""
     primary: Metric | None = None
     """Primary metric of the task; None if the stage was not built."""
+    told: tuple[str, ...] = ()
+    """Sentences about matrix weights that the rounds leave dense."""
 
 
 Item = TypeVar("Item", StageRecord, Passed)

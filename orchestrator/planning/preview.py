@@ -34,6 +34,7 @@ def preview(
     forecast: Forecast | None = None,
     search: Sequence[str] = (),
     edited: Sequence[str] = (),
+    dense: Sequence[str] = (),
 ) -> str:
     """Return the preview of a sweep as text.
 
@@ -45,6 +46,7 @@ def preview(
         forecast: forecast of the unfinished stages
         search: lines about the search; empty without a search
         edited: lines about own files that were edited since the last run
+        dense: lines about weights that rounds leave dense, of networks that were tried
     """
     asked = sum(map(len, plan.work))
     first, unique = plan.trials[0].config, sum(not KINDS[spec.kind].part for spec in plan.stages.values())
@@ -61,6 +63,7 @@ def preview(
         *_block("search", search),
         *_when(plan),
         *_tied(plan),
+        *_block("dense", dense),
         *_block("scores", _few_examples(plan)),
         f"each      {_resources(first)}",
         f"tracking  {_tracking(first)}",
@@ -68,7 +71,7 @@ def preview(
         *_table(plan, finished),
         "",
         "Nothing was run, because of dry_run=true. A real run first tries whether built-in parts fit each other and "
-        "names under `prune` fit the network.",
+        "names under `prune` fit the network, and says which large weights stay dense.",
     ]
     return "\n".join(lines)
 

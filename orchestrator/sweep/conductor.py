@@ -140,12 +140,13 @@ def run(jobs: Sequence[Job], *, preset: str | None = None) -> Outcome:
         search = planned_search(config, plan, past)
         if config["dry_run"]:
             finished = store.resumable(plan)
+            dense: tuple[str, ...] = ()
             if not config["cluster"]["gpus_per_trial"]:  # this machine may have no GPU
                 here = InlineExecutor(Cluster(**config["cluster"]), store)
-                preflight(here, store, plan, finished, info.environment, own_only=True)
+                dense = preflight(here, store, plan, finished, info.environment, own_only=True)
             made, told = estimated(store, plan, finished)[1], search_preview(search, store, finished)
             edited = edited_sources(store, info.name, plan, finished)
-            say(preview(info.name, plan, finished, store.failures.known(), made, told, edited))
+            say(preview(info.name, plan, finished, store.failures.known(), made, told, edited, dense))
             return Outcome(plan, {}, ran=False)
     return _run(Outcome(plan, {}, past=past), info, store, config, search)
 
@@ -252,7 +253,8 @@ def _train(
         with _nothing_started():
             stack.enter_context(_running(executor, outcome, later))
             known = outcome.plan, outcome.records, info.environment
-            preflight(executor, store, *known, say=progress.say)  # before any write
+            for sentence in preflight(executor, store, *known, say=progress.say):  # before any write
+                progress.say(f"{sentence}.")
             held.enter_context(leases)
             _save_decision(outcome, info, store)  # first, as the weights of a saved sweep are kept
             retention.limit(store, outcome.plan)

@@ -40,8 +40,8 @@ def preflight(
     *,
     own_only: bool = False,
     say: Callable[[str], None] = lambda _: None,
-) -> None:
-    """Try each combination of parts of the unfinished stages once, on the executor.
+) -> tuple[str, ...]:
+    """Try each combination of parts of the unfinished stages once, on the executor; return what rounds leave dense.
 
     Transient failures (a connection, memory) are left to the retries of the trials.
 
@@ -62,7 +62,7 @@ def preflight(
     passed = store.preflights() if found else set()
     left = [each for each in found if each.key not in passed]
     wrong: dict[str, list[str]] = {}
-    unmatched, misfits = [], []
+    unmatched, misfits, dense = [], [], dict[str, None]()
     if left:
         say(f"Trying {counted(len(left), 'new combination')} on a few examples; a large network takes minutes.")
     spoken = time.monotonic()
@@ -76,6 +76,7 @@ def preflight(
             sentences = [*unmeasured(each.objectives, outcome.figures), *invalid_margin(plan, outcome.primary)]
             for sentence in sentences:
                 wrong[sentence] = [*dict.fromkeys([*wrong.get(sentence, ()), *each.trials])]
+            dense.update(dict.fromkeys(outcome.told))
             if len(each.specs) > 1:
                 unmatched.append(set(outcome.unmatched))
         elif not outcome.transient:
@@ -95,6 +96,7 @@ def preflight(
         raise ConfigError(refusal(wrong, len(plan.trials), "cannot run; nothing was trained"))
     if left and not own_only:
         store.save_preflights(each.key for each in left if each.key in passed)
+    return tuple(dense)
 
 
 @dataclass(frozen=True)

@@ -222,12 +222,13 @@ def _macs(stage: StageInputs) -> Macs:
 
 @dataclass(frozen=True)
 class Trained:
-    """Result of a stage's own work; a round adds metrics before fine-tuning, details, and seconds by what took them."""
+    """Result of a stage's own work; a round adds metrics before fine-tuning, details, seconds and warnings."""
 
     fit: FitResult
     before: Mapping[str, float] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -308,6 +309,7 @@ def _warnings(stage: StageInputs, done: Trained, after: Mapping[str, float]) -> 
         yield from done.fit.sparse.warnings
     for name in done.details.get("dead_tensors", ()):
         yield f"every weight of {name} is pruned: no signal passes through it"
+    yield from done.warnings
     for name, value in after.items():
         if not math.isfinite(value):
             yield f"{name} is {value}"

@@ -43,9 +43,11 @@ from orchestrator.training.state.checkpointing import Checkpointing, environment
 from orchestrator.training.state.resuming import Unfit, furthest, onward, restart
 from orchestrator.training.state.train_state import TrainState, as_bytes, as_tensor
 from orchestrator.workloads.inspection import require_finite
+from orchestrator.workloads.model_building import untold
 from orchestrator.workloads.tasks.task import Measured
 from orchestrator.workloads.weight_files import plain_state
 from pruning import LowRankUpdates, MaskKeeper, MaskSet, remove_all
+from pruning.measure.matrix_weights import considered
 
 Run = Callable[[TrainingJob, Sequence[Tensor | None] | None], FitResult]
 """Runs a job; gets the masks of its trained parameters, in order, if it may continue the dense training."""
@@ -225,7 +227,9 @@ def checked(
         history = {"mask_updates": sparse.updates}
     masks, weights = stage.network.masks, plain_state(stage.model)
     details = pruning_rounds.details(chosen, asked, earlier, masks, weights, found, at_target=at_target)
-    return Trained(fit, before, details | history, scoring.seconds)
+    dense = considered(stage.model, [each.name for each in chosen])
+    details |= history | {"matrix_weights": dense.plain()}
+    return Trained(fit, before, details, scoring.seconds, untold(dense, stage.spec.typed.prune))
 
 
 def _begun(stage: StageInputs) -> TrainState | None:

@@ -18,6 +18,7 @@ from orchestrator.core.specs import PruneFields
 from orchestrator.workloads.targets import FILLED, create, given
 from pruning.holding.default_weights import default_weights
 from pruning.layouts import TRANSPOSED_LINEAR, kind_of
+from pruning.measure.matrix_weights import Considered
 
 OURS = ("weights", "revision", "reinitialise")
 """Keys of a model node that apply to the built network; the target does not get them."""
@@ -105,6 +106,13 @@ def prunable(model: nn.Module, prune: PruneFields) -> list[Prunable]:
             f"select some of the network's {_listing(every)}."
         )
     return list(found.values())
+
+
+def untold(found: Considered, prune: PruneFields) -> tuple[str, ...]:
+    """Return a warning of the weights that stay dense although `prune` includes them, and does not exclude them."""
+    left_out = [n for n in found.dense if _matches(n, prune.exclude) or not _matches(n, prune.include)]
+    sentence = found.without(left_out).sentence("prune.include")
+    return (sentence,) if sentence else ()
 
 
 def unmatched(model: nn.Module, prune: PruneFields) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ import torch.nn.utils.prune as torch_prune
 from torch import nn
 
 from pruning.catalogue.repairs import REPAIRS
-from pruning.choices.axes import Score
+from pruning.choices.axes import Score, Unit
 from pruning.choices.combining import Choices
 from pruning.choices.published import PUBLISHED
 from pruning.engine.classes import class_of
@@ -22,6 +22,7 @@ from pruning.engine.scoring import options_taken, row_of
 from pruning.holding.parameter import check_masks, plain_modules, plain_tensors
 from pruning.holding.reparam import held
 from pruning.masks.mask_set import MaskSet
+from pruning.measure.matrix_weights import considered
 from pruning.measure.report import COMPUTED, macs
 from pruning.scores.readings.network import Masks, weights_of
 from pruning.scores.readings.scoring_data import Batches, Loss, Remember, ScoringInput, Size
@@ -66,8 +67,10 @@ def sparsity(model: nn.Module) -> float:
     """Return the fraction of prunable weights that are masked, or exactly 0 in a tensor without a mask.
 
     Prunable are the weights of linear and convolutional layers and of attention's projections, and all other tensors
-    that have a mask; a tied tensor counts once. `prune` counts only masks, so the target given to `prune` may be lower
-    than this fraction for a network with zeros but no masks. The sparsity of a network without entries is 0.
+    that have a mask; a tied tensor counts once. Matrix weights that are neither do not count: `details["considered"]`
+    of a plan is the share of the matrix weights that it considers. `prune` counts only masks, so the target given to
+    `prune` may be lower than this fraction for a network with zeros but no masks. The sparsity of a network without
+    entries is 0.
     """
     names = dict.fromkeys([*weights_of(model), *MaskSet.collect(model)])
     weights = weights_of(model, parameters=names).values()
@@ -184,7 +187,8 @@ def prune(  # the parameters of `plan`
 
     The caller trains between rounds and rewinds weights: call `prune` again with the next sparsity. Only masked entries
     count as pruned. Weights that are 0 without a mask, for example after `remove_all`, are ranked like all others. A
-    tensor with no entry left causes a warning.
+    tensor with no entry left causes a warning, and so do matrix weights that stay dense by default, if they hold more
+    than a tenth of the entries.
 
     Args:
         model: plain, or pruned before. Afterwards its parameters are stored as by `torch.nn.utils.prune`; `remove_all`
@@ -198,6 +202,9 @@ def prune(  # the parameters of `plan`
     more: dict[str, Any] = {"parameters": parameters, "masks": masks, "example": example, "remember": remember}
     decided = plan(model, method, sparsity=sparsity, **data, **more, **options)
     commit(model, decided)
+    by_entry = parameters is None and not Unit(decided.details["unit"]).spans
+    if by_entry and (left := considered(model, weights_of(model)).sentence("parameters")):
+        warnings.warn(f"{left}.", stacklevel=2)
     if dead := decided.details["dead"]:
         warnings.warn(
             f"every entry of {', '.join(dead)} is pruned, so nothing passes through; pass a lower `sparsity`, or "

@@ -45,6 +45,7 @@ from pruning.engine.scoring import (
 from pruning.holding.parameter import check_has_values, check_prunable, pruned_names
 from pruning.holding.reparam import stored
 from pruning.masks.mask_set import MaskSet
+from pruning.measure.matrix_weights import considered
 from pruning.refused import RefusedValue
 from pruning.schedule import targets
 from pruning.scores.curvature import FisherMatrix, fisher_matrix
@@ -61,9 +62,10 @@ class PruningPlan:
     Args:
         masks: mask of every parameter that is pruned.
         values: name in a plain model -> new values of a parameter or buffer, computed by the repair.
-        details: the decisions in JSON types: units kept in each tensor, dead tensors, number of re-scorings, and the
-            fraction `removed` of all units. For dependency groups, `removed` is a fraction of the budget, and `step` is
-            the largest fraction of the budget that the last step of a group removed.
+        details: the decisions in JSON types: units kept in each tensor, dead tensors, number of re-scorings, the
+            fraction `considered` of the network's matrix weights, and the fraction `removed` of all units. For
+            dependency groups, `removed` is a fraction of the budget, and `step` is the largest fraction of the budget
+            that the last step of a group removed.
         seconds: time spent in "scoring" (including the loss), "selection" and "repair"; not part of a result.
     """
 
@@ -84,7 +86,8 @@ def plan_choices(choices: Choices, given: ScoringInput, example: Any) -> Pruning
     if choices.schedule.order == "sequential":
         raise no_plan(choices.score)
     given = replace(given, parameters=names_by_choices(given.model, choices, given.parameters, example))
-    return (_in_turns if choices.unit.parts else _planned)(choices, given, example)
+    made = (_in_turns if choices.unit.parts else _planned)(choices, given, example)
+    return replace(made, details={**made.details, "considered": considered(given.model, made.masks).share})
 
 
 def _planned(choices: Choices, given: ScoringInput, example: Any, *, alone: bool = False) -> PruningPlan:

@@ -1,12 +1,10 @@
-"""Weights that are pruned where none is named, and the part of a network's matrices that a call considers."""
+"""Weights that are pruned where none is named."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
-from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
+from torch import nn
 
 from pruning.holding.parameter import joined, plain_modules, plain_parameters
 from pruning.layouts import EMBEDDING, EXPERTS, LINEAR, TRANSPOSED_LINEAR, kind_of, layout_of
@@ -68,50 +66,3 @@ def _mixtures(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, int]]:
             yield path, stacks
         elif isinstance(module, nn.ModuleList) and "expert" in path.rpartition(".")[2]:
             yield path.rpartition(".")[0], len(module)
-
-
-@dataclass(frozen=True)
-class Considered:
-    """Part of a network's matrices that a call prunes.
-
-    Args:
-        entries: number of entries of the matrices that the call names.
-        left: name -> entries of each other matrix, the largest first.
-    """
-
-    entries: int
-    left: Mapping[str, int]
-
-    @property
-    def share(self) -> float:
-        """Entries that the call considers, as a fraction of all matrices; 1 for a network without matrices."""
-        total = self.entries + sum(self.left.values())
-        return self.entries / total if total else 1.0
-
-
-def considered(model: nn.Module, names: Iterable[str]) -> Considered:
-    """Return which of a network's matrices a call considers.
-
-    Matrices are the parameters of two or more dimensions of which two are larger than 1, a tied one once. Embeddings,
-    whose rows are looked up, are none, unless a call names them; nor are biases and tables of biases.
-
-    Args:
-        model: pruned or not.
-        names: names of the weights that the call prunes.
-    """
-    named = set(names)
-    matrices: dict[int, tuple[str, Tensor]] = {}
-    taken: set[int] = set()
-    lookups: set[int] = set()
-    for path, module in plain_modules(model):
-        for leaf, parameter in plain_parameters(module):
-            name = joined(path, leaf)
-            is_bias = isinstance(parameter, UninitializedParameter) or "bias" in leaf
-            if is_bias or sum(size > 1 for size in parameter.shape) < 2:
-                continue
-            matrices.setdefault(id(parameter), (name, parameter))
-            taken |= {id(parameter)} if name in named else set()
-            lookups |= {id(parameter)} if kind_of(module) is EMBEDDING else set()
-    entries = sum(parameter.numel() for key, (_, parameter) in matrices.items() if key in taken)
-    left = {n: p.numel() for key, (n, p) in matrices.items() if key not in taken | lookups}
-    return Considered(entries, dict(sorted(left.items(), key=lambda each: -each[1])))

@@ -14,11 +14,9 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from pruning.holding.default_weights import default_weights
 from pruning.holding.parameter import joined, plain_modules, plain_parameters, pruned_names, unwrapped
 from pruning.layouts import EXPERTS, kind_of, layout_of
+from pruning.measure.matrix_weights import considered
 from pruning.repair import corrections
 from pruning.scores.readings.network import require_name
-
-SMALL = 0.1
-"""Share of the weights that may lie outside of all blocks without a warning."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +78,8 @@ def parts_of(model: nn.Module, blocks: str | Sequence[str] | None, parameters: I
             alone.setdefault(weight.rpartition(".")[0], []).append(weight)
     grouped += [(path, layers[weights[0]], weights) for path, weights in alone.items()]
     parts = [Part(name, module, {each: layers[each] for each in own}, in_lists) for name, module, own in grouped]
-    if blocks is None and parameters is None:
-        chosen = set(wanted)
-        _tell_left_out([name for name in layers if name not in chosen], layers)
+    if blocks is None and parameters is None and (left := considered(model, wanted).sentence("parameters")):
+        warnings.warn(f"{left}, or name the blocks that hold them in `blocks`.", stacklevel=3)
     if not parts:
         raise ValueError("`parameters` (or `blocks`) must leave a linear or convolutional layer to prune.")
     return parts
@@ -217,20 +214,6 @@ def _holds_several_layers(path: str, module: nn.Module, layers: Mapping[str, nn.
 
 def _size(names: Iterable[str], layers: Mapping[str, nn.Module]) -> int:
     return sum(weight_of(name, layers[name]).numel() for name in names)
-
-
-def _tell_left_out(left: Sequence[str], layers: Mapping[str, nn.Module]) -> None:
-    """Warn of layers outside of all blocks; the network's last layer, its head, stays without a warning."""
-    head = left[-1:] if left[-1:] == [*layers][-1:] else []
-    named = [name for name in left if name not in head]
-    share = _size(named, layers) / max(1, _size(layers, layers) - _size(head, layers))
-    if share > SMALL:
-        more = f" and {len(named) - 3} more" if len(named) > 3 else ""
-        warnings.warn(
-            f"`blocks` (found in the network) leave out {', '.join(named[:3])}{more}, {share:.0%} of the weights: not "
-            "pruned; name blocks that hold these layers in `blocks`, or the weights to prune in `parameters`.",
-            stacklevel=4,
-        )
 
 
 def _is_list_of_blocks(path: str, module: nn.Module, layers: Mapping[str, nn.Module]) -> bool:

@@ -51,6 +51,7 @@ from orchestrator.workloads.tasks.classification import Classification
 from orchestrator.workloads.tasks.segmentation import Segmentation
 from orchestrator.workloads.tasks.task import Measured, TestInputs
 from pruning.measure.macs import in_mode
+from pruning.measure.matrix_weights import considered
 
 CHUNK = 256
 """Number of examples held in memory that are searched at a time."""
@@ -93,7 +94,7 @@ def run_preflight(order: WorkOrder) -> Iterator[Passed]:
     if rehearsal is None:
         yield Passed(unmatched)
     else:
-        yield Passed(unmatched, rehearsal.figures, rehearsal.stage.task.metrics[0])
+        yield Passed(unmatched, rehearsal.figures, rehearsal.stage.task.metrics[0], rehearsal.left_dense())
 
 
 def _require_device(device: str) -> None:
@@ -169,6 +170,14 @@ class _Rehearsal:
                 "pass a smaller count, a float for a fraction, or leave tensors out with `prune.exclude`."
             )
         return unmatched
+
+    def left_dense(self) -> tuple[str, ...]:
+        """Return what the round leaves dense, as its record will warn of it."""
+        stage = self.stage
+        if not KINDS[stage.spec.kind].prunes:
+            return ()
+        chosen = pruning_rounds.chosen_weights(stage.model, stage.asked, stage.data)
+        return model_building.untold(considered(stage.model, [each.name for each in chosen]), stage.spec.typed.prune)
 
     def require_finite(self) -> None:
         """Raise `DataError` if an example of the user's own data has NaN or infinity and spoils the loss or a gradient.

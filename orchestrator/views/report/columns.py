@@ -67,6 +67,14 @@ REACHED = Column(
     9,
     "achieved fraction of the quantity that was asked for",
 )
+CONSIDERED = Column(
+    "prunable %",
+    lambda p: "" if p.considered is None else in_points(p.considered),
+    10,
+    "share of the network's matrix weights that are prunable here; the others stay dense",
+)
+WHOLE = 0.9995
+"""Share of the matrix weights from which the column says nothing."""
 COLUMNS = (
     Column(
         "sparsity %", lambda p: in_points(p.sparsity) if p.round else "dense", 10, "achieved, of the prunable weights"
@@ -119,13 +127,14 @@ def narrow(comparison: Comparison, points: Sequence[Point]) -> tuple[Column, ...
     """Return the columns of the main table, with the cost if points at one level differ in it.
 
     The requested sparsity follows the achieved one if they differ at a point, and the achieved fraction follows the
-    requested one if it is a fraction of another quantity.
+    requested one if it is a fraction of another quantity. The share of the prunable weights follows if some are not.
     """
     unequal = {id(point) for point, _ in comparison.costlier}
     cost = [COST] if any(id(point) in unequal for point in points) else []
     of_weights = all(point.budget == WEIGHTS for point in points)
     asking = [ASKED_WEIGHTS if of_weights else ASKED] if any(map(reached_another, points)) else []
     asking += [REACHED] if any(REACHED.cell(point) for point in points) else []
+    asking += [CONSIDERED] if any(p.considered is not None and p.considered < WHOLE for p in points) else []
     return (NARROW[0], *asking, *NARROW[1:], *cost)
 
 

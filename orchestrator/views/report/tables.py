@@ -21,14 +21,17 @@ from orchestrator.core.specs import Plan
 from orchestrator.planning.forecast import afterwards
 from orchestrator.planning.number_formats import counted, duration, in_points, percent, ratio, whole_number
 from orchestrator.views.report.columns import (
+    CONSIDERED,
     COST,
     MATCH,
     NARROW,
     NO_MACS,
+    REACHED,
     SEEDS,
     Column,
     blocks,
     difference,
+    narrow,
     reached_another,
 )
 from orchestrator.views.report.table import Row, Table
@@ -294,13 +297,14 @@ def notes(comparison: Comparison, *, pairs: bool = True) -> Iterator[str]:
     rivals = "at this requested sparsity" if reached else "at this sparsity"
     best = f" *: the best mean {rivals}{_on_its_text(comparison)}." if any(p.best for p in comparison.points) else ""
     names = " or ".join(f"{metric.title} ({metric.better} is better)" for metric in comparison.metrics)
-    steps = f" {COST.name}: {COST.hint}." if comparison.costlier else ""
+    columns = narrow(comparison, comparison.points)
+    extra = "".join(f" {each.name}: {each.hint}." for each in (REACHED, CONSIDERED, COST) if each in columns)
     odd = f" {NO_MACS}." if any(point.speedup is None for point in comparison.points) else ""
     points = "percentage points, " if any(metric.scale != 1 for metric in comparison.metrics) else ""
     sparsity = " asked: the requested sparsity; sparsity: the achieved one, of the prunable weights." if reached else ""
     yield (
         f"Test {names}: mean ± standard deviation over seeds, of the model selected on validation.{best}{sparsity} "
-        f"vs dense: {points}paired by seed. size, MACs: dense / remaining.{odd}{steps}"
+        f"vs dense: {points}paired by seed. size, MACs: dense / remaining.{odd}{extra}"
     )
     for dense in comparison.unlearned:
         yield f"The dense network has hardly learned its task: {unlearned_text(dense)}; train it longer."

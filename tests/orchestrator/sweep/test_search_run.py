@@ -70,7 +70,7 @@ def _pretended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         Store(uri).backend.remove_folder("")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(conductor, "make_executor", lambda *args, **given: make_executor(*args, **given, work=pretend))
-    monkeypatch.setattr(conductor, "preflight", lambda *_, **__: None)
+    monkeypatch.setattr(conductor, "preflight", lambda *_, **__: ())
     monkeypatch.setattr("orchestrator.views.report.report_files.report", lambda *_: {})
 
 

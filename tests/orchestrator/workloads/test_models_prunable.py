@@ -12,6 +12,7 @@ from torch import nn
 import pruning
 from orchestrator.core.specs import PruneFields
 from orchestrator.workloads import model_building
+from pruning.measure.matrix_weights import Considered
 
 DEFAULT = PruneFields(("Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"))
 
@@ -124,3 +125,11 @@ def test_a_name_that_is_not_there_is_refused(key: str) -> None:
         names(network(), **{key: ["fc"]})
 
     assert names(network(), exclude=["fc.*"]) == ["0.weight", "3.weight", "5.weight"]
+
+
+def test_a_sweep_warns_of_what_its_patterns_select_but_not_of_what_they_leave_out() -> None:
+    found = Considered(72, {"w": 32})
+
+    assert model_building.untold(found, PruneFields(include=("*",))) == (found.sentence("prune.include"),)
+    assert model_building.untold(found, PruneFields(include=("out.*",))) == ()
+    assert model_building.untold(found, PruneFields(include=("*",), exclude=("w",))) == ()

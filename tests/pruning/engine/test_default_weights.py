@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import pruning
 from pruning.choices.axes import Unit
-from pruning.holding.default_weights import considered, default_weights
+from pruning.holding.default_weights import default_weights
 
 
 class Mixture(nn.Module):
@@ -53,18 +53,6 @@ def test_embeddings_tied_heads_routers_norms_and_biases_stay() -> None:
     assert default_weights(model) == names[:-1]
     pruning.prune(model, "magnitude", sparsity=0.5)
     assert default_weights(model) == names[:-1], "of a pruned network, too"
-
-
-def test_considered_matrices_are_a_share_of_all_but_embeddings_and_biases() -> None:
-    model: Any = nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 5), nn.LayerNorm(5), Stacks())
-    model.raw, model.positions = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(1, 1, 6))
-    model.bias_table = nn.Parameter(torch.randn(3, 3))
-    found = considered(model, default_weights(model))
-
-    assert found.left == {"raw": 12}
-    assert found.entries == 30 + 240 + 120
-    assert considered(model, ["raw"]).left == {"3.up": 240, "3.down": 120, "1.weight": 30}
-    assert considered(nn.ReLU(), []).share == 1
 
 
 class TwoHeads(nn.Module):

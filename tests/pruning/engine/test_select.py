@@ -73,7 +73,7 @@ def test_windows_of_a_convolution_run_over_input_channels_at_one_kernel_position
     rows=st.integers(1, 4),
     windows=st.integers(1, 3),
     m=st.integers(1, 6),
-    n=st.integers(0, 6),
+    n=st.integers(1, 6),
     seed=st.integers(0, 999),
 )
 @settings(max_examples=50)

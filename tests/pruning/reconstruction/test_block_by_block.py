@@ -610,7 +610,9 @@ def test_a_list_of_whole_networks_is_no_list_of_blocks() -> None:
             super().__init__()
             self.towers = nn.ModuleList([Alternating(), Block()])
 
-    with pytest.warns(UserWarning, match="leave out towers.0.head.weight, towers.1.one.weight"):
+    with pytest.warns(
+        UserWarning, match=r"^37% of the network's matrix weights stay dense: towers.1.up.weight \(128 entries\), "
+    ):
         names = [part.name for part in parts_of(Towers(), None, None)]
 
     assert names == [f"towers.0.layers.{index}" for index in range(4)]
@@ -628,7 +630,10 @@ def test_layers_outside_of_the_blocks_that_were_found_are_told() -> None:
             return torch.cat([head(x) for head in self.heads])
 
     given: dict[str, Any] = {"sparsity": 0.5}
-    with pytest.warns(UserWarning, match=r"leave out one.weight, two.weight, 67% of the weights: not pruned"):
+    with pytest.warns(
+        UserWarning,
+        match=r"^67% .* stay dense: one.weight \(64 entries\), two.weight .* name them in `parameters`, or name",
+    ):
         pruning.layerwise(Heads().double(), "wanda", vectors(), **given)
     pruning.layerwise(Heads().double(), "wanda", vectors(), blocks="heads", **given)
     pruning.layerwise(Heads().double(), "wanda", vectors(), parameters="heads.*", **given)
@@ -713,7 +718,8 @@ def test_autocast_reads_the_pruned_weights_and_solves_in_full_precision() -> Non
 def test_weights_that_are_computed_are_left() -> None:
     model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.ReLU(), nn.Linear(8, 8)).double()
 
-    found = pruning.layerwise(model, "wanda", vectors(), sparsity=0.5)
+    with pytest.warns(UserWarning, match=r"stay dense: 0\.parametrizations\.weight\.original1"):
+        found = pruning.layerwise(model, "wanda", vectors(), sparsity=0.5)
 
     assert [*found.masks] == ["2.weight"]
 

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 import pruning
 
+pytestmark = pytest.mark.filterwarnings("ignore:11% of the network's matrix weights stay dense")  # the layers around
+
 BLOCKS, BATCHES = 4, 3
 CHAIN = BATCHES + 3
 """Whole passes of a chain: the capture of each batch, and comparisons with the first batch, then the first and last."""

@@ -38,7 +38,7 @@ from orchestrator.results.sweep_results import SweepResults
 from orchestrator.store.saved_sweep import SavedSweep, load, manifest
 from orchestrator.store.store import Store
 from orchestrator.views.report import tables
-from orchestrator.views.report.columns import difference, interval, spread
+from orchestrator.views.report.columns import CONSIDERED, difference, interval, narrow, spread
 from orchestrator.views.report.figures import drawing, figure_data, figure_table, layer_data
 from orchestrator.views.report.figures.layer_data import overlap_of
 from orchestrator.views.report.page import page
@@ -732,3 +732,22 @@ def test_a_mean_has_the_decimals_of_its_spread_and_of_its_interval() -> None:
         "-5.0% [-6.0%, -4.0%]"
     )
     assert spread(Estimate(1, 0.393), metric) == "0.393"
+
+
+def test_the_table_shows_the_share_of_the_weights_that_are_prunable_if_some_are_not() -> None:
+    plan = make_plan(["magnitude"])
+    records = make_records(plan)
+    whole, total = {"entries": 200, "considered": 200}, compare_trials(plan, records)
+    assert all(point.considered is None for point in total.points)
+    for weights, shown in ((whole, False), ({**whole, "considered": 27, "dense": {"experts": 173}}, True)):
+        changed = {
+            key: replace(record, details={**record.details, "matrix_weights": weights}) if record.round else record
+            for key, record in records.items()
+        }
+        comparison = compare_trials(plan, changed)
+        point = next(point for point in comparison.points if point.round)
+
+        assert (CONSIDERED in narrow(comparison, comparison.points)) is shown
+        assert CONSIDERED.cell(point) == ("13.50" if shown else "100.00")
+        assert any("prunable %: share of" in note for note in tables.notes(comparison)) is shown
+        assert changed[point.stages[0]].figures["sparsity/considered"] == (0.135 if shown else 1.0)

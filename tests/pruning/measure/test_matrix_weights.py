@@ -1,0 +1,77 @@
+"""Share of a network's matrix weights that a pruning considers, and what it says of the others."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import pruning
+from pruning.measure.matrix_weights import considered
+
+
+class Raw(nn.Module):
+    """Network with a weight of no layer, a position, and a norm over two dimensions."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.w, self.position = nn.Parameter(torch.randn(width, 4)), nn.Parameter(torch.randn(1, 4, 4))
+        self.norm, self.out = nn.LayerNorm((4, width)), nn.Linear(width, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(self.norm(F.linear(x + self.position, self.w)))
+        return out
+
+
+def test_a_weight_without_a_layer_is_a_matrix_and_positions_and_norms_are_none() -> None:
+    found = considered(Raw(), ["out.weight"])
+
+    assert (found.entries, dict(found.dense), found.share) == (72, {"w": 32}, pytest.approx(40 / 72))
+
+
+def test_the_largest_come_first_and_three_are_named() -> None:
+    network = nn.Sequential(*(nn.Linear(size, 2) for size in (3, 5, 4, 6)))
+    found = considered(network, [])
+
+    assert list(found.dense.items()) == [("3.weight", 12), ("1.weight", 10), ("2.weight", 8), ("0.weight", 6)]
+    assert found.sentence("prune.include") == (
+        "100% of the network's matrix weights stay dense: 3.weight (12 entries), 1.weight (10 entries), 2.weight "
+        "(8 entries) and 1 more; to prune them, name them in `prune.include`"
+    )
+    assert found.plain() == {
+        "entries": 36,
+        "considered": 0,
+        "dense": {"3.weight": 12, "1.weight": 10, "2.weight": 8},
+    }
+
+
+def test_an_embedding_and_what_is_tied_to_it_are_no_matrices_and_a_tied_weight_counts_once() -> None:
+    network = nn.ModuleDict({"embedding": nn.Embedding(6, 4), "head": nn.Linear(4, 6, bias=False)})
+    network["one"], network["two"] = nn.Linear(4, 4), nn.Linear(4, 4)
+    network["head"].weight, network["two"].weight = network["embedding"].weight, network["one"].weight
+
+    assert considered(network, []).entries == 16
+    assert considered(network, ["two.weight"]).dense == {}
+
+
+def test_pruned_weights_keep_their_names() -> None:
+    network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    pruning.l1_unstructured(network[0], "weight", amount=0.5)
+
+    assert considered(network, ["0.weight"]).dense == {"1.weight": 8}
+
+
+def test_prune_says_what_stays_dense_below_nine_tenths_and_a_plan_has_the_share() -> None:
+    with pytest.warns(UserWarning, match=r"^44% of .* stay dense: w .32 entries.; .* name them in `parameters`\.$"):
+        plan = pruning.prune(Raw(), "magnitude", sparsity=0.5)
+    assert plan.details["considered"] == pytest.approx(40 / 72)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert pruning.prune(Raw(), "magnitude", sparsity=0.5, parameters=["w"]).details["considered"] < 0.5
+        assert (
+            pruning.prune(Raw(1), "magnitude", sparsity=0.5, parameters=["w", "out.weight"]).details["considered"] == 1
+        )
