@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from odd_networks import empty as empty_at_random
+from odd_networks import network
 from torch import Tensor, nn
 
 import pruning
@@ -102,7 +104,7 @@ class Attention(nn.Module):
 
     def __init__(self, kind: str, written: bool) -> None:
         super().__init__()
-        self.q, self.k, self.v = (nn.Linear(12, HEADS * SIZE) for _ in range(3))
+        self.q, self.k, self.v = (nn.Linear(12, HEADS * SIZE) for _ in range(2))
         self.o, self.f, self.kind, self.written = nn.Linear(HEADS * SIZE, 12), nn.Linear(12, 3), kind, written
         self.distances, self.heads = nn.Buffer(distances()), HEADS
         shape = {"table": (HEADS, 2 * TOKENS), "rows": (2 * TOKENS, HEADS), "positions": (TOKENS, TOKENS)}
@@ -142,6 +144,30 @@ def test_a_bias_for_each_head_goes_with_its_head(kind: str, written: bool) -> No
     agree(smaller, model, torch.randn(3, TOKENS, 12))
 
 
+class Blocks(nn.Module):
+    """Attention within blocks of an image, with a position for each token of each block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place, self.qkv = nn.Parameter(torch.randn(1, 3, TOKENS, 8)), nn.Linear(8, 3 * HEADS * SIZE)
+        self.o, self.f = nn.Linear(HEADS * SIZE, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x + self.place).view(len(x), 3, TOKENS, 3, -1, SIZE).permute(3, 0, 4, 1, 2, 5)
+        y = F.scaled_dot_product_attention(q, k, v).permute(0, 2, 3, 1, 4).flatten(3)
+        found: Tensor = self.f(self.o(y))
+        return found
+
+
+def test_positions_of_blocks_are_no_heads() -> None:
+    torch.manual_seed(0)
+    model, x = Blocks().eval(), torch.randn(2, 3, TOKENS, 8)
+    empty(model, x, "qkv.weight", lambda channels: channels == 1)
+    smaller = pruning.shrink(model, x)
+    assert smaller.get_parameter("o.weight").shape == (8, (HEADS - 1) * SIZE), smaller.shrunk
+    agree(smaller, model, torch.randn(2, 3, TOKENS, 8))
+
+
 class Cache:
     """Keys of earlier tokens, in a class that torch does not know."""
 
@@ -172,3 +198,25 @@ def test_a_cache_in_the_output_is_not_traced(known: bool) -> None:
     assert (smaller.first.out_features, smaller.config.use_cache, model.config.use_cache) == (4, True, True)
     assert smaller(x)["past_key_values"] is not None
     torch.testing.assert_close(smaller(x)["logits"], model(x)["logits"])
+
+
+def check(seed: int) -> None:
+    """Compare a random network without the channels that were emptied with itself, on another batch."""
+    model, x = network(seed), torch.randn(2, 4, 6)
+    empty_at_random(model, x, seed)
+    smaller = pruning.shrink(model, x)
+    report: Any = smaller.shrunk
+    assert report.form != "unchanged", (seed, report.tried)
+    agree(smaller, model, torch.randn(3, 4, 6))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_networks_with_odd_operations_compute_what_they_did(seed: int) -> None:
+    check(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(2, 102, 20))
+def test_many_networks_with_odd_operations_compute_what_they_did(first: int) -> None:
+    for seed in range(first, first + 20):
+        check(seed)
