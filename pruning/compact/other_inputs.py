@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from pruning.compact.traced_network import TracedNetwork
 from pruning.graph.input_guard import Inputs, other_inputs
-from pruning.graph.tracing import output_difference, outputs_of
+from pruning.graph.tracing import first_line, output_difference, outputs_of
 from pruning.holding.copies import values_with_history
 
 
@@ -45,7 +45,7 @@ class OtherInputs:
             try:
                 difference = output_difference(outputs_of(smaller, given), expected)
             except Exception as error:  # as above
-                return f"{type(error).__name__} for {_described(given)}"
+                return f"{first_line(error)} for {_described(given)}"
             if difference > tolerance:
                 return f"outputs differ by {difference:.2g} of the largest for {_described(given)}"
         return ""

@@ -219,8 +219,8 @@ def other_inputs(given: Inputs, rules: Iterable[str]) -> Iterator[Inputs]:
     for inner, size in sorted({(dim > 0, size) for leaf in tensors for dim, size in enumerate(leaf.shape) if size}):
         tried = {1, size - 1, size + 1, size // 2, *[2 * size] * small}
         if not inner:
-            tried |= {0, 2, 3, *(number + step for number in numbers for step in (-1, 0, 1))}
-        for new in sorted(each for each in tried if each >= 0 and each != size):
+            tried |= {2, 3, *(number + step for number in numbers for step in (-1, 0, 1))}
+        for new in sorted(each for each in tried if each > 0 and each != size):
             yield tree_map(partial(_resized, inner=inner, size=size, new=new), given)
     for change in (_cut, _turned, _first, _as_image):
         yield tree_map(lambda leaf, change=change: change(leaf) if isinstance(leaf, Tensor) else leaf, given)

@@ -271,6 +271,9 @@ def _moved(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Any:
     target = torch.ops.aten.reshape.default if name_of(node) == "view" else node.target
     results = [target(field.expand(shape).double(), *rest, **options) for field in flow.of(source)]  # type: ignore[operator]
     why = f"{described(node)} does not keep it apart"
+    if name_of(node) in ("slice", "narrow") and _is_table(source):
+        for field, left in zip(flow.of(source), results, strict=True):
+            flow.labels.pin(field[~torch.isin(field, left.long())], f"{described(node)} reads it for longer inputs")
     if isinstance(results[0], Tensor):
         fields = _with_grids(flow, flow.labels.packed([each.long() for each in results], why))
         if "other" in given:  # gives the shape
@@ -281,6 +284,13 @@ def _moved(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Any:
         _with_grids(flow, flow.labels.packed([each.long() for each in piece], why))
         for piece in zip(*results, strict=True)
     ]
+
+
+def _is_table(node: fx.Node) -> bool:
+    """Return whether a node is a parameter or buffer of which one slice is read, as of positions up to a length."""
+    while name_of(node) in ("slice", "narrow") and len(node.users) == 1 and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node.op == "get_attr" and len(node.users) == 1
 
 
 def _by_index(node: fx.Node, given: dict[str, Any], ndim: int) -> set[int]:

@@ -176,3 +176,35 @@ def test_sparse_recurrent_networks_are_loaded(kind: Any, options: dict[str, Any]
         assert agrees(faster, model, *given)
         with torch.no_grad():
             assert torch.equal(again(*given), faster(*given))
+
+
+class Positions(nn.Module):
+    """Reads as many positions of a table as its input has."""
+
+    def __init__(self, *, split: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.split = nn.Linear(6, 16), nn.Linear(16 if not split else 8, 3), split
+        self.table = nn.Parameter(torch.randn(20, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.gelu(self.a(x) + self.table[: x.shape[1]])
+        if self.split:
+            one, two = torch.split(y, [8, 8], -1)
+            y = one * two
+        found: Tensor = self.b(y)
+        return found
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_a_table_of_positions_stays_for_longer_inputs(split: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Positions(split=split).eval(), torch.randn(1, 5, 6)
+    pruning.prune(model, "magnitude", unit="group", sparsity=0.4, example=x)
+    smaller: Any = pruning.shrink(model, x)
+
+    assert smaller.shrunk.form == ("graph" if split else "module")
+    assert smaller.table.shape[0] == 20
+    assert smaller.table.shape[1] < 16
+    assert all(
+        agrees(smaller, model, torch.randn(batch, length, 6)) for batch, length in ((1, 5), (3, 9), (2, 1), (4, 20))
+    )
