@@ -105,13 +105,13 @@ class Constants(fx.Interpreter):
         ):
             return True
         read = read_for_values(node)
-        return any(each in self.varying or any(map(_has_nan, _flat(self.values[each]))) for each in read)
+        return any(each in self.varying or any(map(_has_nan, flat(self.values[each]))) for each in read)
 
     def _marked(self, node: fx.Node, name: str, result: Any) -> Any:
         """Return a result with NaN where it may vary; a result with integers or booleans is added to `varying`."""
         read = read_for_values(node)
         by_integers = any(each in self.varying for each in read)
-        tensors = [v for v in _flat(result) if isinstance(v, Tensor)]
+        tensors = [v for v in flat(result) if isinstance(v, Tensor)]
         if any(not v.is_floating_point() for v in tensors) or not tensors:
             self.varying.add(node)
         if is_entrywise(node) and len(tensors) == 1 and tensors[0].is_floating_point() and not by_integers:
@@ -151,7 +151,8 @@ def _wide(value: Any) -> Any:
     return value.double() if _is_float(value) else value
 
 
-def _flat(value: Any) -> list[Any]:
+def flat(value: Any) -> list[Any]:
+    """Return the items of a list or tuple, else a list of the one value."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
@@ -250,7 +251,7 @@ def _recurrence(name: str) -> Rule:
         found = getattr(torch, name)(*given.values())
         results = [_unknown(each).clone() for each in (found if isinstance(found, tuple) else (found,))]
         if "input" in given:  # else of sequences packed in one tensor
-            layers, states, source = Recurrence.all_of(given), _flat(given["hx"]), given["input"]
+            layers, states, source = Recurrence.all_of(given), flat(given["hx"]), given["input"]
             start = [(state == 0).reshape(len(layers), -1, state.shape[-1]).all(1) for state in states]
             last = [result.view(len(layers), -1, result.shape[-1]) for result in results[-len(states) :]]
             zero, beside = constant_along(source, source.ndim - 1) == 0, 1 + bool(given.get("bidirectional"))

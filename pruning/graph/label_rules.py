@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
-from pruning.graph.constant_tensors import Constants, constant_along
+from pruning.graph.constant_tensors import Constants, constant_along, flat
 from pruning.graph.label_flow import (
     FIXED,
     ONLY_ONE,
@@ -569,8 +569,8 @@ def _recurrent(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Any:
     """
     if "input" not in given:
         return pin_inputs(flow, node, given)
-    results = flow.constants.values[node]
-    values, last = (results if isinstance(results, list) else [results]), flow.value(given["input"]).ndim - 1
+    results, last = flow.constants.values[node], flow.value(given["input"]).ndim - 1
+    values = flat(results)
     why = f"{described(node)} reads it"
     flow.pin([field for field in flow.of(given["input"]) if last not in covered(field)], why)
     read, constant = flow.one_dim(flow.of(given["input"]), last, why), constant_along(flow.value(given["input"]), last)
@@ -586,17 +586,13 @@ def _recurrent(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Any:
     if len(layers) > 1:
         flow.shapes.grids.extend(grids)
     fields: list[Fields] = []
-    for grid, value, state in zip(grids, values[not steps :], _states(given), strict=False):
+    for grid, value, state in zip(grids, values[not steps :], flat(given["hx"]), strict=False):
         shape = (len(layers), *[1] * (value.ndim - 2), grid.shape[1]) if not steps else (-1,)
         fields.append(_state(flow, state, grid.reshape(shape), f"{described(node)} begins with it"))
     if not steps:
         assert read is not None
         fields.insert(0, flow.labels.packed([along(read, last, last + 1)], ONLY_ONE))
     return fields if isinstance(results, list) else fields[0]
-
-
-def _states(given: Mapping[str, Any]) -> list[fx.Node]:
-    return list(given["hx"]) if isinstance(given["hx"], list | tuple) else [given["hx"]]
 
 
 def _units(
