@@ -7,7 +7,7 @@ on each entry or channel alone. In products of two tensors that both vary, such 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -498,12 +498,13 @@ def weighted_sum(flow: Flow, node: fx.Node, weights: Tensor | None, other: Facto
     fields = [field for field in fields if ndim - 2 not in covered(field)]
     batch = set(range(ndim - 2))
     with_batch = [field for field in fields if covered(field) & batch]
-    if weights is None or not with_batch:
-        flow.pin(with_batch, why)
+    of_heads = [field for field in with_batch if weights is not None and _broadcasts(weights.shape, field.shape[:-2])]
+    flow.pin([field for field in with_batch if not any(field is each for each in of_heads[:1])], why)
+    if weights is None or not of_heads:
         if weights is not None:
             flow.labels.pin(weights.flatten(), why)
         return fields
-    field = with_batch[0]
+    field = of_heads[0]
     lead = field.reshape(field.shape[:-2].numel(), -1)
     heads = torch.broadcast_to(weights, field.shape[:-2]).flatten()
     flow.shapes.same.append((heads[:, None], lead))
@@ -511,6 +512,10 @@ def weighted_sum(flow: Flow, node: fx.Node, weights: Tensor | None, other: Facto
     reads = torch.eye(len(heads), dtype=torch.bool).repeat_interleave(lead.shape[1], 0) & ~zero.flatten()[:, None]
     flow.sites.append(Site(node, heads, lead.flatten(), reads, torch.full((len(heads),), NAN).double(), why))
     return fields
+
+
+def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    return len(shape) <= len(to) and all(size in (1, own) for size, own in zip(shape[::-1], to[::-1], strict=False))
 
 
 def _product(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:

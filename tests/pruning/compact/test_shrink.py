@@ -676,3 +676,29 @@ def test_values_that_vary_take_no_memory() -> None:
 
     assert len(varying) >= 5
     assert {value.untyped_storage().nbytes() for value in varying} == {8}, "one NaN in float64"
+
+
+class Turning(nn.Module):
+    """Attention whose queries and keys are multiplied by numbers for each entry of a head, as by rotary embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(16, 32) for _ in range(3))
+        self.o = nn.Linear(32, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).view(len(x), -1, 4, 8).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        turn = torch.linspace(1, 2, 8, dtype=x.dtype)
+        mixed = F.scaled_dot_product_attention(q * turn, k * turn, v).transpose(1, 2).contiguous()
+        found: Tensor = self.o(mixed.view(len(x), -1, 32))
+        return found
+
+
+def test_a_graph_runs_where_smaller_sizes_lie_in_memory_in_another_order() -> None:
+    torch.manual_seed(0)
+    model, tokens = Turning().eval(), torch.randn(2, 6, 16)
+    pruning.prune(model, sparsity=0.3, unit="group", scope="layer", budget="channels", example=tokens)
+    smaller: Any = pruning.shrink(model, tokens)
+
+    assert (smaller.shrunk.form, smaller.get_parameter("q.weight").shape[0]) == ("graph", 20)
+    torch.testing.assert_close(smaller(tokens), model(tokens))
