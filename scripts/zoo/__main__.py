@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -56,11 +57,12 @@ def run(names: Mapping[str, Sequence[str]], given: argparse.Namespace) -> None:
     new = [json.dumps({"library": each, "networks": len(names[each])}) for each in names]
     known = [json.dumps({"library": each, "networks": size}) for each, size in done.lengths.items()]
     limits, lock = Limits(given.seconds, given.gigabytes), threading.Lock()
-    releases = versions()
+    releases, commit = versions(), _commit()
 
     def one(name: str) -> None:
         parts = checked(name, wanted[name], limits)
-        line = {"name": name, "date": f"{datetime.now(UTC):%Y-%m-%d}", "versions": releases, "parts": parts}
+        dated = {part: outcome | {"commit": commit} for part, outcome in parts.items()}
+        line = {"name": name, "date": f"{datetime.now(UTC):%Y-%m-%d}", "versions": releases, "parts": dated}
         with lock:
             with given.results.open("a") as file:
                 file.write(json.dumps(line) + "\n")
@@ -71,6 +73,12 @@ def run(names: Mapping[str, Sequence[str]], given: argparse.Namespace) -> None:
         file.writelines(f"{line}\n" for line in new if line not in known)
     with ThreadPoolExecutor(given.jobs) as pool:
         list(pool.map(one, wanted))
+
+
+def _commit() -> str:
+    """Return the commit of the engine, with a + if files differ from it; empty outside of a repository."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def missing_parts(names: Sequence[str], done: Mapping[str, Any], given: argparse.Namespace) -> dict[str, list[str]]:

@@ -90,6 +90,13 @@ def _circumstances(results: Results) -> Iterator[str]:
             f"Made {dates[0] if len(dates) == 1 else f'from {dates[0]} to {dates[-1]}'} with "
             f"{', '.join(f'{name} {release}' for name, release in releases.items())}.\n"
         )
+    outcomes = [outcome for result in results.networks.values() for outcome in result["parts"].values()]
+    commits = {outcome.get("commit", "") for outcome in outcomes}
+    if len(commits) != 1 or "" in commits:
+        yield (
+            "The engine changed between the runs, and other programs ran on the machine: an outcome may be that of an "
+            "earlier engine, and a slow part may be fast elsewhere.\n"
+        )
     total = sum(results.lengths.values())
     whole = sum(set(PARTS) <= set(each["parts"]) or not _is_built(each) for each in results.networks.values())
     if whole < total:
