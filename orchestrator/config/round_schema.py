@@ -78,7 +78,8 @@ class Prune:
         ["Linear", *(f"Conv{part}{n}d" for part in ("", "Transpose") for n in (1, 2, 3))],
         _PATTERNS,
     )
-    """Class names of the modules whose parameters are pruned."""
+    """Class names of the modules whose parameters are pruned. The default takes all weights of layers, recurrent ones,
+    packed projections and stacked experts, too; embeddings, heads tied to them and routers stay dense."""
     parameters: list[str] = key(["weight"], _PATTERNS)
     """Names of the parameters in these modules, as in `weight`."""
     include: list[str] = key(["*"], _PATTERNS)

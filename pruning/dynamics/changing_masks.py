@@ -176,7 +176,7 @@ class Dynamics:
         Args:
             model: plain network with every parameter that `masks` names, on the device of the training.
             masks: name -> tensor of the parameter's shape, nonzero where an entry is kept; for example a `MaskSet`.
-                None: the weights of all linear and convolutional layers, with all their entries.
+                None: all weights that `prune` takes by default, with all their entries.
             optimizer: optimizer of these parameters; its state of dropped and of regrown entries is set to 0.
             length: number of steps that the training takes; masks stay in later ones.
             generator: source of random draws; None: torch's default generator.

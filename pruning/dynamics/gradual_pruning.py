@@ -156,7 +156,7 @@ def random_masks(
         model: the network; it is not changed.
         sparsity: fraction of all entries that is pruned, in [0, 1).
         allocation: densities of the tensors: "erk", "er", "uniform" or another name of `Scope.allocation`.
-        parameters: names of the parameters to prune; None: the weights of linear and convolutional layers.
+        parameters: names of the parameters to prune; None: those that `prune` takes by default.
         generator: source of random draws; None: torch's default generator.
 
     Raises:

@@ -66,11 +66,11 @@ def commit(model: nn.Module, plan: PruningPlan) -> None:
 def sparsity(model: nn.Module) -> float:
     """Return the fraction of prunable weights that are masked, or exactly 0 in a tensor without a mask.
 
-    Prunable are the weights of linear and convolutional layers and of attention's projections, and all other tensors
-    that have a mask; a tied tensor counts once. Matrix weights that are neither do not count: `details["considered"]`
-    of a plan is the share of the matrix weights that it considers. `prune` counts only masks, so the target given to
-    `prune` may be lower than this fraction for a network with zeros but no masks. The sparsity of a network without
-    entries is 0.
+    Prunable are the weights that `prune` takes by default (those of layers, not embeddings, heads tied to them and
+    routers), and all other tensors that have a mask; a tied tensor counts once. Matrix weights that are neither do not
+    count: `details["considered"]` of a plan is the share of the matrix weights that it considers. `prune` counts only
+    masks, so the target given to `prune` may be lower than this fraction for a network with zeros but no masks. The
+    sparsity of a network without entries is 0.
     """
     names = dict.fromkeys([*weights_of(model), *MaskSet.collect(model)])
     weights = weights_of(model, parameters=names).values()

@@ -15,8 +15,8 @@ Every score is called as `score(model, batches, loss, *, size, generator, masks,
 - `generator`: the generator of random scores.
 - `masks`: name -> tensor (a `MaskSet`, for example), nonzero where an entry is kept; applied on top of the masks that
   the model already holds.
-- `parameters`: names of the parameters to score; None takes the weights of linear and convolutional layers and of
-  attention projections, each tied weight once.
+- `parameters`: names of the parameters to score; None takes the weights of layers, each tied weight once, but no
+  embeddings, heads tied to them and routers.
 - `batch_norm`, for some scores: "train" normalises by the statistics of each batch, for a network at initialisation;
   a batch of 1 example is then refused, and so are several batches, except by `taylor`. "eval" normalises by the running
   statistics, for a trained network.
