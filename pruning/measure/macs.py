@@ -33,6 +33,7 @@ from torch._ops import OpOverload
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from pruning.holding.parameter import first_names, joined, plain_modules, unwrapped
 from pruning.holding.reparam import held
@@ -76,11 +77,18 @@ Rule = Callable[[Any, Call], list[Use]]
 
 
 def _features_last(_module: Any, call: Call) -> list[Use]:
-    return [Use("weight", call.output.numel() // max(1, call.output.shape[-1]))]
+    read = _first_tensor(
+        (*call.inputs, *call.keywords.values())
+    )  # a derived layer, such as a router, may return several
+    return [Use("weight", read.numel() // max(1, read.shape[-1]))]
 
 
 def _convolution(module: Any, call: Call) -> list[Use]:
-    return [Use("weight", call.output.numel() // module.out_channels)]
+    return [Use("weight", _first_tensor(call.output).numel() // module.out_channels)]
+
+
+def _first_tensor(values: Any) -> Tensor:
+    return next(each for each in tree_leaves(values) if isinstance(each, Tensor))
 
 
 def _transposed_convolution(module: Any, call: Call) -> list[Use]:

@@ -109,7 +109,8 @@ def _input_norms(net: Network, given: ScoringInput, score: str) -> dict[str, Ten
     if unseen := [name for name in net.parameters if name not in found]:
         raise ValueError(
             f"`parameters` (={unseen[0]!r}) must name weights of linear and convolutional layers that the network "
-            f"calls: `{score}` reads the inputs of these calls; leave the others out."
+            f"calls: `{score}` reads the inputs of these calls; leave the others out, in a sweep by "
+            f"prune.exclude=[{unseen[0]}]."
         )
     return {name: own.squares().sqrt_() for name, own in found.items()}
 

@@ -272,6 +272,17 @@ class Doubled(nn.Linear):
         return F.linear(2 * x, self.weight, self.bias)
 
 
+class Several(nn.Linear):
+    def forward(self, hidden):
+        return super().forward(hidden), hidden
+
+
+def test_a_layer_that_returns_several_tensors_is_counted_by_what_it_reads():
+    model = nn.Sequential(Several(8, 4))
+
+    assert measure.macs(model, torch.randn(3, 5, 8)).layers == {"0": LayerMacs(15 * 32, 15 * 32)}
+
+
 @pytest.mark.parametrize(("kind", "remaining"), [(Centred, 192), (Adapted, 192), (Rounded, 48), (Doubled, 48)])
 def test_zeros_that_do_not_reach_the_product_are_said_and_counted(kind, remaining):
     torch.manual_seed(0)
