@@ -167,7 +167,7 @@ def _partition(name: str, shape: torch.Size, unit: Unit, scope: Scope, layout: W
     if unit.kind == "entry" and scope.kind not in ("row", "window"):
         return Partition(name, shape, shape, natural, 1, shape.numel())
     if layout is None or not (layout.is_oriented or unit.kind == "channel"):
-        told = "belongs to no layer that is known" if layout is None else "does not show which of its sides is outputs"
+        told = "is no weight of a known layer" if layout is None else "does not show which of its sides is outputs"
         key, value = ("unit.kind", unit.kind) if unit.kind != "entry" else ("scope.kind", scope.kind)
         raise RefusedValue(key, value).because(
             f"needs the outputs and inputs of each tensor, but {name!r} of shape {tuple(shape)} {told}; prune it by "
