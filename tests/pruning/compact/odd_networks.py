@@ -97,7 +97,7 @@ class Recurrent(nn.Module):
         super().__init__()
         kind: Any = draw.choice((nn.LSTM, nn.GRU, nn.RNN))
         both = draw.random() < 0.4
-        options = {"proj_size": outputs - 2} if kind is nn.LSTM and draw.random() < 0.3 else {}
+        options = {"proj_size": 2} if kind is nn.LSTM and draw.random() < 0.3 else {}
         self.layer = kind(width, outputs, draw.choice((1, 2)), batch_first=True, bidirectional=both, **options)
         self.out = nn.Linear((options.get("proj_size", outputs)) * (2 if both else 1), outputs)
 
