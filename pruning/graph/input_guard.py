@@ -222,7 +222,7 @@ def other_inputs(given: Inputs, rules: Iterable[str]) -> Iterator[Inputs]:
             tried |= {2, 3, *(number + step for number in numbers for step in (-1, 0, 1))}
         for new in sorted(each for each in tried if each > 0 and each != size):
             yield tree_map(partial(_resized, inner=inner, size=size, new=new), given)
-    for change in (_cut, _turned, _first, _as_image):
+    for change in (_cut, _low, _turned, _first, _as_image):
         yield tree_map(lambda leaf, change=change: change(leaf) if isinstance(leaf, Tensor) else leaf, given)
 
 
@@ -236,8 +236,12 @@ def _resized(leaf: Any, *, inner: bool, size: int, new: int) -> Any:
 
 
 def _cut(leaf: Tensor) -> Tensor:
-    """Return a tensor with one entry less along the last dimension."""
-    return leaf[..., :-1] if leaf.ndim > 1 else leaf
+    """Return a tensor of half the size along the last dimension, such as a narrow image."""
+    return leaf[..., : (leaf.shape[-1] + 1) // 2] if leaf.ndim > 1 else leaf
+
+
+def _low(leaf: Tensor) -> Tensor:
+    return _cut(leaf.mT).mT if leaf.ndim > 1 else leaf
 
 
 def _turned(leaf: Tensor) -> Tensor:
