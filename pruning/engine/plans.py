@@ -147,7 +147,7 @@ def _reached_by_first(choices: Choices, given: ScoringInput, example: Any, asked
 def _cut(choices: Choices, given: ScoringInput, example: Any, *, alone: bool = False) -> tuple[Cut, dict[str, Tensor]]:
     """Return the units, and name -> mask so far of each pruned tensor that has a mask; bool on the CPU."""
     cut: Cut
-    for name, weight in given.weights().items():
+    for name, weight in given.weights().items() if not choices.unit.of_transformer else ():
         check_prunable(name, weight.parameter, reader="dependency groups" if choices.unit.spans else "")
     if choices.unit.spans:
         cut = groups_of_weights(given.model, choices, example, given.parameters)

@@ -77,7 +77,7 @@ def groups_of_weights(
     Raises:
         ValueError: there is no example, the network cannot be traced or is of no family, or no group is left.
     """
-    known = set(weights_of(model))
+    known = set(default_weights(model))
     spared = set() if parameters is None else known - set(parameters)
     if choices.unit.of_transformer:
         found = family_groups(model, choices.unit, choices.scope, example, spared)

@@ -254,10 +254,13 @@ def test_no_code_in_a_deployment_of_the_store_is_run(monkeypatch: pytest.MonkeyP
     assert again.records[measured.key].result() == measured.result()
 
 
+@pytest.mark.filterwarnings("ignore:channels of layer.weight are outputs")
 def test_a_network_that_cannot_be_traced_costs_its_deployment_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    outcome = swept(monkeypatch, tmp_path / "sweep", "prune.exclude=[]", model="Branching")
+    outcome = swept(
+        monkeypatch, tmp_path / "sweep", "prune.exclude=[]", "prune.include=[layer.weight]", model="Branching"
+    )
     (reason,) = {failure.message for failure in outcome.causes.values()}
 
     assert outcome.status == "failed"

@@ -38,7 +38,10 @@ def test_values_and_places_by_hand() -> None:
 
 @pytest.mark.parametrize("shape", [(3, 4), (5, 12), (2, 8, 3, 3), (3, 4, 5)])
 def test_nothing_is_lost(shape: tuple[int, ...]) -> None:
-    layer = nn.Linear(4, 4)
+    outputs, inputs, *kernel = shape
+    layer: nn.Module = nn.Linear(inputs, outputs)
+    if kernel:
+        layer = (nn.Conv1d if len(kernel) == 1 else nn.Conv2d)(inputs, outputs, kernel)  # type: ignore[arg-type]
     layer.weight = nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
     pruning.prune(layer, "n_m", n=2, m=4)
     weight = layer.weight.detach()
