@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -31,6 +33,20 @@ class OtherInputs:
                 self._expected.append((each, outputs_of(model, each)))
             except Exception:  # a forward may raise anything for sizes that it was not written for
                 continue
+
+    def relax(self, smaller: TracedNetwork, tolerance: float) -> None:
+        """Drop conditions that exclude one size, as `x.shape[0] != 1`, where the outputs agree at that size, too.
+
+        A forward may branch on a size only to repeat a tensor along the batch.
+        """
+        found = [(re.fullmatch(r"(\w+\.shape\[\d+\]) (!= \d+|> 1)", rule), rule) for rule in smaller.guard.rules]
+        for place in dict.fromkeys(match[1] for match, _ in found if match):
+            strict, excluding = smaller.guard, {rule for match, rule in found if match and match[1] == place}
+            smaller.guard = replace(strict, rules=tuple(each for each in strict.rules if each not in excluding))
+            inputs = [given for given, _ in self._expected if strict.refusal(*given)]
+            allowed = [given for given in inputs if not smaller.guard.refusal(*given)]
+            if not allowed or self.disagreement(smaller, tolerance):
+                smaller.guard = strict
 
     def disagreement(self, smaller: nn.Module, tolerance: float) -> str:
         """Return where a smaller network differs by more than a tolerance; empty if it agrees or refuses the input.

@@ -154,7 +154,9 @@ def _to_sparse(model: nn.Module, example: Example, examples: Sequence[Example]) 
     _restore(network, before)
     dense = copy.deepcopy(plain, values_with_history(plain))
     error = max(output_difference(outputs_of(network, each), outputs_of(dense, each)) for each in inputs)
-    elsewhere = OtherInputs(plain, arguments_of(example), trace.guard.rules).disagreement(network, TOLERANCE)
+    others = OtherInputs(plain, arguments_of(example), trace.guard.rules)
+    if not (elsewhere := others.disagreement(network, TOLERANCE)):
+        others.relax(network, TOLERANCE)
     speedups = {_size(each): _speedup(dense, network, each) for each in inputs}
     _restore(network, before)
     if error > TOLERANCE:

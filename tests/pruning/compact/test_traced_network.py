@@ -115,6 +115,37 @@ def test_an_example_of_batch_one_makes_a_network_for_any_batch_and_size() -> Non
         smaller(IMAGES[1][0])
 
 
+class OneApart(nn.Module):
+    """One example takes another branch than several do: to the same result if the scale is 1."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.a, self.out, self.table = nn.Linear(6, 16), nn.Linear(8, 4), nn.Parameter(torch.randn(1, 16))
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        table = self.table * 1 if x.shape[0] != 1 else self.scale * self.table
+        one, two = torch.split(F.relu(self.a(x)) + table, [8, 8], 1)
+        found: Tensor = self.out(one * 2 + two)
+        return found
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.5])
+def test_a_size_that_a_branch_excludes_is_taken_if_the_outputs_agree_at_it(scale: float) -> None:
+    torch.manual_seed(0)
+    model, x = OneApart(scale).eval(), torch.randn(3, 6)
+    pruning.prune(model, "magnitude", unit="group", sparsity=0.5, example=x)
+    smaller = pruning.shrink(model, x)
+
+    assert isinstance(smaller, TracedNetwork)
+    torch.testing.assert_close(smaller(x), model(x))
+    if scale == 1.0:
+        torch.testing.assert_close(smaller(x[:1]), model(x[:1]))
+    else:
+        with pytest.raises(ValueError, match=r"must fulfil x.shape\[0\] != 1"):
+            smaller(x[:1])
+
+
 def test_a_traced_network_refuses_to_train_and_can_be_copied_saved_and_converted() -> None:
     model, smaller = pruned(lambda x: x.shape[0] < 4, IMAGES[1], split=True)
     with pytest.raises(
