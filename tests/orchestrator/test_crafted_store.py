@@ -192,7 +192,7 @@ def test_what_a_command_says_and_writes_is_clean(
 
 
 WRITTEN = {
-    "compare": {"report.html", "trials.csv", "summary.csv", "README.md"},
+    "compare": {"report.html", "trials.csv", "summary.csv", "sensitivity.csv", "README.md"},
     "compare two": {"differences.csv"},
     "export": {"README.md"},
 }

@@ -116,6 +116,7 @@ def test_published_methods_are_put_in_force_where_the_network_is(device, method)
             generator=torch.Generator().manual_seed(0),
         )
     assert plain[0].weight_mask.device.type == device
-    assert pruning.sparsity(plain) == pytest.approx(0.5)
+    expected = 0.4 if method == "random_structured" else 0.5  # which spares the outputs
+    assert pruning.sparsity(plain) == pytest.approx(expected)
     pruning.remove_all(plain)
     assert plain(batches[0][0]).isfinite().all()

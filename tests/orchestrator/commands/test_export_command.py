@@ -103,7 +103,7 @@ def test_the_readme_s_code_runs_without_this_project(
     ]
     page = (made / "README.md").read_text()
     assert page.startswith("# sparsity=0.75"), "the fewest bytes"
-    assert "pruned by ln_structured to a sparsity of 75.68%" in page
+    assert "pruned by ln_structured to a sparsity of 75.00%" in page
     store = Store("store")
     sweep = saved_sweep.load(store, store.sweeps()[0])
     trial = next(trial for trial in sweep.plan.trials if trial.config["schedule"]["sparsity"] == 0.75)
@@ -240,8 +240,17 @@ def test_own_code_runs_only_if_asked_to_and_what_cannot_be_traced_is_told(
     (tmp_path / "exported_own.py").write_text(OWN)
     (tmp_path / "mine" / "model").mkdir(parents=True)
     (tmp_path / "mine" / "model" / "theirs.yaml").write_text("_target_: exported_own.Net\nclasses: null\n")
-    own = [argument for argument in SWEEP if not argument.startswith(("model", "schedule.sparsity"))]
-    arguments = ["orchestrator", "--config-dir", "mine", "-m", "model=theirs", "schedule.sparsity=0.5", *own]
+    own = [argument for argument in SWEEP if not argument.startswith(("model", "method", "schedule.sparsity"))]
+    arguments = [
+        "orchestrator",
+        "--config-dir",
+        "mine",
+        "-m",
+        "model=theirs",
+        "method=magnitude",
+        "schedule.sparsity=0.5",
+        *own,
+    ]
     monkeypatch.setattr(sys, "argv", arguments)
     orchestrate()
     capsys.readouterr()

@@ -104,7 +104,7 @@ class Attention(nn.Module):
 
     def __init__(self, kind: str, written: bool) -> None:
         super().__init__()
-        self.q, self.k, self.v = (nn.Linear(12, HEADS * SIZE) for _ in range(2))
+        self.q, self.k, self.v = (nn.Linear(12, HEADS * SIZE) for _ in range(3))
         self.o, self.f, self.kind, self.written = nn.Linear(HEADS * SIZE, 12), nn.Linear(12, 3), kind, written
         self.distances, self.heads = nn.Buffer(distances()), HEADS
         shape = {"table": (HEADS, 2 * TOKENS), "rows": (2 * TOKENS, HEADS), "positions": (TOKENS, TOKENS)}

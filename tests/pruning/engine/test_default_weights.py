@@ -1,4 +1,4 @@
-"""What is pruned where no weight is named: every weight with a layout, but for heads, routers and the outputs."""
+"""Weights that are pruned where none is named: every weight with a layout, but for heads, routers and the outputs."""
 
 import copy
 from typing import Any
