@@ -113,6 +113,8 @@ def update_row(name: str, repeats: int, quick: bool) -> Row:
         if name == "rigl":
             return dynamics.before
         dynamics.step = 1
+        for each in getattr(dynamics, "scores", {}).values():  # equal before a training, which empties whole layers
+            each.normal_()
         return partial(_changing, dynamics)
 
     found = interleaved({"theirs": whole, "ours": update}, repeats)
