@@ -21,6 +21,7 @@ from pruning.engine.plans import PruningPlan, plan_choices
 from pruning.engine.scoring import options_taken, row_of
 from pruning.holding.parameter import check_masks, plain_modules, plain_tensors
 from pruning.holding.reparam import held
+from pruning.layouts import has_plain_forward, kind_of
 from pruning.masks.mask_set import MaskSet
 from pruning.measure.matrix_weights import considered
 from pruning.measure.report import COMPUTED, macs
@@ -211,9 +212,17 @@ def prune(  # the parameters of `plan`
             "`min_kept`.",
             stacklevel=2,
         )
-    if example is not None and (computed := macs(model, example).computed):
+    derived = example is not None and any(map(_has_own_forward, model.modules()))
+    if derived and (computed := macs(model, example).computed):
         warnings.warn(f"{COMPUTED.format(', '.join(computed))}; leave the layer out of `parameters`.", stacklevel=2)
     return decided
+
+
+def _has_own_forward(module: nn.Module) -> bool:
+    """Return whether a module is a layer that may multiply by another tensor than its weight."""
+    kind = kind_of(module)
+    own = "forward" in vars(module) or not has_plain_forward(module)
+    return kind is not None and kind.by_call and own
 
 
 def chosen(method: str | Choices | type | Callable[..., Any], options: Mapping[str, Any] | None = None) -> Choices:

@@ -33,7 +33,7 @@ from torch._ops import OpOverload
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from pruning.holding.parameter import first_names, joined, plain_modules, unwrapped
 from pruning.holding.reparam import held
@@ -276,7 +276,7 @@ def counted(model: nn.Module, example: Any, masks: MaskSet) -> Counter:
         stack.enter_context(eagerly())  # a dispatch mode does not see the products of compiled code
         stack.enter_context(in_mode(model, training=False))
         with torch.no_grad(), Products(counter.product):
-            args, kwargs = arguments_of(example)
+            args, kwargs = arguments_on(model, example)
             unwrapped(model)(*args, **kwargs)
     return counter
 
@@ -286,6 +286,17 @@ def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(example, Mapping):
         return (), dict(example)
     return (example if type(example) is tuple else (example,)), {}
+
+
+def arguments_on(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return an example as (args, kwargs), with its tensors on the device of the model's first parameter."""
+    given, first = arguments_of(example), next(model.parameters(), None)
+    if first is None:
+        return given
+    found: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(
+        lambda leaf: leaf.to(first.device) if isinstance(leaf, Tensor) else leaf, given
+    )
+    return found
 
 
 @contextmanager

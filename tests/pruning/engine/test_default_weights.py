@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import pruning
 from pruning.choices.axes import Unit
 from pruning.holding.default_weights import default_weights
+from pruning.measure.macs import macs
 
 
 class Mixture(nn.Module):
@@ -150,3 +151,18 @@ def test_experts_of_a_block_are_pruned_by_magnitude_with_a_sentence(method: str)
     weight = dense.get_parameter("0.0.experts.up").detach().abs()
     expected = weight >= weight.topk(3, -1).values[..., -1:]
     assert torch.equal(masks["0.0.experts.up"], expected)
+
+
+def test_an_example_costs_no_call_of_layers_that_multiply_by_their_weights() -> None:
+    calls: list[object] = []
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 5))
+    model.register_forward_hook(lambda *_: calls.append(0))
+    pruning.prune(model, "magnitude", sparsity=0.5, example=torch.randn(2, 4))
+
+    assert not calls
+
+
+def test_an_example_is_taken_to_the_device_of_the_network() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 5))
+
+    assert macs(model.to("meta"), torch.randn(2, 4)).total == 2 * (4 * 8 + 8 * 5)
