@@ -190,6 +190,7 @@ PRUNING_FLOORS = (
         "layouts",
         "selection",
         "holding",
+        "mixtures",
         "methods",
         "masks",
         "measure",

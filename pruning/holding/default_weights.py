@@ -59,10 +59,15 @@ def _routers(modules: Mapping[str, nn.Module]) -> Iterator[nn.Module]:
 
 def _mixtures(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, int]]:
     """Yield (module, number of experts) for stacked experts, and for the holder of a list named as experts."""
+    yield from stacks_of(modules)
+    for path, module in modules.items():
+        if isinstance(module, nn.ModuleList) and "expert" in path.rpartition(".")[2]:
+            yield path.rpartition(".")[0], len(module)
+
+
+def stacks_of(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, int]]:
+    """Yield (name, number of experts) for the modules whose parameters stack the matrices of experts."""
     for path, module in modules.items():
         if kind_of(module) is EXPERTS:
             leaf, layout = next((n, layout) for n, _ in plain_parameters(module) if (layout := layout_of(module, n)))
-            stacks = layout.split if layout.split > 1 else getattr(module, leaf).shape[0]
-            yield path, stacks
-        elif isinstance(module, nn.ModuleList) and "expert" in path.rpartition(".")[2]:
-            yield path.rpartition(".")[0], len(module)
+            yield path, layout.split if layout.split > 1 else getattr(module, leaf).shape[0]

@@ -1,0 +1,106 @@
+"""Mixtures of experts in a network, found by their structure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from pruning.holding.default_weights import stacks_of
+from pruning.holding.parameter import plain_modules, plain_tensors
+
+TOP_K = ("top_k", "num_experts_per_tok")
+"""Attributes by which modules name the number of experts that a token is routed to."""
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Mixture whose experts' matrices are stacked in parameters of one module.
+
+    Args:
+        path: name of the module that routes tokens and calls the experts; "" for the network itself.
+        experts: name of the module with the stacks.
+        count: number of experts.
+        top_k: experts that a token is routed to; None if no module of the mixture names it.
+        router: name -> each parameter and buffer with a row or an entry for each expert: weight, bias, correction of
+            scores; empty for a router of another form. `expert_dim` tells the dimension that counts experts.
+        stacks: name -> each parameter of the experts; its first dimension counts them.
+        routing: modules that route: those inside `path` that are no part of the experts, and `path` itself.
+    """
+
+    path: str
+    experts: str
+    count: int
+    top_k: int | None
+    router: Mapping[str, Tensor]
+    stacks: Mapping[str, Tensor]
+    routing: Mapping[str, nn.Module]
+
+
+def mixtures(model: nn.Module) -> tuple[Mixture, ...]:
+    """Return the mixtures of a network whose experts are stacked, in the order of its modules.
+
+    Experts in a ModuleList are layers like others, and no mixture here.
+
+    Args:
+        model: pruned or not; it is not changed.
+    """
+    modules = dict(plain_modules(model))
+    return tuple(_mixture(modules, experts, count) for experts, count in stacks_of(modules))
+
+
+def expert_dim(tensor: Tensor, count: int) -> int | None:
+    """Return the dimension of a router's tensor that counts experts: the first, or the last of a row; else None."""
+    if not tensor.ndim or count not in (tensor.shape[0], tensor.shape[-1]):
+        return None
+    if tensor.shape[0] == count:
+        return 0
+    return tensor.ndim - 1 if tensor.numel() == count else None
+
+
+def counts_experts(module: nn.Module, count: int) -> Iterator[str]:
+    """Yield the attributes in which a module holds the number of experts."""
+    for name, value in vars(module).items():
+        if "expert" in name and type(value) is int and value == count:
+            yield name
+
+
+def _mixture(modules: Mapping[str, nn.Module], experts: str, count: int) -> Mixture:
+    path = experts.rpartition(".")[0]
+    while path and not _routing(modules, path, experts)[1:]:
+        path = path.rpartition(".")[0]
+    inside = dict(_routing(modules, path, experts))
+    named = (getattr(module, key, None) for module in inside.values() for key in TOP_K)
+    top_k = next((each for each in named if isinstance(each, int)), None)
+    stacks = plain_tensors([(experts, modules[experts])])
+    return Mixture(path, experts, count, top_k, _router(inside, path, count), stacks, inside)
+
+
+def _routing(modules: Mapping[str, nn.Module], path: str, experts: str) -> list[tuple[str, nn.Module]]:
+    """Return (name, module) of a path and of what is inside it, without the experts."""
+    prefix = f"{path}." if path else ""
+    return [
+        (name, module)
+        for name, module in modules.items()
+        if f"{name}.".startswith(prefix) and not f"{name}.".startswith(f"{experts}.")
+    ]
+
+
+def _router(inside: Mapping[str, nn.Module], path: str, count: int) -> dict[str, Tensor]:
+    """Return the tensors of the one module that can be the router, and those of the mixture itself."""
+    prefix = f"{path}." if path else ""
+    near = {n: module for n, module in inside.items() if n == path or n.removeprefix(prefix).count(".") < 2}
+    tensors = {name: plain_tensors([(name, module)]) for name, module in near.items()}
+    found = [name for name, own in tensors.items() if any(t.ndim == 2 and len(t) == count for t in own.values())]
+    if len(found) > 1:  # layers of as many outputs are routers if they, or what holds them, name the experts
+        holders = {name: (near[name], near.get(name.rpartition(".")[0], near[name])) for name in found}
+        found = [n for n, own in holders.items() if any(any(counts_experts(each, count)) for each in own)]
+    if len(found) != 1:
+        return {}
+    (router,) = found
+    holder = router.rpartition(".")[0]
+    beside = [each for each in near if each.startswith(f"{router}.")]
+    own = {**tensors[router], **tensors.get(holder, {}), **tensors[path]}
+    own |= {name: tensor for each in beside for name, tensor in tensors[each].items()}
+    return {name: tensor for name, tensor in own.items() if expert_dim(tensor, count) is not None}

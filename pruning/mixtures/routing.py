@@ -1,0 +1,121 @@
+"""What a mixture routes to each expert, and the products that its experts compute, while a network runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from pruning.holding.parameter import hooked, plain_modules
+from pruning.mixtures.finding import Mixture
+
+
+@dataclass(frozen=True)
+class Routed:
+    """Call of a mixture's experts.
+
+    Args:
+        hidden: (tokens, width), inputs of the experts.
+        experts: int64 of (tokens, top_k), the experts of each token.
+        weights: (tokens, top_k), the weights by which their outputs are multiplied.
+    """
+
+    hidden: Tensor
+    experts: Tensor
+    weights: Tensor
+
+
+@contextmanager
+def routed(model: nn.Module, mixture: Mixture, on_call: Callable[[Routed], None]) -> Iterator[None]:
+    """Call `on_call` with each call of a mixture's experts inside the context."""
+
+    def read(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        on_call(routed_of(args, kwargs))
+
+    with hooked([dict(plain_modules(model))[mixture.experts].register_forward_pre_hook(read, with_kwargs=True)]):
+        yield
+
+
+def routed_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Routed:
+    """Return the arguments of a call of experts.
+
+    Raises:
+        ValueError: they are not the inputs, the experts of each token, and their weights.
+    """
+    given = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+    experts = next((each for each in given if not each.is_floating_point() and each.ndim == 2), None)
+    weights = next(
+        (t for t in given[1:] if experts is not None and t.is_floating_point() and t.shape == experts.shape), None
+    )
+    if experts is None or weights is None:
+        raise ValueError("experts must be called with inputs, the experts of each token, and their weights.")
+    return Routed(given[0], experts, weights)
+
+
+def expert_outputs(experts: nn.Module, call: Routed, slot: int) -> Tensor:
+    """Return the output of each token's expert in one of its slots, before its weight, (tokens, width)."""
+    chosen = call.experts[:, slot : slot + 1]
+    outputs: Tensor = experts(call.hidden, chosen, torch.ones_like(call.weights[:, slot : slot + 1]))
+    return outputs
+
+
+@contextmanager
+def eager_experts(model: nn.Module) -> Iterator[None]:
+    """Let the experts of transformers multiply by one expert's matrix at a time, as their classes are written."""
+    configs = {id(c): c for m in model.modules() if hasattr(c := getattr(m, "config", None), "_experts_implementation")}
+    key = "_experts_implementation_internal"
+    before = [(config, getattr(config, key)) for config in configs.values()]
+    try:
+        for config, _ in before:
+            setattr(config, key, "eager")
+        yield
+    finally:
+        for config, own in before:
+            setattr(config, key, own)
+
+
+class ProductsOfStacks(TorchFunctionMode):
+    """Mode that calls `seen` with the inputs of each product by one expert's matrix.
+
+    Args:
+        stacks: name -> parameter whose first dimension counts matrices.
+        seen: (name, index of the matrix, inputs of (tokens, inputs)) -> None.
+    """
+
+    def __init__(self, stacks: Mapping[str, Tensor], seen: Callable[[str, int, Tensor], None]) -> None:
+        super().__init__()
+        self._seen = seen
+        self._places = {each.untyped_storage().data_ptr(): (name, each) for name, each in stacks.items()}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Run an operation, and report the product that it is."""
+        result = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") in PRODUCTS:
+            factors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+            self._report(factors)
+        return result
+
+    def _report(self, factors: list[Tensor]) -> None:
+        for factor in factors[:3]:
+            name, whole = self._places.get(factor.untyped_storage().data_ptr(), ("", factor))
+            if not name:
+                continue
+            inputs = next(each for each in factors if each is not factor and each.ndim > 1)
+            size = whole[0].numel()
+            index = (factor.storage_offset() - whole.storage_offset()) // size
+            if factor.numel() == size:
+                self._seen(name, index, inputs.reshape(-1, inputs.shape[-1]))
+            else:
+                for matrix, own in enumerate(inputs):
+                    self._seen(name, index + matrix, own)
+            return
+
+
+PRODUCTS = {"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "baddbmm", "addmm"}
+"""Names of operations that multiply by a matrix."""

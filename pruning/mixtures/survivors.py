@@ -1,0 +1,160 @@
+"""Networks whose masked experts are not routed to: routers choose among the survivors, as in the smaller network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from pruning.holding.parameter import joined, plain_modules
+from pruning.holding.reparam import mask_name, orig_name
+from pruning.mixtures.finding import Mixture, counts_experts, expert_dim, mixtures
+from pruning.mixtures.routing import routed_of
+
+
+def survivors(mixture: Mixture) -> Tensor:
+    """Return bool of (experts,): False for experts whose matrices and router rows are all 0.
+
+    All survive where no expert has a matrix that is not 0, as in a network without values.
+    """
+    parts = [
+        *mixture.stacks.values(),
+        *(each for each in mixture.router.values() if each.ndim > 1 and len(each) == mixture.count),
+    ]
+    alive = torch.stack([(each != 0).flatten(1).any(dim=1).cpu() for each in parts]).any(dim=0)
+    return alive if bool(alive.any()) else torch.ones_like(alive)
+
+
+def route_among_survivors(model: nn.Module) -> None:
+    """Let the routers of a network choose among the experts that survive, by hooks; call it again when masks change.
+
+    While a mixture is called, its router has only the rows of survivors and is told of so many experts; the chosen ones
+    are numbered anew for the experts. So it computes what the network without the removed experts computes, also the
+    losses that balance the load of experts. Networks without removed experts have no hooks.
+
+    Args:
+        model: network whose removed experts hold zeros; pruned by hooks or not.
+    """
+    modules = dict(plain_modules(model))
+    stop_routing_among_survivors(model)
+    changed = [(each, alive) for each in mixtures(model) if not bool((alive := survivors(each)).all())]
+    for mixture, alive in changed:
+        kept = alive.nonzero().flatten()
+        _hook(modules[mixture.path], _Fewer(mixture.count, kept, _places(mixture, mixture.router), _counters(mixture)))
+        modules[mixture.experts].register_forward_pre_hook(_Numbered(kept), with_kwargs=True)
+    sizes = {int(alive.sum()) for _, alive in changed}
+    if len(sizes) == 1:  # the network itself counts experts, for the loss that balances their load
+        kept, count = torch.arange(*sizes), changed[0][0].count
+        for path in _above(mixture.path for mixture, _ in changed):
+            if names := [*counts_experts(modules[path], count)]:
+                _hook(modules[path], _Fewer(count, kept, (), tuple(("", name) for name in names)))
+
+
+def stop_routing_among_survivors(model: nn.Module) -> None:
+    """Remove the hooks of `route_among_survivors`."""
+    for _, module in plain_modules(model):
+        hooks: Any = (module._forward_pre_hooks, module._forward_hooks)
+        own = [key for each in hooks for key, hook in each.items() if isinstance(hook, _Fewer | _Restored | _Numbered)]
+        kinds = (module._forward_pre_hooks_with_kwargs, module._forward_hooks_always_called)
+        for each in (*hooks, *kinds):
+            for key in own:
+                each.pop(key, None)
+
+
+def _hook(module: nn.Module, fewer: _Fewer) -> None:
+    module.register_forward_pre_hook(fewer)
+    module.register_forward_hook(_Restored(fewer), always_call=True)
+
+
+def _places(mixture: Mixture, names: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Return (module below the mixture, leaf) of each name."""
+    prefix = f"{mixture.path}." if mixture.path else ""
+    below = (name.removeprefix(prefix).rpartition(".") for name in names)
+    return tuple((path, leaf) for path, _, leaf in below)
+
+
+def _counters(mixture: Mixture) -> tuple[tuple[str, str], ...]:
+    """Return (module below the mixture, attribute) of each number of experts."""
+    return _places(
+        mixture,
+        (
+            joined(name, each)
+            for name, module in mixture.routing.items()
+            for each in counts_experts(module, mixture.count)
+        ),
+    )
+
+
+def _above(paths: Iterable[str]) -> list[str]:
+    """Return the names of all modules that hold others."""
+    found = {"": None}
+    for path in paths:
+        parts = path.split(".")
+        found |= {".".join(parts[:end]): None for end in range(1, len(parts))}
+    return [*found]
+
+
+@dataclass
+class _Fewer:
+    """Hook that gives a mixture fewer experts while it is called.
+
+    Args:
+        count: number of experts.
+        kept: numbers of those that are left.
+        tensors: (module below, leaf) of each tensor with a row for each expert.
+        counters: (module below, attribute) of each number of experts.
+    """
+
+    count: int
+    kept: Tensor
+    tensors: tuple[tuple[str, str], ...]
+    counters: tuple[tuple[str, str], ...]
+    held: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
+
+    def __call__(self, module: nn.Module, _given: object) -> None:
+        for path, leaf in self.tensors:
+            owner = module.get_submodule(path)
+            for place in (owner._parameters, owner._buffers, owner.__dict__):  # with those of a pruned parameter
+                for name in (leaf, orig_name(leaf), mask_name(leaf)):
+                    if isinstance(whole := place.get(name), Tensor):
+                        dim = expert_dim(whole, self.count) or 0
+                        self._swap(place, name, whole.index_select(dim, self.kept.to(whole.device)))
+        for path, name in self.counters:
+            self._swap(module.get_submodule(path).__dict__, name, len(self.kept))
+
+    def _swap(self, place: dict[str, Any], name: str, value: Any) -> None:
+        self.held.append((place, name, place[name]))
+        place[name] = value
+
+
+@dataclass
+class _Restored:
+    """Hook that gives a mixture all its experts back when its call ends, also by an error."""
+
+    fewer: _Fewer
+
+    def __call__(self, *_given: object) -> None:
+        while self.fewer.held:
+            place, name, value = self.fewer.held.pop()
+            place[name] = value
+
+
+@dataclass
+class _Numbered:
+    """Hook that gives experts the numbers of those that a router of fewer experts chose."""
+
+    kept: Tensor
+
+    def __call__(
+        self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        chosen = routed_of(args, kwargs).experts
+        numbered = self.kept.to(chosen.device)[chosen]
+        changed: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(
+            lambda leaf: numbered if leaf is chosen else leaf, (args, kwargs)
+        )
+        return changed

@@ -1,0 +1,110 @@
+"""Routers that choose among surviving experts compute what the network without the removed experts computes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from pruning.mixtures.finding import mixtures
+from pruning.mixtures.routing import Routed, eager_experts, expert_outputs, routed
+from pruning.mixtures.survivors import route_among_survivors, stop_routing_among_survivors, survivors
+
+transformers = pytest.importorskip("transformers")
+EXPERTS, REMOVED, KEPT = 6, [1, 4], [0, 2, 3, 5]
+TOKENS = torch.tensor([[3, 7, 1, 9, 4], [2, 2, 8, 5, 6]])
+
+
+def network(kind: str, experts: int = EXPERTS, **given: Any) -> Any:
+    """Return a small random mixture in evaluation mode."""
+    sizes = {"hidden_size": 12, "intermediate_size": 8, "moe_intermediate_size": 8, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 4, "vocab_size": 16}
+    sizes |= {"num_local_experts": experts, "num_experts": experts, "n_routed_experts": experts, **given}
+    config = transformers.AutoConfig.for_model(kind, num_experts_per_tok=2, pad_token_id=0, **sizes)
+    found = transformers.AutoModelForCausalLM.from_config(config).eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for each in [*found.parameters(), *(b for n, b in found.named_buffers() if n.endswith("correction_bias"))]:
+            each.copy_(0.4 * torch.randn(each.shape, generator=generator))
+    return found
+
+
+def without_experts(model: Any) -> Any:
+    """Zero the removed experts and their rows of the router."""
+    for mixture in mixtures(model):
+        for tensor in (*mixture.router.values(), *mixture.stacks.values()):
+            tensor.data[REMOVED] = 0
+    return model
+
+
+KINDS = ("mixtral", "qwen3_moe", "gpt_oss", "glm4_moe", "minimax_m2")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_masked_network_computes_what_the_smaller_one_computes(kind: str) -> None:
+    masked, smaller = without_experts(network(kind)), network(kind, len(KEPT))
+    names = {name for each in mixtures(masked) for name in (*each.router, *each.stacks)}
+    state = {name: value[KEPT] if name in names else value for name, value in masked.state_dict().items()}
+    smaller.load_state_dict(state)
+    route_among_survivors(masked)
+    torch.testing.assert_close(masked(TOKENS).logits, smaller(TOKENS).logits)
+    stop_routing_among_survivors(masked)
+    differs = not torch.allclose(masked(TOKENS).logits, smaller(TOKENS).logits)
+    assert differs or kind == "glm4_moe"  # its correction of scores chooses none of the removed experts here
+
+
+def test_the_loss_that_balances_experts_is_that_of_survivors() -> None:
+    masked, smaller = without_experts(network("mixtral")), network("mixtral", len(KEPT))
+    names = {name for each in mixtures(masked) for name in (*each.router, *each.stacks)}
+    smaller.load_state_dict({n: v[KEPT] if n in names else v for n, v in masked.state_dict().items()})
+    route_among_survivors(masked)
+    losses = [each(TOKENS, labels=TOKENS, output_router_logits=True).loss for each in (masked, smaller)]
+    torch.testing.assert_close(losses[0], losses[1])
+    losses[0].backward()
+    for mixture in mixtures(masked):
+        for name in mixture.router:
+            gradient = masked.get_parameter(name).grad
+            assert gradient[KEPT].any(dim=1).all()
+            assert not gradient[REMOVED].any()
+
+
+def test_a_call_that_fails_leaves_all_experts_in_place() -> None:
+    model = without_experts(network("mixtral"))
+    route_among_survivors(model)
+    before = {name: value.shape for name, value in model.state_dict().items()}
+    (first, _) = mixtures(model)
+    hook = model.get_submodule(first.experts).register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(TOKENS)
+    hook.remove()
+    assert {name: value.shape for name, value in model.state_dict().items()} == before
+    assert model.num_experts == EXPERTS
+    torch.testing.assert_close(copy.deepcopy(model)(TOKENS).logits, model(TOKENS).logits)
+
+
+def test_networks_whose_experts_all_survive_have_no_hooks() -> None:
+    model = network("mixtral")
+    for mixture in mixtures(model):
+        for tensor in mixture.router.values():
+            tensor.data[0] = 0  # a row of zeros alone removes nothing
+        assert survivors(mixture).all()
+    route_among_survivors(model)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_of_experts_times_their_weights_are_the_outputs_of_the_mixture(kind: str) -> None:
+    model = network(kind)
+    calls: list[Routed] = []
+    outputs: list[torch.Tensor] = []
+    mixture = mixtures(model)[-1]
+    experts = model.get_submodule(mixture.experts)
+    with experts.register_forward_hook(lambda _, __, found: outputs.append(found)), eager_experts(model):
+        with routed(model, mixture, calls.append):
+            model(TOKENS)
+        (call,), (whole,) = calls, outputs
+        assert call.experts.shape == (10, 2)
+        parts = [expert_outputs(experts, call, slot) * call.weights[:, slot : slot + 1] for slot in range(2)]
+    torch.testing.assert_close(sum(parts), whole)
