@@ -15,9 +15,12 @@ import pruning
 from scripts.zoo import __main__ as zoo
 from scripts.zoo import parts
 from scripts.zoo.libraries import Built, missing, randomise
-from scripts.zoo.page import PARTS, page, read
+from scripts.zoo.page import PARTS, RANDOM_PARTS, Results, page, read, read_random
 from scripts.zoo.plain_operators import nms
 from scripts.zoo.processes import Limits, checked
+from scripts.zoo.random_networks import drawn
+from scripts.zoo.random_runs import Loader
+from scripts.zoo.random_runs import checked as checked_seed
 
 DOZEN = (
     *("torchvision/alexnet", "torchvision/squeezenet1_1", "torchvision/shufflenet_v2_x0_5"),
@@ -192,3 +195,56 @@ def test_a_dozen_of_the_zoo_is_right_or_refused_in_a_sentence(name: str) -> None
 
     verdicts = {part: outcome["verdict"] for part, outcome in found.items()}
     assert set(verdicts.values()) <= {"right", "refused", "nothing to remove"}, found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_seed_draws_one_network_in_any_process(seed: int) -> None:
+    one, other = drawn(seed), drawn(seed)
+
+    assert one.kinds == other.kinds
+    assert len({*one.kinds}) > 1
+    assert parts.different(one.model, other.model, one, one.calls()) is None
+    assert all(map(torch.equal, one.model.state_dict().values(), other.model.state_dict().values()))
+
+
+def test_a_difference_counts_before_a_refusal_and_all_calls_are_compared() -> None:
+    class Refusing(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) == 2:
+                pruning.prune(self, "none_such", sparsity=0.5)
+            found: Tensor = nn.Sequential(*self)(x)
+            return found
+
+    whole, other = network(), Refusing(*network().children()).eval()
+    verdict, said = parts.different(whole, other, built(network())) or ("", "")
+    assert (verdict, said[:24]) == ("refused", "with a batch of 2: `meth")
+    with torch.no_grad():
+        other.get_parameter("4.bias")[0] += 0.01
+    verdict, said = parts.different(whole, other, built(network())) or ("", "")
+    assert (verdict, said[:24]) == ("WRONG", "with a batch of 3, outpu")
+
+
+def test_the_page_counts_random_networks(tmp_path: Path) -> None:
+    file = tmp_path / "random.jsonl"
+    outcomes = {part: {"verdict": "right", "said": ""} for part in RANDOM_PARTS}
+    record = {"seed": 4, "layers": [], "parts": outcomes, "commit": "a", "torch": "2"}
+    worse = record | {"parts": outcomes | {"graph": {"verdict": "refused", "said": "one size"}}}
+    file.write_text("\n".join(map(json.dumps, (record, record | {"seed": 7}, worse))))
+    text = page(Results(), read_random(file))
+
+    assert "2 seeds with torch 2.\n" in text
+    assert "| shrink | 2 | 2 |  |" in text
+    assert "| graph | 2 | 1 | 1 |" in text
+    assert "- refused: 4\n\n        one size\n" in text
+
+
+@pytest.mark.slow
+def test_a_dozen_random_networks_are_right_or_refused_in_a_sentence() -> None:
+    loader = Loader()
+    try:
+        for seed in range(12):
+            record = checked_seed(seed, RANDOM_PARTS, loader)
+            verdicts = {outcome["verdict"] for outcome in record["parts"].values()}
+            assert verdicts <= {"right", "refused", "kept whole", "nothing to remove"}, record
+    finally:
+        loader.close()

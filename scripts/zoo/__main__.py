@@ -31,11 +31,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from scripts.zoo.libraries import LIBRARIES, missing, names_of, versions  # noqa: E402
-from scripts.zoo.page import PARTS, page, read  # noqa: E402
+from scripts.zoo.page import PARTS, page, read, read_random  # noqa: E402
 from scripts.zoo.processes import Limits, checked  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference" / "architectures.md"
 RESULTS = PAGE.with_suffix(".jsonl")
+RANDOM = PAGE.with_name("random_networks.jsonl")
 CACHE = ROOT / "build" / "zoo"
 
 
@@ -57,7 +58,7 @@ def run(names: Mapping[str, Sequence[str]], given: argparse.Namespace) -> None:
     new = [json.dumps({"library": each, "networks": len(names[each])}) for each in names]
     known = [json.dumps({"library": each, "networks": size}) for each, size in done.lengths.items()]
     limits, lock = Limits(given.seconds, given.gigabytes), threading.Lock()
-    releases, commit = versions(), _commit()
+    releases, commit = versions(), current_commit()
 
     def one(name: str) -> None:
         parts = checked(name, wanted[name], limits)
@@ -75,7 +76,7 @@ def run(names: Mapping[str, Sequence[str]], given: argparse.Namespace) -> None:
         list(pool.map(one, wanted))
 
 
-def _commit() -> str:
+def current_commit() -> str:
     """Return the commit of the engine, with a + if files differ from it; empty outside of a repository."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
@@ -120,7 +121,7 @@ def main() -> None:
         needed = [each for each in LIBRARIES if any(_may_match(pattern, each) for pattern in given.only or ["*"])]
         run(listed(needed), given)
     if given.results == RESULTS or given.page:
-        PAGE.write_text(page(read(given.results)))
+        PAGE.write_text(page(read(given.results), read_random(RANDOM)))
 
 
 def _may_match(pattern: str, library: str) -> bool:

@@ -87,7 +87,7 @@ def build(name: str) -> Built:
         builders = {"torchvision": _build_torchvision, "timm": _build_timm, "ultralytics": _build_ultralytics}
         built = builders[library](own)
     randomise(built.model)
-    _calibrate(built)
+    calibrate(built)
     return built
 
 
@@ -245,7 +245,7 @@ def randomise(model: nn.Module) -> None:
                 parameter.copy_(first + 0.2 * (torch.rand(parameter.shape, generator=generator) - 0.5))
 
 
-def _calibrate(built: Built) -> None:
+def calibrate(built: Built) -> None:
     """Set the statistics of batch normalisations to those of random inputs, as after training."""
     norms = [each for each in built.model.modules() if isinstance(each, _BatchNorm) and each.track_running_stats]
     momenta = {norm: norm.momentum for norm in norms}

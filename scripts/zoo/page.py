@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,24 @@ says why; **nothing to remove**; **slow** or **too large** for the limits; **WRO
 dense in silence; **traceback**, an error that the engine did not raise on purpose; **not built**, when the script found
 no small network or no inputs for it, which says nothing about the engine.
 """
+RANDOM_PARTS = ("shrink", "graph", "sparse")
+"""Parts of random networks."""
+RANDOM_HEAD = """\
+## Random networks
+
+Each seed of `python -m scripts.zoo.random_runs` draws a network of 3 to 10 layers that people write: convolutions,
+norms, gates, slices, shuffles, windows, attention, recurrent layers, experts, branches on sizes and dtypes, tensors
+made in the forward, shared and tied weights, several inputs and outputs. It goes through three parts:
+
+- **shrink**: `prune` removes 20 to 60% of channels, parameters or multiply-accumulates in dependency groups, and
+  `shrink` gets an example of one item.
+- **graph**: the same, where the smaller network must be the traced graph.
+- **sparse**: `prune` removes 80 to 95% of the entries, or 2 of 4, or blocks of 4, and `to_sparse` gets an example of
+  one item, with a sparse kernel drawn for each layer; another process loads what `torch.save` wrote.
+
+Each is compared with the masked network as above, for batches of 1, 2, 3 and 5, and on other sizes and dtypes that the
+masked network takes. A network that refuses one of them by a sentence counts as refused.
+"""
 
 
 @dataclass
@@ -70,15 +88,45 @@ def read(file: Path) -> Results:
     return found
 
 
-def page(results: Results) -> str:
-    """Return the page."""
+def read_random(file: Path) -> dict[int, Any]:
+    """Read a file of records of random networks: seed -> its last record."""
+    lines = file.read_text().splitlines() if file.exists() else ()
+    return {record["seed"]: record for record in map(json.loads, lines)}
+
+
+def page(results: Results, random: Mapping[int, Any] | None = None) -> str:
+    """Return the page.
+
+    Args:
+        results: results of stock networks.
+        random: seed -> record of each random network.
+    """
     libraries: dict[str, dict[str, Any]] = defaultdict(dict)
     for name, result in sorted(results.networks.items()):
         libraries[name.partition("/")[0]][name.partition("/")[2]] = result
     parts = [HEAD, *_circumstances(results), "## In short\n", "\n".join(_summary(libraries, results.lengths)), ""]
     for library, networks in libraries.items():
         parts += [f"## {library}\n", "\n".join(_table(networks)), ""]
-    return "\n".join([*parts, "## What was said\n", *_sentences(results.networks)]).rstrip() + "\n"
+    parts += ["## What was said\n", *_sentences(results.networks, ("build", *PARTS))]
+    return "\n".join([*parts, *_random(random or {})]).rstrip() + "\n"
+
+
+def _random(records: Mapping[int, Any]) -> Iterator[str]:
+    """Yield the section on random networks."""
+    if not records:
+        return
+    yield RANDOM_HEAD
+    releases = ", ".join(sorted({record["torch"] for record in records.values()}))
+    commits = {record["commit"] for record in records.values()}
+    states = ", by several states of the engine" if len(commits) > 1 else ""
+    yield f"{len(records)} seeds with torch {releases}{states}.\n"
+    yield _row("part", "networks", *VERDICTS[:-1])
+    yield _row("---", *["---:"] * len(VERDICTS))
+    for part in RANDOM_PARTS:
+        found = Counter(record["parts"][part]["verdict"] for record in records.values() if part in record["parts"])
+        yield _row(part, sum(found.values()), *(found[each] or "" for each in VERDICTS[:-1]))
+    yield ""
+    yield from _sentences({str(seed): records[seed] for seed in sorted(records)}, RANDOM_PARTS)
 
 
 def _circumstances(results: Results) -> Iterator[str]:
@@ -150,9 +198,9 @@ def _cell(outcome: Mapping[str, Any]) -> str:
     return verdict
 
 
-def _sentences(networks: Mapping[str, Any]) -> Iterator[str]:
+def _sentences(networks: Mapping[str, Any], parts: Sequence[str]) -> Iterator[str]:
     """Yield a sentence of each kind, with the networks about which such a one was said."""
-    for part in ("build", *PARTS):
+    for part in parts:
         said: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
         for name, result in sorted(networks.items()):
             outcome = result["parts"].get(part, {"said": ""})

@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +47,20 @@ def outcome(verdict: str, said: str = "", **figures: Any) -> Outcome:
 def groups_and_shrink(built: Built) -> Outcome:
     """Prune dependency groups, shrink, and compare on other inputs and other batch sizes."""
     model, example = copy.deepcopy(built.model), built.inputs(2, 0)
-    plan = _prune_groups(model, example)
+    plan = prune_groups(model, example, GROUPS, scope="layer", budget="channels")
+    return shrunk(model, example, built, removed=plan.details["removed"])
+
+
+def shrunk(
+    model: nn.Module, example: Any, built: Built, calls: Iterable[tuple[str, Any]] | None = None, **figures: Any
+) -> Outcome:
+    """Shrink a masked network, and compare as `different` does."""
     smaller: Any = pruning.shrink(model, example)
     found = smaller.shrunk
-    figures = {"before": found.before, "after": found.after, "form": found.form, "removed": plan.details["removed"]}
+    figures = {"before": found.before, "after": found.after, "form": found.form, **figures}
     if found.form == "unchanged":
         return outcome(WHOLE, "; ".join(found.tried), **figures)
-    if wrong := different(model, smaller, built):
+    if wrong := different(model, smaller, built, calls):
         return outcome(*wrong, **figures)
     if found.after >= found.before:
         return outcome(WHOLE, f"nothing that was pruned could be removed: {dict(found.kept)}", **figures)
@@ -62,11 +69,11 @@ def groups_and_shrink(built: Built) -> Outcome:
     return outcome(RIGHT, **figures)
 
 
-def _prune_groups(model: nn.Module, example: Any) -> Any:
-    """Prune 30% of the channels, or half of what can be removed if that is less."""
-    options: dict[str, Any] = {"unit": "group", "scope": "layer", "budget": "channels", "example": example}
+def prune_groups(model: nn.Module, example: Any, sparsity: float, **options: Any) -> Any:
+    """Prune a fraction of all dependency groups, or half of what can be removed if that is less."""
+    options |= {"unit": "group", "example": example}
     try:
-        return pruning.prune(model, "magnitude", sparsity=GROUPS, **options)
+        return pruning.prune(model, "magnitude", sparsity=sparsity, **options)
     except ValueError as error:
         _, found, rest = str(error).partition("it must be at most ")
         if not found:
@@ -157,10 +164,22 @@ def matrices(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def different(one: nn.Module, other: nn.Module, built: Built) -> tuple[str, str] | None:
-    """Return a verdict and a sentence if two networks differ on other inputs or batch sizes; else None."""
-    for batch, seed in ((2, 5), (3, 6), (1, 7)):
-        given = built.inputs(batch, seed)
+def different(
+    one: nn.Module, other: nn.Module, built: Built, calls: Iterable[tuple[str, Any]] | None = None
+) -> tuple[str, str] | None:
+    """Return a verdict and a sentence if two networks differ on other inputs; else None.
+
+    A difference counts before a refusal.
+
+    Args:
+        one, other: the networks.
+        built: the network that they come from.
+        calls: (words, inputs) of each comparison; None: three batches of its inputs.
+    """
+    refused = None
+    if calls is None:
+        calls = ((f"a batch of {batch}", built.inputs(batch, seed)) for batch, seed in ((2, 5), (3, 6), (1, 7)))
+    for words, given in calls:
         try:
             expected = outputs(one, given)
         except Exception:  # the network itself may take no such batch
@@ -171,11 +190,14 @@ def different(one: nn.Module, other: nn.Module, built: Built) -> tuple[str, str]
                 errors += _in_float64(one, other, given)
         except Exception as error:
             verdict, said = judged(error)
-            return (REFUSED if verdict == REFUSED else WRONG), f"with a batch of {batch}: {said}"
+            if verdict != REFUSED:
+                return WRONG, f"with {words}: {said}"
+            refused = refused or (REFUSED, f"with {words}: {said}")
+            continue
         if errors[-1] > TOLERANCE[torch.float64 if len(errors) > 1 else torch.float32]:
             shown = " and ".join(f"{error:.1e}" for error in errors)
-            return WRONG, f"with a batch of {batch}, outputs differ by {shown} of the largest"
-    return None
+            return WRONG, f"with {words}, outputs differ by {shown} of the largest"
+    return refused
 
 
 def _in_float64(one: nn.Module, other: nn.Module, given: Any) -> list[float]:
