@@ -62,6 +62,16 @@ class WeightLayout:
         """Dimensions as `by_output`, with the inputs at one kernel position together."""
         return self._dims("stack", "output", "position", "input")
 
+    def dim(self, number: int) -> int:
+        """Return the dimension of the parameter that counts outputs (0), inputs (1) or positions (2 and on).
+
+        A stack, and a weight whose outputs are not known, have the dimensions of the parameter.
+        """
+        if "stack" in self.roles or not self.is_oriented or not -len(self.roles) <= number < len(self.roles):
+            return number % len(self.roles)
+        order = [dim for role in ("output", "input", "position") for dim, own in enumerate(self.roles) if own == role]
+        return order[number]
+
     def unfolded(self, shape: Sequence[int]) -> torch.Size:
         """Return the parameter's shape with a dimension of its own for the matrices along dimension 0."""
         return torch.Size((self.split, shape[0] // self.split, *shape[1:]) if self.split > 1 else shape)
@@ -75,6 +85,10 @@ class WeightLayout:
         """Return the sum over the weights of each output, shape (outputs of all matrices,)."""
         dims = self._dims("input", "position")
         return tensor.reshape(self.unfolded(tensor.shape)).sum(dims).flatten()
+
+    def is_depthwise(self, shape: Sequence[int]) -> bool:
+        """Return whether each output reads one channel of the input, as in a depthwise convolution."""
+        return "position" in self.roles and tuple(shape[:2]) == (self.split, 1)
 
     def rows(self, tensor: Tensor) -> Tensor:
         """Return a tensor of the parameter's shape as (matrices, outputs, weights of an output)."""

@@ -102,7 +102,7 @@ def masks_of_class(
     found = {}
     for name, parameter in held.items():
         amount = survivors[name] - counts[name]
-        method = _build_method(kind, choices, amount)
+        method = _build_method(kind, choices, amount, weights[name])
         try:
             found[name] = (next_mask(method, parameter, given[name], generator) != 0).cpu()
         except Exception as error:
@@ -123,9 +123,12 @@ def _parameter(weight: Weight) -> ModuleParameter:
     return ModuleParameter(weight.module, weight.leaf, orig, mask, None)
 
 
-def _build_method(kind: type[BasePruningMethod], choices: Choices, amount: int) -> BasePruningMethod:
-    along = {"dim": choices.unit.dim} if _is_structured(kind) else {}
-    own: dict[str, Any] = {"amount": max(0, amount), **along, **choices.arguments}
+def _build_method(
+    kind: type[BasePruningMethod], choices: Choices, amount: int, weight: Weight | None = None
+) -> BasePruningMethod:
+    own: dict[str, Any] = {"amount": max(0, amount), **choices.arguments}
+    if _is_structured(kind) and weight is not None and weight.layout is not None:
+        own["dim"] = weight.layout.dim(choices.unit.dim)
     named = {name: value for name, value in own.items() if name in choices.arguments or _takes(kind, name)}
     first = [named.pop("amount", own["amount"])] if _takes_amount_first(kind) else []
     try:

@@ -288,7 +288,8 @@ def check_channels(score: Score, cut: Groups, weights: Mapping[str, Weight]) -> 
     for part in cut:
         layout = weights[part.name].layout
         if layout is None or not layout.is_oriented or part.order[0] != layout.outputs:
-            outputs = layout.outputs if layout is not None and layout.is_oriented else "known"
+            known = layout is not None and layout.is_oriented
+            outputs = (layout.outputs if "stack" in layout.roles else 0) if layout is not None and known else "known"
             raise RefusedValue("unit.dim", cut.unit.dim).because(
                 f"must be {outputs}, the dimension of the outputs of {part.name!r}, which the score {_name(score)} "
                 f"ranks; type {outputs}, or choose a score of entries."
@@ -358,6 +359,13 @@ def names_by_choices(
         ValueError: nothing is left.
     """
     spared = spared_weights(model, choices, example)
+    by_order = choices.unit.kind == "channel" and example is None and not isinstance(model, nn.Sequential)
+    if parameters is None and spared and by_order:
+        warnings.warn(
+            f"without `example`, only {', '.join(spared)} is taken for outputs of the network; pass an input of the "
+            "network as `example` to find all.",
+            stacklevel=4,
+        )
     if parameters is None:
         return without_spared(list(weights_of(model)), spared, choices) if spared else None
     names = list(parameters)
@@ -401,14 +409,14 @@ def spared_weights(model: nn.Module, choices: Choices, example: Any) -> set[str]
             layout is None
             or not layout.is_oriented
             or "stack" in layout.roles
-            or (name in outputs and layout.outputs == choices.unit.dim % len(layout.roles))
+            or (name in outputs and layout.outputs == layout.dim(choices.unit.dim))
         ):
             spared.add(name)
     return spared
 
 
 def output_weights(model: nn.Module, names: Sequence[str], example: Any) -> set[str]:
-    """Return which weights give the network's outputs, without another of them in between.
+    """Return which weights give the network's outputs, without another but depthwise ones in between.
 
     Args:
         model: pruned or not.
@@ -421,6 +429,8 @@ def output_weights(model: nn.Module, names: Sequence[str], example: Any) -> set[
     args, kwargs = arguments_on(model, example)
     with network(model, None, names) as net, without_key_caches(net.model):
         weights = {id(parameter): name for name, parameter in net.parameters.items()}
+        layouts = {name: (weight.layout, weight.parameter.shape) for name, weight in net.weights.items()}
+        through = {name for name, (own, shape) in layouts.items() if own is not None and own.is_depthwise(shape)}
         todo = [each.grad_fn for each in tensors(net.model(*args, **kwargs)) if each.grad_fn is not None]
         found, seen = set[str](), set[Any]()
         while todo:
@@ -431,7 +441,7 @@ def output_weights(model: nn.Module, names: Sequence[str], example: Any) -> set[
             read = [each for each, _ in node.next_functions if each is not None]
             own = {weights[key] for each in read if (key := _leaf(each)) in weights}
             found |= own
-            todo += [] if own else read
+            todo += read if own <= through else []
     return found or last
 
 

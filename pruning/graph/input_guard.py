@@ -131,8 +131,8 @@ class InputGuard:
         """
         if refusal := self.refusal(args, kwargs):
             raise ValueError(f"{refusal}{REASON}")
-        alone = len(self.inputs) == len(args) == 1 and isinstance(known := self.inputs[0][1], TensorInput)
-        if alone and known.contiguous is None and len(self.seen) < MOST_SEEN:
+        known = self.inputs[0][1] if len(self.inputs) == len(args) == 1 and isinstance(args[0], Tensor) else None
+        if isinstance(known, TensorInput) and known.contiguous is None and len(self.seen) < MOST_SEEN:
             self.seen.add((args[0].shape, args[0].dtype))
 
     def refusal(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from typing import Any, TypeGuard, cast
 import torch
 import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 from torch.utils.hooks import RemovableHandle
 
 from pruning.holding.reparam import Reparam, make_live, make_plain, mask_name, masked, orig_name, stored
@@ -241,12 +242,12 @@ def place(model: nn.Module, name: str, shape: Sequence[int]) -> tuple[nn.Module,
         raise ValueError(
             f"`{name}` is in the masks, but {type(model).__name__} has no such parameter; use masks of this model."
         )
+    check_prunable(name, parameter)
     if parameter.shape != torch.Size(shape):
         raise ValueError(
             f"`{name}` has the shape {tuple(parameter.shape)} in the model but {tuple(shape)} in the masks; use masks "
             "of this model."
         )
-    check_prunable(name, parameter)
     return module, leaf
 
 
@@ -271,6 +272,11 @@ def check_prunable(name: str, tensor: Tensor, *, reader: str = "") -> None:
         tensor: the tensor.
         reader: what computes with real numbers only; "" if complex ones may be pruned.
     """
+    if isinstance(tensor, UninitializedParameter):
+        raise ValueError(
+            f"`{name}` (of a lazy layer) has no shape before its first call; call the network with an input once, such "
+            "as model(example), before it is pruned."
+        )
     if tensor.dtype not in PRUNABLE:
         raise ValueError(
             f"`{name}` (of {tensor.dtype}) cannot be pruned: it must hold floats of at least 16 bits, or complex "

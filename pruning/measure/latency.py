@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from pruning.holding.copies import values_with_history
+from pruning.holding.parameter import check_all_have_values
 from pruning.measure.garbage_collection import collector_paused
 from pruning.measure.macs import arguments_of
 
@@ -132,6 +133,7 @@ def calling(model: nn.Module, example: Any) -> Make:
 
 def call_of(model: nn.Module, example: Any) -> Call:
     """Return a call of `model(example)` without gradients, which on a GPU waits for the result."""
+    check_all_have_values(model)
     given, named = arguments_of(example)
     devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
 

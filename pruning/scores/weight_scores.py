@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from pruning.holding.parameter import place
 from pruning.scores.gradients import batch_norm_scales
-from pruning.scores.readings.network import Masks, Network, network, weights_of
+from pruning.scores.readings.network import Masks, Network, Weight, network, weights_of
 from pruning.scores.readings.scoring_data import Batches, ScoringInput, gradients, refuse_inference_mode, tensors
 from pruning.selection.channel_masks import check_dim
 
@@ -104,11 +104,12 @@ def fpgm(
     Args:
         dim: the dimension that counts the filters.
     """
-    return {name: _distances(weight.value, dim) for name, weight in given.weights().items()}
+    return {name: _distances(weight, dim) for name, weight in given.weights().items()}
 
 
-def _distances(value: Tensor, dim: int) -> Tensor:
-    filters = value.movedim(check_dim(value, dim), 0).flatten(1)
+def _distances(weight: Weight, dim: int) -> Tensor:
+    dim = check_dim(weight.value, dim)
+    filters = weight.value.movedim(weight.layout.dim(dim) if weight.layout else dim, 0).flatten(1)
     filters = (torch.view_as_real(filters).flatten(1) if filters.is_complex() else filters).to(torch.float64)
     alive = (filters != 0).any(1)
     scores = filters.new_zeros(len(filters))

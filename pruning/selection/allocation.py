@@ -27,7 +27,7 @@ from pruning.selection.selection_groups import Groups
 from pruning.selection.smallest import prune_smallest_across_
 
 LONG = 100
-"""Entries of a row from which on rounding down costs less than a hundredth of the row, as in Wanda's code."""
+"""Entries of a row from which on counts may be rounded down, as in Wanda's code."""
 TOLERANCE = 1e-9
 """Tolerance for floating point errors: 0.29 of 100 is 29."""
 
@@ -109,12 +109,14 @@ def kept_of_all(groups: Groups, sparsity: float | None) -> int:
 def kept_of_rows(sparsity: float, rows: int, entries: int) -> int | Tensor:
     """Return how many of its entries each row keeps; a tensor if rows keep different numbers.
 
-    A row loses floor(sparsity entries). If it has fewer than `LONG` entries, the first rows lose one more, until the
-    rows together have lost round(sparsity rows entries). A row loses no fewer for a higher sparsity.
+    A row loses floor(sparsity entries). If it has fewer than `LONG` entries, or if that is more than a twentieth short
+    of what it should lose or keep, the first rows lose one more, until the rows together have lost
+    round(sparsity rows entries). A row loses no fewer for a higher sparsity.
     """
     lost = math.floor(sparsity * entries + TOLERANCE)
     more = math.floor(sparsity * entries * rows + 0.5 + TOLERANCE) - lost * rows
-    if entries >= LONG or not more:
+    short = 20 * (sparsity * entries - lost)
+    if (entries >= LONG and short <= min(sparsity, 1 - sparsity) * entries) or not more:
         return entries - lost
     return entries - lost - (torch.arange(rows) < more).long()
 

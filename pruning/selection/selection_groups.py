@@ -167,7 +167,11 @@ def _partition(name: str, shape: torch.Size, unit: Unit, scope: Scope, layout: W
     if unit.kind == "entry" and scope.kind not in ("row", "window"):
         return Partition(name, shape, shape, natural, 1, shape.numel())
     if layout is None or not (layout.is_oriented or unit.kind == "channel"):
-        told = "is no weight of a known layer" if layout is None else "does not show which of its sides is outputs"
+        told = (
+            "is no weight of a known layer, or of layers that differ"
+            if layout is None
+            else "does not show which of its sides is outputs"
+        )
         key, value = ("unit.kind", unit.kind) if unit.kind != "entry" else ("scope.kind", scope.kind)
         raise RefusedValue(key, value).because(
             f"needs the outputs and inputs of each tensor, but {name!r} of shape {tuple(shape)} {told}; prune it by "
@@ -181,7 +185,7 @@ def _partition(name: str, shape: torch.Size, unit: Unit, scope: Scope, layout: W
                 f"must be a channel dimension of every tensor to prune, but {name!r} has the shape {tuple(shape)}; "
                 f"pass 0 for output channels, 1 for input channels, or {_WITHOUT.format(name)}."
             )
-        dim = unit.dim % len(shape)
+        dim = layout.dim(unit.dim)
         size = shape.numel() // max(shape[dim], 1)
         return Partition(name, shape, shape, (dim, *(d for d in natural if d != dim)), size, shape[dim])
     row = layout.row_entries(shape)

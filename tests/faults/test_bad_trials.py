@@ -49,7 +49,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     [
         (
             ["method=ln_structured", "prune.parameters=[bias]"],
-            "is no weight of a known layer; prune it by single entries",
+            "is no weight of a known layer, or of layers that differ; prune it by single entries",
         ),
         (["method=ln_structured", "method.n=nuc"], "`n` (='nuc') needs channels with 2 dimensions"),
         (["method={_target_: torch.optim.SGD, kind: null}"], "must be a class derived from pruning.BasePruningMethod"),

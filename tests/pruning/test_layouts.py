@@ -1,5 +1,6 @@
 """Layouts: the rows of a weight are the weights that one output reads, whatever the layer, and stacks are found."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -146,7 +147,7 @@ class Raw(nn.Module):
     ],
 )
 def test_a_weight_of_no_known_layer_has_entries_only(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"'w' of shape .8, 4. is no weight of a known layer; prune it by single"):
+    with pytest.raises(ValueError, match=r"'w' of shape .8, 4. is no weight of a known layer, or of layers"):
         pruning.prune(Raw(), "magnitude", parameters=["w"], **options)
     with pytest.raises(ValueError, match="is no weight of a known layer"):
         pruning.prune(Raw(), "n_m", n=2, m=4, parameters=["w"])
@@ -160,3 +161,34 @@ def test_rows_of_a_grouped_transposed_convolution_end_with_its_group() -> None:
     mask = pruning.prune(model, "magnitude", sparsity=1 / 3, scope="row").masks["0.weight"]
 
     assert mask.view(2, 3, 4, 3).sum((1, 3)).tolist() == [[6] * 4] * 2
+
+
+@pytest.mark.filterwarnings("ignore:channels of 0.weight are outputs")
+@pytest.mark.parametrize(("layer", "shape", "dim"), LAYERS, ids=lambda each: type(each).__name__)
+def test_channels_are_outputs_of_any_layer(layer: Any, shape: tuple[int, ...], dim: int) -> None:
+    for method in ("ln_structured", "magnitude", "fpgm"):
+        options: dict[str, Any] = {} if method == "ln_structured" else {"unit": Unit("channel")}
+        model = nn.Sequential(copy.deepcopy(layer))
+        mask = pruning.prune(model, method, sparsity=0.5, parameters=["0.weight"], **options).masks["0.weight"]
+        kept = required_layout(layer).rows(mask).float().mean(2)
+
+        assert set(kept.flatten().tolist()) == {0, 1}, "whole outputs"
+
+
+def test_a_weight_that_layers_read_in_different_ways_has_entries_only() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 3, bias=False), nn.ConvTranspose2d(8, 4, 3, bias=False))
+    model[1].weight = model[0].weight
+
+    for options in ({"scope": "row", "sparsity": 0.5}, {"method": "n_m"}):
+        with pytest.raises(ValueError, match=r"'0.weight' of shape .* of layers that differ"):
+            pruning.prune(model, **options)
+    assert pruning.prune(model, sparsity=0.5).masks["0.weight"].sum() == 144
+
+
+def test_lazy_layers_are_refused_before_their_first_call() -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.LazyLinear(2))
+
+    with pytest.raises(ValueError, match=r"`0.weight` .of a lazy layer. has no shape before its first call"):
+        pruning.prune(model, sparsity=0.5)
+    model(torch.randn(2, 3))
+    assert pruning.prune(model, sparsity=0.5).masks["0.weight"].shape == (4, 3)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
@@ -45,17 +45,19 @@ class Weight:
     """A scored parameter: `parameter` of the model, named `leaf` in `module`.
 
     `kept` is a bool tensor of the parameter's shape, True where an entry is kept; None if nothing is pruned.
+    `disputed`: whether layers share the parameter whose layouts differ, such as a convolution and a transposed one.
     """
 
     module: nn.Module
     leaf: str
     parameter: Tensor
     kept: Tensor | None
+    disputed: bool = False
 
     @property
     def layout(self) -> WeightLayout | None:
-        """Meaning of the dimensions; None for a parameter of no known layer."""
-        return layout_of(self.module, self.leaf)
+        """Meaning of the dimensions; None for a parameter of no known layer, or of layers that differ."""
+        return None if self.disputed else layout_of(self.module, self.leaf)
 
     @property
     def stored(self) -> Tensor:
@@ -96,6 +98,10 @@ def _weights(model: nn.Module, kept: Mapping[int, Tensor], parameters: Iterable[
         for path, module in modules
         for leaf, parameter in plain_parameters(module)
     }
+    layouts: dict[int, set[WeightLayout | None]] = {}
+    for weight in known.values():
+        layouts.setdefault(id(weight.parameter), set()).add(weight.layout)
+    known |= {n: replace(each, disputed=True) for n, each in known.items() if len(layouts[id(each.parameter)]) > 1}
     if parameters is None:
         found = {name: known[name] for name in default_weights(model)}
         for path, module in modules:

@@ -239,3 +239,25 @@ def test_a_table_of_positions_stays_for_longer_inputs(split: bool) -> None:
     assert all(
         agrees(smaller, model, torch.randn(batch, length, 6)) for batch, length in ((1, 5), (3, 9), (2, 1), (4, 20))
     )
+
+
+class OfOne(nn.Module):
+    """Takes a container of one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 16), nn.Linear(16, 3)
+
+    def forward(self, given: Any) -> Tensor:
+        (x,) = given.values() if isinstance(given, dict) else given
+        found: Tensor = self.b(F.relu(self.a(x)))
+        return found
+
+
+@pytest.mark.parametrize("given", [{"x": torch.randn(2, 4)}, [torch.randn(2, 4)], (torch.randn(2, 4),)])
+def test_an_input_may_be_a_container_of_one_tensor(given: Any) -> None:
+    model = OfOne().eval()
+    pruning.prune(model, "magnitude", sparsity=0.4, unit="group", example={"given": given})
+
+    for other in (pruning.shrink(model, {"given": given}), pruning.to_sparse(model, {"given": given})):
+        torch.testing.assert_close(other(given=given), model(given))

@@ -154,6 +154,8 @@ def test_rows_lose_the_floor_and_windows_keep_n():
 
     assert allocate(rows, 0.29) == {"a": 71}  # .29 of 100 is 28.999...96 in floating point
     assert allocate(rows, 0.295) == {"a": 71}
+    long = groups_of({"a": (7, 150)}, scope=Scope("row"))
+    assert [int(7 * 150 - allocate(long, s)["a"].sum()) for s in (0.005, 0.01, 0.99)] == [5, 11, 1040], "not 0, 7, 1036"
     assert allocate(groups_of({"a": (3, 8)}, scope=Scope("window", n=1, m=4)), None) == {"a": 1}
 
 

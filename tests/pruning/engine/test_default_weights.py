@@ -91,11 +91,19 @@ def test_channels_are_never_outputs_of_the_network_by_default(options: dict[str,
     example, deep = torch.randn(2, 4), nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 5))
 
     assert [*pruning.plan(deep, sparsity=0.5, **options).masks] == ["0.weight"], "without an example, the last"
+    with pytest.warns(UserWarning, match=r"without `example`, only body.weight is taken for outputs"):
+        pruning.plan(TwoHeads(), sparsity=0.5, **options)
     assert [*pruning.plan(TwoHeads(), sparsity=0.5, example=example, **options).masks] == ["body.weight"]
     pruning.prune(model := TwoHeads(), sparsity=0.3, example=example, **options)
     assert [*pruning.plan(model, sparsity=0.5, example=example, **options).masks] == ["body.weight"]
     with pytest.raises(ValueError, match=r"outputs of into.weight, branch.weight are those of the network; name"):
         pruning.plan(Residual(), sparsity=0.5, example=example, **options)
+
+
+def test_outputs_of_a_depthwise_convolution_at_the_end_are_those_of_the_layer_before() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 6, 1), nn.BatchNorm2d(6), nn.Conv2d(6, 6, 3, groups=6))
+
+    assert [*pruning.plan(model, "ln_structured", sparsity=0.5, example=torch.randn(2, 3, 9, 9)).masks] == ["0.weight"]
 
 
 def test_who_names_an_output_gets_it_with_a_warning() -> None:

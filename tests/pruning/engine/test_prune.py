@@ -235,6 +235,7 @@ def test_layers_without_entries_are_pruned_and_measured(method):
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8])
+@pytest.mark.filterwarnings("ignore:without `example`")
 def test_scores_without_a_sign_can_be_inverted_and_added(dtype):
     def rising(model, batches, loss):
         return {"fc1.weight": torch.arange(16).view(4, 4) >= 8} | {"fc2.weight": torch.arange(12).view(3, 4) >= 6}
@@ -334,6 +335,7 @@ def test_a_class_prunes_as_many_as_it_is_told(scope):
         ("identity", lambda m, g: pruning.identity(m, "weight")),
     ],
 )
+@pytest.mark.filterwarnings("ignore:without `example`")
 def test_torchs_methods_give_the_bits_of_their_functions(name, call):
     model, by_hand = Golden(), Golden()
     generator, other = torch.Generator().manual_seed(5), torch.Generator().manual_seed(5)
@@ -371,6 +373,7 @@ def test_channels_of_a_network_that_is_pruned_by_entries():
 # --- a plan changes nothing, and is committed completely --------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:without `example`")
 def test_a_plan_changes_nothing():
     model = Golden()
     pruning.prune(model, "magnitude", sparsity=0.3)
@@ -643,6 +646,7 @@ def test_what_cannot_be_combined_is_refused(make, said):
         ("wanda", {"batches": BATCHES}),
     ],
 )
+@pytest.mark.filterwarnings("ignore:without `example`")
 def test_less_than_before_is_refused(method, given):
     model = Golden()
     before = pruning.prune(model, "magnitude", sparsity=0.9).masks

@@ -250,6 +250,7 @@ def without_a_bias_to_absorb_into():
         (Golden(), Repair("obs"), "`batches`"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:without `example`")
 def test_what_cannot_be_repaired_is_refused(model, repair, said):
     given = {} if said == "`batches`" else DATA
     with pytest.raises(ValueError, match=said):
