@@ -256,10 +256,3 @@ MODELS: Mapping[str, Model] = named(
     )
 )
 """Name -> network."""
-TIED: Mapping[str, bool] = {
-    **dict.fromkeys(("bloom", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neo", "opt"), True),
-    **dict.fromkeys(("granite", "llama", "mistral", "olmo", "olmo2", "phi", "phi3", "qwen2", "qwen3"), False),
-    **dict.fromkeys(("cohere", "smollm3", "starcoder2"), True),
-    **dict.fromkeys(("gptj", "mixtral", "stablelm"), False),
-}
-"""`model_type` with a head `lm_head.weight` -> whether this is the embedding, where config.json does not tell."""

@@ -1,6 +1,6 @@
-"""Facts about a network of transformers that its files tell: shapes of weights, and a head that is its embedding.
+"""Shapes of weights, read from the headers of weight files without torch.
 
-Headers and configurations are read without torch; a damaged file tells nothing here, and a worker refuses it.
+A damaged file tells nothing here, and a worker refuses it.
 """
 
 from __future__ import annotations
@@ -9,47 +9,17 @@ import json
 import os
 import struct
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatchcase
 from functools import cache
-from pathlib import Path
 from typing import Any, BinaryIO
 
-from orchestrator.catalogue.models import TIED
 from orchestrator.planning.file_places import GGUF, Misplaced, checkpoint, is_uri, parts_of_weights
-from orchestrator.planning.pinned_content import config_of, from_transformers
 
-HEAD = "lm_head.weight"
-"""Weight of the head in transformers' causal language models."""
 SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Type of a number in a .gguf file -> its bytes."""
 TEXT, ARRAY = 8, 9
 """Types of other values in a .gguf file."""
 LARGEST_HEADER = 2**28
 """Maximum number of bytes of the header of a .safetensors file."""
-
-
-def without_tied_head(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a configuration whose `prune.exclude` names the head, if the head is the embedding.
-
-    The head is pruned if `prune.include` names it without wildcards. The keys of stages are those with the name typed.
-    """
-    prune, head = config["prune"], tied_head(config["model"])
-    if head is None or head in prune["include"] or any(fnmatchcase(head, each) for each in prune["exclude"]):
-        return config
-    return {**config, "prune": {**prune, "exclude": [*prune["exclude"], head]}}
-
-
-def tied_head(model: Mapping[str, Any]) -> str | None:
-    """Return the name of the head's weight if the files tell that it is the embedding.
-
-    Args:
-        model: `model` of a configuration without violations.
-    """
-    if not from_transformers(model) or model.get("architecture", "AutoModelForCausalLM") != "AutoModelForCausalLM":
-        return None
-    given = (model.get("overrides") or {}).get("tie_word_embeddings")
-    tied = _is_tied(config_of(model)) if given is None else bool(given)
-    return HEAD if tied else None
 
 
 def weight_shapes(model: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
@@ -67,18 +37,6 @@ def weight_shapes(model: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
     for part in parts:
         found |= _shapes(part, os.stat(part).st_mtime_ns)
     return found
-
-
-def _is_tied(place: str) -> bool:
-    if place.endswith(GGUF):
-        names = _shapes(place, os.stat(place).st_mtime_ns)
-        return bool(names) and "output.weight" not in names
-    try:
-        found = json.loads(Path(place).read_bytes())
-        kind = found.get("model_type")
-        return kind in TIED and bool(found.get("tie_word_embeddings", TIED[kind]))
-    except (ValueError, TypeError, AttributeError):
-        return False
 
 
 @cache

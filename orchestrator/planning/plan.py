@@ -36,7 +36,6 @@ from orchestrator.core.specs import (
 )
 from orchestrator.core.stage_kinds import Place
 from orchestrator.planning import pinned_content
-from orchestrator.planning.network_files import without_tied_head
 from orchestrator.planning.round_parts import parts_of, rung_violations
 from orchestrator.planning.versions import version_of, version_of_restart, versions_of, versions_of_deployment
 from orchestrator.trial import rules
@@ -86,8 +85,7 @@ def make_plan(jobs: Sequence[Job]) -> Plan:
 
             wrong.setdefault(name_typed_choice(reason, job.overrides), []).append(name)
         if not reasons and job.config is not None:
-            config = without_tied_head(job.config)
-            specs, keys, dense, measured, parts = _stages(config)
+            specs, keys, dense, measured, parts = _stages(job.config)
             for spec in specs:
                 known = stages.setdefault(spec.key, spec)
                 if spec.starts_from and (more := set(spec.starts_from) - set(known.starts_from)):
@@ -95,7 +93,7 @@ def make_plan(jobs: Sequence[Job]) -> Plan:
                 if spec.key not in identities:
                     identities[spec.key] = identity_of(spec, identities)
             overrides = tuple(map(redact_argument, job.overrides))
-            trials.append(TrialSpec(name, overrides, config, keys, dense, identities[keys[-1]], measured, parts))
+            trials.append(TrialSpec(name, overrides, job.config, keys, dense, identities[keys[-1]], measured, parts))
     if wrong:
         raise ConfigError(refusal(wrong, len(jobs), "cannot be planned; nothing was started"))
     ordered: dict[str, StageSpec] = {}

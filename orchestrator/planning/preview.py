@@ -15,7 +15,6 @@ from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.planning.forecast import told
 from orchestrator.planning.layerwise_costs import layerwise_costs
-from orchestrator.planning.network_files import tied_head
 from orchestrator.planning.number_formats import counted, percent, whole_number
 from orchestrator.planning.pace import gpu_models
 from orchestrator.planning.pinned_content import text_size
@@ -62,7 +61,6 @@ def preview(
         *_block("by layer", layerwise_costs(plan, finished, rough=forecast is None or forecast.work.unknown > 0)),
         *_block("search", search),
         *_when(plan),
-        *_tied(plan),
         *_block("dense", dense),
         *_block("scores", _few_examples(plan)),
         f"each      {_resources(first)}",
@@ -109,13 +107,6 @@ def _when(plan: Plan) -> Iterator[str]:
             f"prunes    the trained network by {', '.join(late)} (schedule.at=trained), published for the initialised "
             "network; pass schedule.at=start schedule.rounds=1 for that"
         )
-
-
-def _tied(plan: Plan) -> Iterator[str]:
-    """Yield a line for each head that is not pruned because it is the embedding."""
-    heads = [(tied_head(trial.config["model"]), trial.config["prune"]["exclude"]) for trial in plan.trials]
-    for head in dict.fromkeys(head for head, exclude in heads if head in exclude):
-        yield f"keeps     {head} dense, which is the embedding; prune.include=['*',{head}] prunes it"
 
 
 def _few_examples(plan: Plan) -> Iterator[str]:

@@ -23,9 +23,6 @@ from orchestrator.core.work_order import FileWriter
 from orchestrator.store.backends import Backend, seal, store_logger, unseal
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor

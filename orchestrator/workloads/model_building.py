@@ -17,6 +17,7 @@ from orchestrator.core.seeding import seeded
 from orchestrator.core.specs import PruneFields
 from orchestrator.workloads.targets import FILLED, create, given
 from pruning.holding.default_weights import default_weights
+from pruning.holding.parameter import plain_parameters
 from pruning.layouts import TRANSPOSED_LINEAR, kind_of
 from pruning.measure.matrix_weights import Considered
 
@@ -89,7 +90,7 @@ def prunable(model: nn.Module, prune: PruneFields) -> list[Prunable]:
     usual = set(default_weights(model)) if by_layout else ()
     for prefix, module in model.named_modules():
         typed = not by_layout and any(_matches(kind, prune.types) for kind in _types(module))
-        for parameter, value in _parameters(module):
+        for parameter, value in plain_parameters(module):
             name = f"{prefix}.{parameter}" if prefix else parameter
             names.setdefault(id(value), []).append(name)
             fits = name in usual or name in prune.include or (typed and _matches(parameter, prune.parameters))
@@ -118,20 +119,12 @@ def untold(found: Considered, prune: PruneFields) -> tuple[str, ...]:
 def unmatched(model: nn.Module, prune: PruneFields) -> Iterator[tuple[str, str]]:
     """Yield (key, pattern) for each name pattern of `prune` that matches no parameter of `model`."""
     modules = dict(model.named_modules())
-    every = [f"{prefix}.{name}" if prefix else name for prefix, m in modules.items() for name, _ in _parameters(m)]
+    every = [f"{prefix}.{name}" if prefix else name for prefix, m in modules.items() for name, _ in plain_parameters(m)]
     names = {"include": every, "exclude": every, "parameters": [name.rpartition(".")[2] for name in every]}
     for key, known in names.items():
         for pattern in getattr(prune, key):
             if not any(fnmatchcase(name, pattern) for name in known):
                 yield key, pattern
-
-
-def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield a module's own parameters under the names that they have in a network that is not pruned."""
-    buffers = dict(module.named_buffers(recurse=False))
-    for name, value in module.named_parameters(recurse=False):
-        plain = name.removesuffix("_orig")
-        yield plain if f"{plain}_mask" in buffers else name, value
 
 
 def _require_known(prune: PruneFields, every: Sequence[str]) -> None:

@@ -35,7 +35,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from pruning.holding.parameter import first_names, joined, plain_modules, unwrapped
+from pruning.holding.parameter import first_names, joined, plain_modules, plain_parameters, unwrapped
 from pruning.holding.reparam import held
 from pruning.layouts import (
     ATTENTION,
@@ -48,6 +48,7 @@ from pruning.layouts import (
     TRANSPOSED_LINEAR,
     LayerKind,
     kind_of,
+    layout_of,
 )
 from pruning.masks.mask_set import MaskSet
 
@@ -98,18 +99,8 @@ def _transposed_convolution(module: Any, call: Call) -> list[Use]:
 def _recurrent(module: Any, call: Call) -> list[Use]:
     sequence = call.argument(0, "input")
     entries = sequence.data.numel() if isinstance(sequence, PackedSequence) else sequence.numel()
-    names = [
-        f"weight_{kind}_l{layer}{direction}"
-        for layer in range(module.num_layers)
-        for direction in ("", "_reverse")[: 1 + module.bidirectional]
-        for kind in ("ih", "hh", "hr")[: 2 + (module.proj_size > 0)]
-    ]
+    names = [leaf for leaf, _ in plain_parameters(module) if layout_of(module, leaf) is not None]
     return [Use(name, entries // module.input_size) for name in names]
-
-
-def _recurrent_cell(module: Any, call: Call) -> list[Use]:
-    times = call.argument(0, "input").numel() // module.input_size
-    return [Use("weight_ih", times), Use("weight_hh", times)]
 
 
 def _attention(module: nn.MultiheadAttention, call: Call) -> list[Use]:
@@ -129,8 +120,7 @@ RULES: Mapping[LayerKind, Rule] = {
     **dict.fromkeys((LINEAR, TRANSPOSED_LINEAR, BILINEAR), _features_last),
     CONVOLUTION: _convolution,
     TRANSPOSED_CONVOLUTION: _transposed_convolution,
-    RECURRENT: _recurrent,
-    RECURRENT_CELL: _recurrent_cell,
+    **dict.fromkeys((RECURRENT, RECURRENT_CELL), _recurrent),
     ATTENTION: _attention,
 }
 """Kind of layer -> rule; products of other layers are counted as they are computed."""
