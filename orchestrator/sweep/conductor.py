@@ -29,7 +29,7 @@ from orchestrator.core.specs import Job, Plan
 from orchestrator.core.work_order import Report
 from orchestrator.execution.inline import InlineExecutor
 from orchestrator.execution.interrupts import Interruptible
-from orchestrator.execution.on_ray.ray_executor import RayExecutor, make_executor
+from orchestrator.execution.on_ray.ray_executor import RayExecutor, executor_of
 from orchestrator.execution.placement import beyond_this_machine
 from orchestrator.planning.forecast import in_words
 from orchestrator.planning.number_formats import counted
@@ -330,7 +330,8 @@ def _executor(
     cluster: Mapping[str, Any], store: Store, name: str, leases: Leases, watch: Report, most: int
 ) -> RayExecutor | InlineExecutor:
     logs = Path("outputs") / name / "logs"
-    return make_executor(Cluster(**cluster), store, logs=logs, claims=leases, watch=watch, processes=most)
+    settings = Cluster(**cluster)
+    return executor_of(settings)(settings, store, logs=logs, claims=leases, watch=watch, processes=most)
 
 
 def _starting(cluster: Mapping[str, Any]) -> str:

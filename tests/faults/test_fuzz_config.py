@@ -32,7 +32,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.plain_data import canonical_json
 from orchestrator.core.specs import Job
-from orchestrator.execution.on_ray.ray_executor import make_executor
+from orchestrator.execution.on_ray.ray_executor import executor_of
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.store import Store
 from orchestrator.sweep import conductor
@@ -270,7 +270,8 @@ def outcome(jobs: list[Job]) -> str:
         with redirect_stdout(StringIO()) as printed:
             plan = conductor.run(jobs).plan
         config = plan.trials[0].config
-        make_executor(Cluster(**config["cluster"]), Store(**config["store"]))
+        cluster = Cluster(**config["cluster"])
+        executor_of(cluster)(cluster, Store(**config["store"]))
     except OrchestratorError as refusal:
         said, status = str(refusal), refusal.exit_status
         assert said.strip() and "Traceback" not in said  # noqa: PT018 - any refusal will do, if it reads well

@@ -11,8 +11,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from orchestrator.config.cluster import Cluster, grace
 from orchestrator.core.errors import OrchestratorError
@@ -24,75 +23,43 @@ from orchestrator.core.work_order import (
     Attempt,
     Passed,
     Preflight,
-    Report,
     Seat,
-    StageStore,
-    Work,
     Worker,
     WorkOrder,
     unheard,
 )
-from orchestrator.execution.dispatch import Claims, Dispatcher
+from orchestrator.execution.dispatch import Dispatcher
+from orchestrator.execution.executor import Executor
 from orchestrator.execution.inline import InlineExecutor
 from orchestrator.execution.interrupts import SENT_TO_ALL
 from orchestrator.execution.on_ray import embedded_ray
 from orchestrator.execution.on_ray.embedded_ray import Address, ClusterError, address_of
 from orchestrator.execution.on_ray.rank_tasks import seat_of
 from orchestrator.execution.on_ray.ray_tasks import Outdated, Tasks
-from orchestrator.execution.perform import DEFAULT_WORK, PREFLIGHT, failure_of
+from orchestrator.execution.perform import PREFLIGHT, failure_of
 from orchestrator.execution.placement import Node, Watch, refusal, request, share_of, slots
 
 
-def make_executor(
-    cluster: Cluster,
-    store: StageStore,
-    *,
-    work: Work | str = DEFAULT_WORK,
-    logs: str | Path = "logs",
-    claims: Claims | None = None,
-    watch: Report = unheard,
-    processes: int = 1,
-) -> RayExecutor | InlineExecutor:
-    """Return the executor that `cluster.kind` names: a context manager, which starts and ends it."""
-    if cluster.kind == "inline":
-        return InlineExecutor(cluster, store, work=work, logs=logs, claims=claims, watch=watch)
-    return RayExecutor(cluster, store, work=work, logs=logs, claims=claims, watch=watch, processes=processes)
+def executor_of(cluster: Cluster) -> type[RayExecutor] | type[InlineExecutor]:
+    """Return the executor that `cluster.kind` names."""
+    return InlineExecutor if cluster.kind == "inline" else RayExecutor
 
 
-class RayExecutor:
+class RayExecutor(Executor):
     """Runs a plan on the workers of a Ray cluster; by default the cluster lives as long as the executor.
 
-    Args:
-        cluster: address, resources and failure handling
-        store: where finished stages are durable; every node must reach it
-        work: function that runs a segment, or its `module:name`; every node must be able to import it
-        logs: folder on each worker for the output of the work, one file for each attempt
-        claims: claims of the drivers that share the store; None if this is the only driver
-        watch: called with the metrics of stages that run longer than a second
-        processes: largest number of processes of a trial
+    `watch` hears of stages that run longer than a second.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        store: StageStore,
-        *,
-        work: Work | str = DEFAULT_WORK,
-        logs: str | Path = "logs",
-        claims: Claims | None = None,
-        watch: Report = unheard,
-        processes: int = 1,
-    ) -> None:
-        self._cluster, self._store, self._work, self._claims = cluster, store, work, claims
-        self._processes, self._apart = processes, processes if cluster.placement == "spread" else 1
-        self._logs, self._grace = Path(logs).absolute(), grace(cluster.grace)
-        self._address, self._wanted = address_of(cluster), request(cluster)
-        self._cancelled = threading.Event()
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._apart = self.processes if self.cluster.placement == "spread" else 1
+        self._grace = grace(self.cluster.grace)
+        self._address, self._wanted = address_of(self.cluster), request(self.cluster)
         self._lock = threading.Lock()
         self._closed = threading.Event()  # to be set after Ray has been shut down
         self._connected: Future[bool] | None = None
         self._check: Callable[[], object] | None = None
-        self._watch = watch
 
     def prestart(self) -> None:
         """Begin to start or join Ray in the background, and return at once."""
@@ -111,20 +78,9 @@ class RayExecutor:
         assert self._connected is not None
         self._connected.result()
         alive = [node.resources for node in _nodes() if node.alive]
-        reason = refusal(self._wanted, alive, self._apart, self._processes)
-        if reason is not None and not self._cluster.autoscaling:
+        reason = refusal(self._wanted, alive, self._apart, self.processes)
+        if reason is not None and not self.cluster.autoscaling:
             raise ClusterError(reason)
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def run(self, plan: Plan) -> Iterator[StageEvent]:
         """Run every stage of `plan` (parents outside the plan are in the store) and yield events as they happen.
@@ -134,30 +90,28 @@ class RayExecutor:
             OrchestratorError: no node is left that can run a trial; unfinished stages were killed
         """
         self.start()
-        dispatcher = Dispatcher(
-            plan, self._cluster, self._store.finished, claims=self._claims, reached=self._store.checkpoints.reached
-        )
+        dispatcher = self.dispatcher(plan)
         tasks: Tasks[StageRecord] = self._tasks()
         watch = self._watching()
         try:
             while not dispatcher.done:
-                if self._cancelled.is_set() and not dispatcher.stopping:
+                if self.cancelled.is_set() and not dispatcher.stopping:
                     yield from dispatcher.stop()
                 if watch.look():
                     yield from self._leave_dead_nodes(dispatcher, tasks, watch)
                 if dispatcher.stopping:
                     yield from self._end(dispatcher, tasks)
                 else:
-                    if self._cluster.stage_timeout is not None:
-                        tasks.end_late(self._cluster.stage_timeout + self._grace)  # stages end by themselves before
+                    if self.cluster.stage_timeout is not None:
+                        tasks.end_late(self.cluster.stage_timeout + self._grace)  # stages end by themselves before
                     self._hand_out(dispatcher, tasks, watch.capacity)
                     yield from dispatcher.news()
-                    for point in tasks.points() if self._watch is not unheard else ():
-                        self._watch(*point)
+                    for point in tasks.points() if self.watch is not unheard else ():
+                        self.watch(*point)
                 full = len(tasks) >= watch.capacity  # then a due retry has to wait, too
                 for attempt, item in tasks.receive(timeout=0.2 if full else min(0.2, dispatcher.delay())):
                     if isinstance(item, Outdated):
-                        tasks.submit(attempt, self._order(attempt), self._work, fresh=True)
+                        tasks.submit(attempt, self._order(attempt), self.work, fresh=True)
                     else:
                         yield from dispatcher.take(attempt, item)
         finally:
@@ -173,7 +127,7 @@ class RayExecutor:
         A stage whose node dies has no outcome.
         """
         self.start()
-        tasks: Tasks[Passed] = self._tasks(share_of(self._wanted, self._processes))
+        tasks: Tasks[Passed] = self._tasks(share_of(self._wanted, self.processes))
         watch = self._watching()
         try:
             for index, (*lineage, spec) in enumerate(stages):
@@ -189,10 +143,6 @@ class RayExecutor:
                         yield attempt.segment, item
         finally:
             tasks.end(self._grace)
-
-    def cancel(self) -> None:
-        """End running stages at their next batch and start no others; `run` then yields `killed` events and returns."""
-        self._cancelled.set()
 
     def on_every_node(self, check: Callable[[], object], timeout: float = 60.0) -> None:
         """Call `check` on each node that can run a trial, to find problems of a node before a trial runs there.
@@ -218,7 +168,7 @@ class RayExecutor:
         for node in nodes:
             here = NodeAffinitySchedulingStrategy(node.id, soft=False)
             options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": here}
-            options |= _runtime_env(self._address, self._cluster)
+            options |= _runtime_env(self._address, self.cluster)
             answers.append(ray.remote(**options)(_reason).remote(check))
         reasons: list[str | None] = []
         for node, answer in zip(nodes, answers, strict=True):
@@ -241,7 +191,7 @@ class RayExecutor:
         """Connect to Ray and wait until `close`: the kernel kills Ray's processes when the starting thread ends."""
         signal.pthread_sigmask(signal.SIG_BLOCK, SENT_TO_ALL)  # inherited by Ray's processes; Ray blocks only SIGINT
         try:
-            with embedded_ray.connected(self._address, self._cluster, self._work) as new:
+            with embedded_ray.connected(self._address, self.cluster, self.work) as new:
                 connected.set_result(new)
                 self._closed.wait()
         except BaseException as error:
@@ -250,16 +200,16 @@ class RayExecutor:
     def _hand_out(self, dispatcher: Dispatcher, tasks: Tasks[StageRecord], capacity: int) -> None:
         """Submit attempts up to `capacity`, so that no worker waits for the driver."""
         while len(tasks) < capacity and (attempt := dispatcher.next()) is not None:
-            tasks.submit(attempt, self._order(attempt), self._work)
+            tasks.submit(attempt, self._order(attempt), self.work)
 
     def _order(self, attempt: Attempt, what: str = "") -> WorkOrder:
         worker = Worker(
-            store=self._store,
-            threads=self._cluster.threads_of(_parallel(attempt).processes),
+            store=self.store,
+            threads=self.cluster.threads_of(_parallel(attempt).processes),
             seat=None if what else self._seat(attempt),
             grace=self._grace,
-            stage_timeout=self._cluster.stage_timeout,
-            log=str(self._logs / f"{what}{attempt.specs[0].key[:12]}.{attempt.number}.log"),
+            stage_timeout=self.cluster.stage_timeout,
+            log=self.log(f"{what}{attempt.specs[0].key[:12]}.{attempt.number}"),
             check=self._check,
         )
         return WorkOrder(attempt.specs, worker, attempt.lineage, attempt.number)
@@ -269,14 +219,14 @@ class RayExecutor:
         parallel = _parallel(attempt)
         if parallel.processes == 1 or not KINDS[attempt.specs[0].kind].trains:
             return None
-        return seat_of(parallel.processes, parallel.sync_batch_norm, self._cluster.stage_timeout)
+        return seat_of(parallel.processes, parallel.sync_batch_norm, self.cluster.stage_timeout)
 
     def _watching(self) -> Watch:
         died = embedded_ray.death if self._address.own else lambda: None
-        return Watch(self._cluster, self._wanted, _nodes, died=died, processes=self._apart)
+        return Watch(self.cluster, self._wanted, _nodes, died=died, processes=self._apart)
 
     def _tasks(self, wanted: dict[str, float] | None = None) -> Tasks[Any]:
-        return Tasks(self._cluster, wanted or self._wanted, _runtime_env(self._address, self._cluster))
+        return Tasks(self.cluster, wanted or self._wanted, _runtime_env(self._address, self.cluster))
 
     def _leave_dead_nodes(
         self, dispatcher: Dispatcher, tasks: Tasks[StageRecord], watch: Watch

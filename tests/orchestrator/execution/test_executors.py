@@ -23,7 +23,7 @@ from orchestrator.core.work_order import Passed, Worker, WorkOrder
 from orchestrator.execution.dispatch import INTERRUPTED
 from orchestrator.execution.inline import InlineExecutor
 from orchestrator.execution.on_ray.embedded_ray import ClusterError
-from orchestrator.execution.on_ray.ray_executor import RayExecutor, make_executor
+from orchestrator.execution.on_ray.ray_executor import RayExecutor, executor_of
 from orchestrator.execution.on_ray.ray_tasks import Tasks
 
 Make = Callable[..., RayExecutor | InlineExecutor]
@@ -68,7 +68,7 @@ def make(request: pytest.FixtureRequest, store: DirectoryStore, tmp_path: Path) 
 
     def build(**cluster: Any) -> RayExecutor | InlineExecutor:
         settings = Cluster(kind=request.param, **{"backoff": 0.05, **cluster})
-        return make_executor(settings, store, work=run_script, logs=tmp_path / "logs")
+        return executor_of(settings)(settings, store, work=run_script, logs=tmp_path / "logs")
 
     return build
 
@@ -111,7 +111,7 @@ def test_every_stage_runs_once_parents_first(make: Make, store: DirectoryStore) 
 def test_points_of_a_stage_that_takes_a_while_are_told(make: Make) -> None:
     told = list[tuple[Any, ...]]()
     executor = make()
-    executor._watch = lambda *point: told.append(point)
+    executor.watch = lambda *point: told.append(point)
     long = 2.5 if isinstance(executor, RayExecutor) else 0.1
     plan = plan_of(chain("quick", {"tell": 7, "sleep": 0.01}), chain("long", {"tell": 9, "sleep": long}))
     events = list(executor.run(plan))
@@ -241,7 +241,8 @@ def test_work_that_gives_too_little_or_the_wrong_record_is_a_failure(
     plan = plan_of(chain("a", {}, {}))
     for kind in ("inline", "ray"):
         for work in (silent, confused):
-            executor = make_executor(Cluster(kind=kind), store, work=work, logs=tmp_path)
+            cluster = Cluster(kind=kind)
+            executor = executor_of(cluster)(cluster, store, work=work, logs=tmp_path)
             events = list(executor.run(plan))
             assert of_kind(events, plan, "failed") == ["a-0", "a-1"]
             assert events[1].failure is not None

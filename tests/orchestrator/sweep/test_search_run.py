@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,7 +29,7 @@ from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Job, Plan
 from orchestrator.core.work_order import WorkOrder
-from orchestrator.execution.on_ray.ray_executor import make_executor
+from orchestrator.execution.on_ray.ray_executor import executor_of
 from orchestrator.store import saved_sweep
 from orchestrator.store.store import Store
 from orchestrator.sweep import conductor
@@ -69,7 +70,7 @@ def _pretended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for uri in ("memory://searched", "memory://other"):
         Store(uri).backend.remove_folder("")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(conductor, "make_executor", lambda *args, **given: make_executor(*args, **given, work=pretend))
+    monkeypatch.setattr(conductor, "executor_of", lambda cluster: partial(executor_of(cluster), work=pretend))
     monkeypatch.setattr(conductor, "preflight", lambda *_, **__: ())
     monkeypatch.setattr("orchestrator.views.report.report_files.report", lambda *_: {})
 
@@ -193,7 +194,7 @@ def test_each_decision_is_saved_before_its_stages_run(monkeypatch: pytest.Monkey
         assert {spec.key for spec in order.specs} <= {*search.run}
         yield from pretend(order)
 
-    monkeypatch.setattr(conductor, "make_executor", lambda *args, **given: make_executor(*args, **given, work=watching))
+    monkeypatch.setattr(conductor, "executor_of", lambda cluster: partial(executor_of(cluster), work=watching))
     outcome = conductor.run(jobs(*MATCHING))
 
     assert outcome.status == "finished"
@@ -212,7 +213,7 @@ def test_a_killed_driver_changes_no_decision(monkeypatch: pytest.MonkeyPatch) ->
                 raise Killed
 
     plain = conductor.run(jobs(*MATCHING, "store.uri=memory://other"))
-    monkeypatch.setattr(conductor, "make_executor", lambda *args, **given: make_executor(*args, **given, work=dying))
+    monkeypatch.setattr(conductor, "executor_of", lambda cluster: partial(executor_of(cluster), work=dying))
     for after in (1, 8, 6, 7):
         left[0] = after
         with pytest.raises(Killed):
