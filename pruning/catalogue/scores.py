@@ -7,7 +7,7 @@ and errors.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeAlias
 
 from pruning.catalogue.rows import BaselineRole, Option, Row, Rule, above, named, one_of, whole
@@ -26,8 +26,9 @@ class ScoreRow(Row):
         units: one score for each channel instead of each entry.
         of_batch_norm: scores are named by the scales of BatchNorm layers, each for the layer before it.
         across_layers: scores compare between tensors.
-        of_layers: one score for each layer of a transformer, so that only whole layers can be ranked.
-        for_layers: name of the score that ranks whole layers in its place; empty: the score itself.
+        of_units: the only units that the score ranks: whole layers of a transformer, or experts; empty: all that its
+            scores of entries or channels add up to.
+        for_units: unit -> name of the score that ranks it in its place.
         draws: the score is random and draws from `generator`.
         session: "module:class" with a method `scores(masks)`, built once for several re-scorings under shrinking masks.
         keeps_head: the paper leaves the head of a language model dense.
@@ -41,8 +42,8 @@ class ScoreRow(Row):
     units: bool = False
     of_batch_norm: bool = False
     across_layers: bool = True
-    of_layers: bool = False
-    for_layers: str = ""
+    of_units: tuple[str, ...] = ()
+    for_units: Mapping[str, str] = field(default_factory=dict)
     draws: bool = False
     session: str = ""
     keeps_head: bool = False
@@ -75,6 +76,14 @@ BATCH_NORM = Option(
 _COUNT = whole(1).or_null(", or null")
 _FLAG = Rule(lambda value: isinstance(value, bool), "be true or false")
 _BY_EXAMPLE = {"examples": 1000, "batch_size": 100}
+
+
+def _of_tokens(name: str, meaning: str, paper: str = "") -> ScoreRow:
+    """Return the row of a score of experts by the tokens that are routed to them."""
+    needs: frozenset[Need] = frozenset({"inputs", "trained"})
+    code, in_sweeps = f"pruning.scores.experts:{name}", {"examples": 128}
+    return ScoreRow(name, code, meaning, (), paper, needs=needs, of_units=("expert",), in_sweeps=in_sweeps)
+
 
 SCORES: Mapping[str, ScoreRow] = named(
     (
@@ -242,7 +251,7 @@ SCORES: Mapping[str, ScoreRow] = named(
             "1 minus the mean cosine between the residual stream before and after a layer of a transformer",
             paper="Men et al. 2024, arXiv 2403.03853",
             needs=frozenset({"inputs", "trained"}),
-            of_layers=True,
+            of_units=("layer",),
             in_sweeps={"examples": 128},
             version=2,
         ),
@@ -252,17 +261,39 @@ SCORES: Mapping[str, ScoreRow] = named(
             "block_influence for whole layers of a transformer, activation for its other units",
             paper="Muralidharan et al. 2024, arXiv 2407.14679",
             needs=frozenset({"inputs", "trained"}),
-            for_layers="block_influence",
+            for_units={"layer": "block_influence"},
             in_sweeps={"examples": 128},
         ),
         ScoreRow(
             "left_out",
             "pruning.scores.input_norms:left_out",
-            "the loss without a layer of a transformer, less the loss with it; signed",
+            "the loss without a layer of a transformer, or without an expert, less the loss with it; signed",
             needs=frozenset({"inputs", "trained"}),
             signed=True,
-            of_layers=True,
+            of_units=("layer", "expert"),
+            for_units={"expert": "left_out_expert"},
             in_sweeps={"examples": 128},
+        ),
+        ScoreRow(
+            "left_out_expert",
+            "pruning.scores.experts:left_out_expert",
+            "left_out for experts: the loss of the network that routes among the others; signed",
+            needs=frozenset({"inputs", "trained"}),
+            signed=True,
+            of_units=("expert",),
+            in_sweeps={"examples": 128},
+        ),
+        _of_tokens("expert_frequency", "the number of tokens that are routed to an expert"),
+        _of_tokens("router_weight", "the sum of an expert's gate weights over the tokens routed to it"),
+        _of_tokens("ean", "the sum of the norms of an expert's outputs", "arXiv 2504.05586"),
+        _of_tokens("man", "the mean norm of an expert's outputs", "arXiv 2606.15716"),
+        _of_tokens("msan", "the mean squared norm of an expert's outputs", "arXiv 2606.15716"),
+        _of_tokens("reap", "the mean norm of an expert's outputs times their gate weights", "arXiv 2510.13999"),
+        ScoreRow(
+            "expert_magnitude",
+            "pruning.scores.experts:expert_magnitude",
+            "the norm of an expert's weights",
+            of_units=("expert",),
         ),
     )
 )

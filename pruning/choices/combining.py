@@ -74,9 +74,10 @@ def check_combination(choices: Choices) -> None:
             f"ranks filters of all tensors together, but `score.kind` (={row.name!r}) compares filters within a tensor "
             "only; use kind='layer'."
         )
-    if row is not None and row.of_layers and choices.unit.kind != "layer":
+    if row is not None and row.of_units and choices.unit.kind not in row.of_units:
         raise RefusedValue("score.kind", row.name).because(
-            f"scores whole layers of a transformer, not units of kind {choices.unit.kind!r}; use unit.kind='layer'."
+            f"scores only whole units of kind {_either(row.of_units)}, not of kind {choices.unit.kind!r}; use "
+            f"unit.kind={row.of_units[0]!r}."
         )
     if ALLOCATIONS[choices.scope.allocation].ranking and choices.unit.kind != "entry":
         raise RefusedValue("scope.allocation", choices.scope.allocation).because(

@@ -323,9 +323,9 @@ def row_of(score: Score) -> ScoreRow | None:
 
 
 def score_for(score: Score, unit: str) -> Score:
-    """Return the score that ranks a unit in the place of `score`: some rank whole layers by another one."""
+    """Return the score that ranks a unit in the place of `score`: some rank whole layers or experts by another one."""
     row = row_of(score)
-    return replace(score, kind=row.for_layers) if row is not None and row.for_layers and unit == "layer" else score
+    return replace(score, kind=row.for_units[unit]) if row is not None and unit in row.for_units else score
 
 
 def no_plan(score: Score) -> ValueError:

@@ -59,9 +59,12 @@ def routed_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Routed:
 
 
 def expert_outputs(experts: nn.Module, call: Routed, slot: int) -> Tensor:
-    """Return the output of each token's expert in one of its slots, before its weight, (tokens, width)."""
+    """Return the output of each token's expert in one of its slots, before its weight, (tokens, width).
+
+    Hooks of the experts are not called: some number experts that a router of survivors chose, and `call` has them.
+    """
     chosen = call.experts[:, slot : slot + 1]
-    outputs: Tensor = experts(call.hidden, chosen, torch.ones_like(call.weights[:, slot : slot + 1]))
+    outputs: Tensor = experts.forward(call.hidden, chosen, torch.ones_like(call.weights[:, slot : slot + 1]))
     return outputs
 
 

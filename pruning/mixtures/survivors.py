@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,26 +10,32 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from pruning.holding.parameter import joined, plain_modules
-from pruning.holding.reparam import mask_name, orig_name
+from pruning.holding.parameter import joined, plain_modules, pruned_names
+from pruning.holding.reparam import mask_name, orig_name, stored
 from pruning.mixtures.finding import Mixture, counts_experts, expert_dim, mixtures
 from pruning.mixtures.routing import routed_of
 
 
-def survivors(mixture: Mixture) -> Tensor:
-    """Return bool of (experts,): False for experts whose matrices and router rows are all 0.
+def survivors(mixture: Mixture, masks: Mapping[str, Tensor] | None = None) -> Tensor:
+    """Return bool of (experts,): False for experts whose matrices and router rows are all 0, or masked.
 
     All survive where no expert has a matrix that is not 0, as in a network without values.
+
+    Args:
+        mixture: mixture of a network.
+        masks: name -> mask of a tensor, nonzero where an entry is kept.
     """
-    parts = [
-        *mixture.stacks.values(),
-        *(each for each in mixture.router.values() if each.ndim > 1 and len(each) == mixture.count),
-    ]
-    alive = torch.stack([(each != 0).flatten(1).any(dim=1).cpu() for each in parts]).any(dim=0)
+    rows = {n: each for n, each in mixture.router.items() if each.ndim > 1 and len(each) == mixture.count}
+    parts = []
+    for name, each in {**mixture.stacks, **rows}.items():
+        kept = (masks or {}).get(name)
+        values = each.detach() != 0 if kept is None else (each.detach() != 0) & (kept != 0).to(each.device)
+        parts.append(values.flatten(1).any(dim=1).cpu())
+    alive = torch.stack(parts).any(dim=0)
     return alive if bool(alive.any()) else torch.ones_like(alive)
 
 
-def route_among_survivors(model: nn.Module) -> None:
+def route_among_survivors(model: nn.Module, masks: Mapping[str, Tensor] | None = None) -> None:
     """Let the routers of a network choose among the experts that survive, by hooks; call it again when masks change.
 
     While a mixture is called, its router has only the rows of survivors and is told of so many experts; the chosen ones
@@ -37,19 +43,41 @@ def route_among_survivors(model: nn.Module) -> None:
     losses that balance the load of experts. Networks without removed experts have no hooks.
 
     Args:
-        model: network whose removed experts hold zeros; pruned by hooks or not.
+        model: network whose removed experts hold zeros, or are masked: their matrices and their rows of the router.
+        masks: name -> mask, in addition to those that hooks hold in the network.
+    """
+    if found := mixtures(model):
+        held = {**_held_masks(model), **(masks or {})}
+        route_among(model, {each.experts: survivors(each, held) for each in found})
+
+
+def _held_masks(model: nn.Module) -> dict[str, Tensor]:
+    return {
+        joined(path, leaf): stored(module, leaf)[1]
+        for path, module in plain_modules(model)
+        for leaf in pruned_names(module)
+    }
+
+
+def route_among(model: nn.Module, alive: Mapping[str, Tensor]) -> None:
+    """Let the routers of a network choose among some experts only; see `route_among_survivors`.
+
+    Args:
+        model: a network.
+        alive: module of a mixture's experts -> bool of (experts,): those among which its router chooses.
     """
     modules = dict(plain_modules(model))
     stop_routing_among_survivors(model)
-    changed = [(each, alive) for each in mixtures(model) if not bool((alive := survivors(each)).all())]
-    for mixture, alive in changed:
-        kept = alive.nonzero().flatten()
+    found = mixtures(model)
+    changed = [each for each in found if not bool(alive[each.experts].all())]
+    for mixture in changed:
+        kept = alive[mixture.experts].nonzero().flatten()
         _hook(modules[mixture.path], _Fewer(mixture.count, kept, _places(mixture, mixture.router), _counters(mixture)))
         modules[mixture.experts].register_forward_pre_hook(_Numbered(kept), with_kwargs=True)
-    sizes = {int(alive.sum()) for _, alive in changed}
-    if len(sizes) == 1:  # the network itself counts experts, for the loss that balances their load
-        kept, count = torch.arange(*sizes), changed[0][0].count
-        for path in _above(mixture.path for mixture, _ in changed):
+    sizes = {int(alive[each.experts].sum()) for each in found}
+    if changed and len(sizes) == 1:  # the network itself counts experts, for the loss that balances their load
+        kept, count = torch.arange(*sizes), changed[0].count
+        for path in _above(mixture.path for mixture in changed):
             if names := [*counts_experts(modules[path], count)]:
                 _hook(modules[path], _Fewer(count, kept, (), tuple(("", name) for name in names)))
 

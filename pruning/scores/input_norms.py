@@ -16,7 +16,13 @@ from pruning.dependencies.families.stock_transformer import StockTransformer, re
 from pruning.layouts import kind_of, required_layout
 from pruning.scores.readings.network import Network, layer_calls
 from pruning.scores.readings.per_example import patches, windows
-from pruning.scores.readings.scoring_data import ScoringInput, call_network, weighted_batches, without_padding
+from pruning.scores.readings.scoring_data import (
+    ScoringInput,
+    call_network,
+    mean_loss,
+    weighted_batches,
+    without_padding,
+)
 
 
 def wanda(
@@ -225,24 +231,17 @@ def left_out(
             layers.
     """
     found = require_unit(given.model, "layer")
-    if given.loss is None:
-        raise ValueError("`loss` (=None) must be a function (model, batch) -> mean loss for `left_out`; pass one.")
+    loss = mean_loss("left_out", given)
     (group,) = unit_groups(found, "layer")
     emptied: list[list[str]] = [[] for _ in found.layers]
     for member in group.members:
         if member.masked:
             emptied[int(member.channels.flatten()[0])].append(member.tensor)
-    batches = list(weighted_batches("left_out", given.batches, given.size))
-    total = sum(weight for _, weight in batches)
     with given.network() as net, torch.no_grad():
-
-        def mean_loss() -> float:
-            return sum(weight * float(given.loss(net.model, batch)) for batch, weight in batches) / total  # type: ignore[misc]
-
-        whole, without = mean_loss(), []
+        whole, without = loss(net.model), []
         for names in emptied:
             with _zeros(net.model, names):
-                without.append(mean_loss() - whole)
+                without.append(loss(net.model) - whole)
         return _spread(net, found, without)
 
 

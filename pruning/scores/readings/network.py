@@ -34,6 +34,7 @@ from pruning.holding.parameter import (
 )
 from pruning.holding.reparam import masked
 from pruning.layouts import WeightLayout, layout_of
+from pruning.mixtures.survivors import route_among_survivors
 
 BatchNormMode: TypeAlias = Literal["train", "eval"]
 Masks: TypeAlias = Mapping[str, Tensor]
@@ -278,6 +279,7 @@ def _plain_copy(
         for leaf in pruned_names(module):
             ModuleParameter.of(module, leaf).release()
         drop_vacated(module)
+    route_among_survivors(plain)
     return plain, parameters
 
 

@@ -232,6 +232,20 @@ def mean_over_batches(
     return means
 
 
+def mean_loss(score: str, given: ScoringInput) -> Callable[[nn.Module], float]:
+    """Return a function of a network: its mean loss over all batches.
+
+    Raises:
+        ValueError: there is no loss, or no batch of a weight above 0.
+    """
+    loss = given.loss
+    if loss is None:
+        raise ValueError(f"`loss` (=None) must be a function (model, batch) -> mean loss for `{score}`; pass one.")
+    batches = list(weighted_batches(score, given.batches, given.size))
+    total = sum(weight for _, weight in batches)
+    return lambda model: sum(weight * float(loss(model, batch)) for batch, weight in batches) / total
+
+
 def mean_gradient(score: str, net: Network, given: ScoringInput) -> dict[str, Tensor]:
     """Return name -> gradient of the mean loss over all batches, also at pruned entries; see `mean_over_batches`."""
     parameters = list(net.parameters.values())

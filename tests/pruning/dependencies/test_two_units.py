@@ -149,7 +149,7 @@ def test_two_units_are_refused_where_they_cannot_go() -> None:
 
     refused(r"^`scope.budget` \(='channels'\) counts units of one kind.* use 'parameters', 'bytes' or 'macs'")
     refused(r"^`unit.by_layers` \(=2\) must lie in \[0, 1\]", budget="parameters", by_layers=2)
-    refused(r"scores whole layers of a transformer", budget="parameters", score="block_influence")
+    refused(r"scores only whole units of kind", budget="parameters", score="block_influence")
     refused(r"^`dynamics.kind` \(='free'\) cannot", budget="parameters", dynamics="free")
     refused(r"^`repair.kind` \(='bn_stats'\) cannot", budget="parameters", repair="bn_stats")
     with pytest.raises(ValueError, match=r"^`unit.by_layers` \(=0.9\) is for unit.kind 'layer_and_mlp'"):

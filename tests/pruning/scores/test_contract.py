@@ -17,8 +17,8 @@ import pruning
 from pruning.catalogue.scores import SCORES, ScoreRow
 
 SHARED = ["model", "batches", "loss", "size", "generator", "masks", "parameters"]
-OF_WEIGHTS = {name: score for name, score in SCORES.items() if not score.of_layers}
-"""Scores of any network; those of whole layers are in test_layer_scores.py."""
+OF_WEIGHTS = {name: score for name, score in SCORES.items() if not score.of_units}
+"""Scores of any network; those of whole layers and experts are in test_layer_scores.py and test_expert_scores.py."""
 DATA_SCORES = [name for name, score in OF_WEIGHTS.items() if score.reads_data]
 
 

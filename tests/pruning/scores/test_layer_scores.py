@@ -20,7 +20,7 @@ from pruning.scores import block_influence, left_out
 pytest.importorskip("transformers")
 from small_transformers import VOCABULARY, network_of
 
-NAMES = [name for name, row in SCORES.items() if row.of_layers]
+NAMES = [name for name, row in SCORES.items() if "layer" in row.of_units]
 
 
 def tokens(count: int, seed: int) -> Tensor:
@@ -133,7 +133,9 @@ def test_refusals_say_what_to_do(name: str) -> None:
         score(network, None, loss)
     with pytest.raises(ValueError, match=r"is for networks of transformers whose model_type is one of"):
         score(nn.Linear(2, 2), [torch.ones(1, 2)], loss)
-    with pytest.raises(ValueError, match=rf"`score.kind` \(='{name}'\) scores whole layers .* use unit.kind='layer'"):
+    with pytest.raises(
+        ValueError, match=rf"`score.kind` \(='{name}'\) scores only whole units of kind .* use unit.kind='layer'"
+    ):
         Choices(Score(name), Unit("mlp"))
 
 
