@@ -111,7 +111,8 @@ def layerwise(  # sixteen parameters: one call prunes a network from files to fi
         sparsity: fraction of each layer's entries that is 0 in the end, or pattern for a weight's name -> fraction.
         n, m: keep n of each m consecutive inputs, in place of `sparsity`.
         blocks: names of blocks or lists of blocks, or patterns; None finds them; [] takes each layer by itself.
-        parameters: names of weights or patterns; None: those of layers in blocks. Tied weights are left out.
+        parameters: names of weights or patterns; None: those of layers in blocks, without the head of a language model
+            where the method's paper leaves it dense. Tied weights are left out.
         masks: masks so far; pruned entries stay pruned.
         dtype: dtype of statistics and weights while a layer is pruned, float32 or float64.
         offload: safetensors file or directory, also in shards, whose weights are read one block at a time; the network
@@ -133,7 +134,8 @@ def layerwise(  # sixteen parameters: one call prunes a network from files to fi
     solve, listed = _solver(method, options), _listed(batches)
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"`dtype` (={dtype}) must be torch.float32 or torch.float64.")
-    parts = parts_of(model, blocks, parameters)
+    with_head = callable(method) or not RECONSTRUCTIONS[method].keeps_head
+    parts = parts_of(model, blocks, parameters, with_head=with_head)
     weights = {name: layer for part in parts for name, layer in part.layers.items()}
     for name, layer in weights.items():
         check_prunable(name, weight_of(name, layer), reader="layerwise pruning")

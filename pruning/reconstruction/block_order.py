@@ -41,7 +41,13 @@ class Part:
         return self.module not in self.layers.values()
 
 
-def parts_of(model: nn.Module, blocks: str | Sequence[str] | None, parameters: Iterable[str] | None) -> list[Part]:
+def parts_of(
+    model: nn.Module,
+    blocks: str | Sequence[str] | None,
+    parameters: Iterable[str] | None,
+    *,
+    with_head: bool = True,
+) -> list[Part]:
     """Return the parts of a network in the order of its modules.
 
     Args:
@@ -53,6 +59,7 @@ def parts_of(model: nn.Module, blocks: str | Sequence[str] | None, parameters: I
             itself.
         parameters: names of the weights to prune, or patterns; None: those of the layers in blocks, or of all layers if
             there are none. A weight that several modules share is left out, or refused if it is named.
+        with_head: see `default_weights`.
 
     Raises:
         ValueError: a name fits nothing, a named weight is tied or belongs to no layer, blocks of a ModuleList share
@@ -67,7 +74,8 @@ def parts_of(model: nn.Module, blocks: str | Sequence[str] | None, parameters: I
     if parameters is None:
         _require_own_weights(modules)
     found = _blocks(modules, layers, blocks)
-    wanted = _wanted(model, layers, found, parameters)
+    usual = default_weights(model, with_head=with_head)
+    wanted = _usual(layers, found, usual) if parameters is None else _named(model, layers, parameters)
     in_lists = _in_lists(modules, layers)
     inside = {name: [weight for weight in wanted if weight.startswith(f"{name}.")] for name in found}
     taken = {weight for weights in inside.values() for weight in weights}
@@ -227,14 +235,14 @@ def _is_list_of_blocks(path: str, module: nn.Module, layers: Mapping[str, nn.Mod
     return len(children) >= least and len(kinds) == 1 and all(inside) and not no_block
 
 
-def _wanted(
-    model: nn.Module, layers: Mapping[str, nn.Module], blocks: Mapping[str, nn.Module], parameters: Iterable[str] | None
-) -> list[str]:
-    """Return the names of the weights to prune, in the order of the network."""
-    if parameters is None:
-        usual = set(default_weights(model))
-        inside = [weight for weight in layers if any(weight.startswith(f"{name}.") for name in blocks)]
-        return [weight for weight in (inside if blocks else layers) if weight in usual]
+def _usual(layers: Iterable[str], blocks: Iterable[str], usual: Sequence[str]) -> list[str]:
+    """Return the weights of layers that are pruned where none is named, in the order of the network."""
+    inside = [weight for weight in layers if any(weight.startswith(f"{name}.") for name in blocks)]
+    return [weight for weight in (inside if blocks else layers) if weight in usual]
+
+
+def _named(model: nn.Module, layers: Mapping[str, nn.Module], parameters: Iterable[str]) -> list[str]:
+    """Return the weights of layers that names or patterns select, in the order of the network."""
     patterns = [parameters] if isinstance(parameters, str) else list(parameters)
     for pattern in patterns:
         require_name(model, pattern)

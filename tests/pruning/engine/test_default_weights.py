@@ -131,6 +131,9 @@ def test_wanda_leaves_the_head_of_a_language_model_dense() -> None:
     assert [*pruning.plan(model, "magnitude", sparsity=0.5).masks] == ["1.weight", "2.weight"]
     named = pruning.plan(model, "wanda", batches=batches, sparsity=0.5, parameters=["2.weight"]).masks
     assert named["2.weight"].sum() == 27
+    with pytest.warns(UserWarning, match=r"stay dense: 2.weight .54 entries.; to prune them, name"):
+        assert [*pruning.layerwise(copy.deepcopy(model), "wanda", batches, sparsity=0.5).masks] == ["1.weight"]
+    assert [*pruning.layerwise(model, "magnitude", batches, sparsity=0.5).masks] == ["1.weight", "2.weight"]
 
 
 class Routed(nn.Module):
