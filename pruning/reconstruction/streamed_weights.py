@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pruning.holding.parameter import hooked, unwrapped
 from pruning.reconstruction.block_order import Part
+from pruning.reconstruction.converted_weights import Conversion, conversions, originals
 
 WHOLE, INDEX, OTHERS = "model.safetensors", "model.safetensors.index.json", "others.safetensors"
 
@@ -71,23 +73,27 @@ class StreamedWeights:
         done: Collection[str],
     ) -> None:
         self._model, self._target, self._device = unwrapped(model), Path(target), device
-        self._files = tensor_files(source)
-        if self._target.resolve() in {each.parent.resolve() for each in self._files.values()}:
+        files = tensor_files(source)
+        if self._target.resolve() in {each.parent.resolve() for each in files.values()}:
             raise ValueError(f"`output` (={target}) must be another directory than that of `offload`.")
-        self._places = _places(self._model, self._files)
+        self._files: dict[str, Path] = {}
+        self._made: dict[str, Conversion] = {}
+        self._written: dict[str, str] = {}
+        self._used = self._convert(files)
+        self._places = _places(self._model, self._made)
         self._names = {part.name: self._inside(part) for part in parts}
         self._require_shapes()
         self._empty = {name: _empty(self._get(name)) for names in self._names.values() for name in names}
         self._resident: str | None = None
         for name in done:
-            self._files |= dict.fromkeys(self._names[name], self._target / f"{name}.safetensors")
+            self._read_written(f"{name}.safetensors")
 
     @contextmanager
     def streaming(self, parts: Sequence[Part]) -> Iterator[None]:
         """Load the weights of a part when it is called, inside the context; then the parts are on the meta device."""
         self._target.mkdir(parents=True, exist_ok=True)
         others = [name for name in self._places if name not in self._empty]
-        self._load([name for name in others if name in self._files])
+        self._load([name for name in others if name in self._made])
         for part in parts:
             self._free(part.name)
         handles = [
@@ -102,18 +108,16 @@ class StreamedWeights:
             self._leave()
         self._write(OTHERS, others)
         for part in parts:
-            if self._files[self._names[part.name][0]].parent != self._target:  # no batch called it
+            if f"{part.name}.safetensors" not in self._written.values():  # no batch called it
                 self.require(part)
                 self.save(part)
-        files = {name: self._files[name].name for name in self._empty} | dict.fromkeys(others, OTHERS)
-        text = json.dumps({"metadata": {}, "weight_map": files}, indent=1)
+        text = json.dumps({"metadata": {}, "weight_map": self._written}, indent=1)
         (self._target / INDEX).write_text(text, encoding="utf-8")
 
     def save(self, part: Part) -> None:
         """Write the weights of a part to the target, and free them."""
         file = f"{part.name}.safetensors"
         self._write(file, self._names[part.name])
-        self._files |= dict.fromkeys(self._names[part.name], self._target / file)
         self._leave()
 
     def require(self, part: Part) -> None:
@@ -139,15 +143,28 @@ class StreamedWeights:
         parameters = [name for name in self._places if isinstance(self._get(name), nn.Parameter)]
         return [name for name in parameters if all(id(module) in held for module, _ in self._places[name])]
 
+    def _convert(self, files: Mapping[str, Path]) -> tuple[Any, ...]:
+        """Note the conversions of the tensors in files to those of the network; return the rules that were used."""
+        plan = conversions(self._model, _shapes(files))
+        for name, found, expected in plan.faults:
+            raise ValueError(_lacking(name, ()) if found is None else _misshapen(name, found, expected))
+        self._files |= files
+        self._made |= {target: each for each in plan.each for target in each.targets}
+        return plan.used
+
+    def _read_written(self, file: str) -> None:
+        """Take the tensors of a file in the target from it."""
+        written = dict.fromkeys(tensor_files(self._target / file), self._target / file)
+        self._convert(written)
+        self._written |= dict.fromkeys(written, file)
+
     def _require_shapes(self) -> None:
-        for name in self._places.keys() & self._files.keys():
-            with _opened(self._files[name]) as opened:
-                shape = tuple(opened.get_slice(name).get_shape())
-            if shape != tuple(self._get(name).shape):
-                raise ValueError(
-                    f"`offload` (with {name!r} of the shape {shape}) must have the shapes of the network "
-                    f"({tuple(self._get(name).shape)}); pass the files of this network."
-                )
+        single = {name: made.sources[0] for name, made in self._made.items() if made.convert is None}
+        held = _shapes({name: self._files[name] for name in single.values()})
+        for name in self._places.keys() & single.keys():
+            found, expected = tuple(held[single[name]].shape), tuple(self._get(name).shape)
+            if found != expected:
+                raise ValueError(_misshapen(name, found, expected))
 
     def _get(self, name: str) -> Tensor:
         module, leaf = self._places[name][0]
@@ -159,12 +176,23 @@ class StreamedWeights:
             (module._parameters if isinstance(value, nn.Parameter) else module._buffers)[leaf] = value  # type: ignore[assignment]
 
     def _load(self, names: Sequence[str]) -> None:
-        for name in names:
-            now = self._get(name)
-            with _opened(self._files[name]) as opened:  # closed after each tensor, so that no pages stay mapped
-                value = opened.get_tensor(name).to(self._device, now.dtype, copy=True)
-            is_parameter = isinstance(now, nn.Parameter)
-            self._set(name, nn.Parameter(value, requires_grad=now.requires_grad) if is_parameter else value)
+        for made in {id(self._made[name]): self._made[name] for name in names}.values():
+            with ExitStack() as stack:  # closed after each tensor, so that no pages stay mapped
+                opened = {file: stack.enter_context(_opened(file)) for file in {self._files[n] for n in made.sources}}
+                found = made.tensors(partial(self._read, opened))
+                for name in [each for each in made.targets if each in names]:
+                    self._set_value(name, found[name])
+
+    def _read(self, opened: Mapping[Path, Any], name: str) -> Tensor:
+        found: Tensor = opened[self._files[name]].get_tensor(name)
+        return found
+
+    def _set_value(self, name: str, value: Tensor) -> None:
+        """Give a parameter or buffer a copy of a value, on the device and in its dtype."""
+        now = self._get(name)
+        value = value.to(self._device, now.dtype, copy=True)
+        is_parameter = isinstance(now, nn.Parameter)
+        self._set(name, nn.Parameter(value, requires_grad=now.requires_grad) if is_parameter else value)
 
     def _write(self, file: str, names: Sequence[str]) -> None:
         """Write tensors to a file of the target, whole or not at all."""
@@ -175,8 +203,10 @@ class StreamedWeights:
         buffers = {
             name: tensor.clone() for name, tensor in tensors.items() if not isinstance(self._get(name), nn.Parameter)
         }
-        save_file({name: tensor.contiguous() for name, tensor in (tensors | buffers).items()}, part, {"format": "pt"})
+        held = originals(self._model, tensors | buffers, self._used)
+        save_file({name: tensor.contiguous() for name, tensor in held.items()}, part, {"format": "pt"})
         part.replace(self._target / file)
+        self._read_written(file)
 
 
 def _places(model: nn.Module, files: Collection[str]) -> dict[str, list[tuple[nn.Module, str]]]:
@@ -221,10 +251,26 @@ def _lacking(name: str, unknown: Sequence[str]) -> str:
         return f"`offload` must have a tensor for {name!r}; pass the files of this network."
     like = get_close_matches(name, unknown, 1, 0)[0]
     return (
-        f"`offload` (with {like!r}) must have the names of the network (such as {name!r}); transformers converts names "
-        "of some networks. Load the files with from_pretrained, then prune in memory, without `offload` and "
-        "`output`; or pass the directory of model.save_pretrained(directory, save_original_format=False)."
+        f"`offload` (with {like!r}) must have the names of the network (such as {name!r}), or names that transformers "
+        "converts to them; pass the files of this network."
     )
+
+
+def _misshapen(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    return (
+        f"`offload` (with {name!r} of the shape {found}) must have the shapes of the network ({expected}); pass the "
+        "files of this network."
+    )
+
+
+def _shapes(files: Mapping[str, Path]) -> dict[str, Tensor]:
+    """Return the tensors of files on the meta device, for their shapes."""
+    found: dict[str, Tensor] = {}
+    for file in set(files.values()):
+        with _opened(file) as opened:
+            names = [name for name, place in files.items() if place == file]
+            found |= {name: torch.empty(opened.get_slice(name).get_shape(), device="meta") for name in names}
+    return found
 
 
 def _empty(tensor: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import tempfile
 import uuid
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -26,6 +26,7 @@ from orchestrator.store.finished_stages import tensors_in
 from orchestrator.store.local_backend import node_folder, tidy
 from orchestrator.workloads.networks.gguf_files import read_gguf
 from orchestrator.workloads.weight_files import LISTED, PIECE, CheckpointError, extra_state, misfits
+from pruning.reconstruction.converted_weights import Conversion, conversions
 
 WRAPPERS = ("module.", "_orig_mod.")
 """Prefixes that DataParallel and torch.compile put before the names of parameters."""
@@ -37,7 +38,8 @@ def initialise(model: nn.Module, place: str, expected: str, keep: Sequence[str] 
     """Copy a checkpoint into a plain model, by name and in the model's dtypes; refuse tensors that do not fit.
 
     Names may have, or lack, the prefix that DataParallel, torch.compile or a transformers model with a head puts before
-    them. One name is enough for tied parameters.
+    them. One name is enough for tied parameters. Tensors that transformers converts while it loads, such as the
+    matrices of single experts, are converted by it.
 
     Args:
         model: the network.
@@ -60,13 +62,17 @@ def initialise(model: nn.Module, place: str, expected: str, keep: Sequence[str] 
             if not any(fnmatchcase(name, pattern) for name in own):
                 raise CheckpointError(f"`model.reinitialise` (={pattern}) matches no parameter of the network.")
         taken = {name for name in own if not any(fnmatchcase(name, pattern) for pattern in keep)}
-        named = {_name_in_network(name, own, model): value for name, value in found.items()}
-        infinite = [name for name, value in named.items() if name in taken and not bool(value.isfinite().all())]
+        found = {_without_wrapper(name, own): value for name, value in found.items()}
+        made, faults = _conversions(model, found, own, taken)
+        infinite = [
+            n for each in made if taken & {*each.targets} for n in each.sources if not bool(found[n].isfinite().all())
+        ]
         if infinite:
             raise CheckpointError(
                 f"{said} contains NaN or infinity in `{infinite[0]}`: its training diverged; pass an earlier one."
             )
-        wrong = list(misfits(own, taken, named, model))
+        named = {n: own[n] if each.convert else found[each.sources[0]] for each in made for n in each.targets}
+        wrong = [*faults, *misfits(own, taken, named, model)]
         if wrong:
             more = f", and {len(wrong) - LISTED} more" if len(wrong) > LISTED else ""
             raise CheckpointError(
@@ -74,8 +80,10 @@ def initialise(model: nn.Module, place: str, expected: str, keep: Sequence[str] 
                 "saved from, or name the tensors that keep their initialisation, as in model.reinitialise=['fc.*']."
             )
         with torch.no_grad():
-            for name in taken & set(named):
-                own[name].copy_(named[name])
+            for each in made:
+                for name, value in each.tensors(found.__getitem__).items():
+                    if name in taken:
+                        own[name].copy_(value)
         model.load_state_dict(extra, strict=False)
 
 
@@ -153,8 +161,37 @@ def _read(path: Path, content: str, said: str) -> dict[str, Tensor]:
     return tensors
 
 
-def _name_in_network(name: str, own: Mapping[str, Tensor], model: nn.Module) -> str:
+def _conversions(
+    model: nn.Module, found: Mapping[str, Tensor], own: Mapping[str, Tensor], taken: set[str]
+) -> tuple[list[Conversion], list[str]]:
+    """Return the conversions of a checkpoint's tensors to those of a network, and what makes some impossible.
+
+    Args:
+        model: the network.
+        found: the checkpoint's tensors by name.
+        own: the network's tensors by name.
+        taken: names of the tensors to load.
+    """
+    plan = conversions(model, found, taken)
+    made = [
+        each if each.convert else Conversion(each.sources, (_name_in_network(each.targets[0], own, model),))
+        for each in plan.each
+    ]
+    return made, [
+        f"the file lacks `{name}`"
+        if shape is None
+        else f"`{name}` is {list(shape)} in the file and {list(expected)} in the network"
+        for name, shape, expected in plan.faults
+    ]
+
+
+def _without_wrapper(name: str, own: Collection[str]) -> str:
+    """Return a checkpoint's name without the prefix of DataParallel or torch.compile."""
+    wrapper = next((each for each in WRAPPERS if name.startswith(each) and name not in own), "")
+    return name.removeprefix(wrapper)
+
+
+def _name_in_network(name: str, own: Collection[str], model: nn.Module) -> str:
     """Return the network's name for the checkpoint's `name`; `name` itself if the network has no similar one."""
     head = f"{getattr(model, 'base_model_prefix', '')}."
-    forms = [name, *(name.removeprefix(wrapper) for wrapper in WRAPPERS), head + name, name.removeprefix(head)]
-    return next((form for form in forms if form in own), name)
+    return next((form for form in (name, head + name, name.removeprefix(head)) if form in own), name)

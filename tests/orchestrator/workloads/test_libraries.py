@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
@@ -75,6 +76,56 @@ def test_what_transformers_saved_is_loaded_with_its_head_or_without(tmp_path: Pa
         initialise(ours, place, file_digest(place))
 
         assert torch.equal(ours.eval()(tokens).logits, theirs.eval()(tokens).logits)
+
+
+def mixture(seed: int) -> Any:
+    """Return a tiny Mixtral; its files hold a matrix for each expert, and it holds them in one parameter."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_local_experts": 3}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 13}
+    torch.manual_seed(seed)
+    return transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, **heads))
+
+
+@pytest.mark.parametrize("saved", [{}, {"max_shard_size": "2KB"}, {"save_original_format": False}, None])
+def test_a_mixture_is_loaded_as_from_pretrained_loads_it(saved: dict[str, Any] | None, tmp_path: Path) -> None:
+    theirs, ours, place = mixture(1), mixture(2), str(tmp_path / "w.pt")
+    theirs.save_pretrained(tmp_path, **(saved or {}))
+    if saved is None:
+        tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+        torch.save({f"module.{name}": value for name, value in tensors.items()}, place)
+    else:
+        place = file_places.checkpoint(str(tmp_path))
+    initialise(ours, place, pinned_content.weights_digest(place))
+
+    expected = type(theirs).from_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in ours.state_dict().items())
+
+
+def test_an_expert_that_a_file_lacks_is_named(tmp_path: Path) -> None:
+    theirs = mixture(1)
+    theirs.save_pretrained(tmp_path)
+    state = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    name = next(each for each in state if "experts.1.w3" in each)
+    last = state.pop(name)
+
+    def begin(changed: dict[str, Any], keep: tuple[str, ...] = ()) -> Any:
+        place, ours = str(tmp_path / "w.safetensors"), mixture(2)
+        safetensors.torch.save_file(changed, place)
+        initialise(ours, place, file_digest(place), keep)
+        return ours
+
+    with pytest.raises(OrchestratorError, match=rf"does not fit this network: the file lacks `{name}`; choose"):
+        begin({**state, name.replace("experts.1", "experts.3"): last})
+    with pytest.raises(OrchestratorError, match=rf"`{name}` is \[12, 7\] in the file and \[12, 8\] in the network"):
+        begin({**state, name: last[:, :7].contiguous()})
+    with pytest.raises(OrchestratorError, match=f"NaN or infinity in `{name}`"):
+        begin({**state, name: last / 0})
+    kept = begin(state, ("*.0.mlp.experts.gate_up_proj",)).state_dict()
+    assert torch.equal(
+        kept["model.layers.0.mlp.experts.gate_up_proj"], mixture(2).model.layers[0].mlp.experts.gate_up_proj
+    )
+    assert torch.equal(kept["model.norm.weight"], theirs.model.norm.weight)
 
 
 def test_a_classifier_of_transformers_has_as_many_outputs_as_the_data_have_classes(tmp_path: Path) -> None:

@@ -138,13 +138,72 @@ def test_persistent_buffers_are_read_and_written(is_meta: bool, tmp_path: Path) 
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in tensors.items())
 
 
+def mixture() -> Any:
+    """Return a small Mixtral, whose files hold a matrix for each expert, under other names."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_local_experts": 3}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 11}
+    torch.manual_seed(0)
+    return transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, **heads)).eval()
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["one file", "shards"])
+def test_a_mixture_is_read_and_written_in_the_form_of_its_files(sharded: bool, tmp_path: Path) -> None:
+    model, given = mixture(), [{"input_ids": torch.arange(10).view(2, 5)}]
+    model.save_pretrained(tmp_path / "source", max_shard_size="2KB" if sharded else "1GB")
+    with torch.device("meta"):
+        empty = type(model)(model.config)
+    empty.model.rotary_emb = copy.deepcopy(model.model.rotary_emb)
+
+    def interrupt(result: pruning.Layerwise) -> None:
+        seen.append(result)
+        raise KeyboardInterrupt
+
+    seen: list[pruning.Layerwise] = []
+    chosen: dict[str, Any] = {"sparsity": 0.5, "parameters": ["*self_attn*"]}
+    asked = {**chosen, "offload": tmp_path / "source", "output": tmp_path / "pruned"}
+    with pytest.raises(KeyboardInterrupt):
+        pruning.layerwise(copy.deepcopy(empty), "wanda", given, on_block=interrupt, **asked)
+    pruning.layerwise(empty, "wanda", given, done=seen[0], **asked)
+
+    pruning.layerwise(model, "wanda", given, **chosen)
+    model.save_pretrained(tmp_path / "expected")
+    expected, found = load_file(tmp_path / "expected" / "model.safetensors"), read(tmp_path / "pruned")
+    assert found.keys() == expected.keys()
+    assert sum(".experts." in name for name in found) == 2 * 3 * 3
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
+
+
+def test_an_expert_that_is_missing_or_of_another_shape_is_refused(tmp_path: Path) -> None:
+    model = mixture()
+    model.save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    name = next(each for each in state if "experts.1.w3" in each)
+
+    def refused(said: str, changed: dict[str, Tensor]) -> None:
+        save_file(changed, tmp_path / "w.safetensors")
+        with pytest.raises(ValueError, match=said):
+            pruning.layerwise(
+                model, "wanda", batches(), sparsity=0.5, offload=tmp_path / "w.safetensors", output=tmp_path / "pruned"
+            )
+
+    others = {each: value for each, value in state.items() if each != name}
+    refused(f"must have a tensor for '{name}'", others)
+    refused(f"must have a tensor for '{name}'", {**others, name.replace("experts.1", "experts.3"): state[name]})
+    refused(f"with '{name}' of the shape .12, 7.", {**others, name: torch.ones(12, 7)})
+    refused(
+        r"experts.gate_up_proj' of the shape .4, 24, 8.",
+        {**state, **{each.replace("experts.1", "experts.3"): value.clone() for each, value in state.items()}},
+    )
+
+
 def test_files_with_the_names_of_another_layout_are_refused_with_the_remedy(tmp_path: Path) -> None:
     model = Model()
     state = {name: value.clone() for name, value in model.state_dict().items() if name != "head.weight"}
     other = {name.replace("one", "experts.w1"): value for name, value in state.items()}
     save_file(other, tmp_path / "w.safetensors")
 
-    with pytest.raises(ValueError, match=r"'layers.0.experts.w1.weight'.*'layers.0.one.weight'.*from_pretrained"):
+    with pytest.raises(ValueError, match=r"'layers.0.experts.w1.weight'.*'layers.0.one.weight'.*converts"):
         pruning.layerwise(
             model, "wanda", batches(), sparsity=0.5, offload=tmp_path / "w.safetensors", output=tmp_path / "pruned"
         )
