@@ -25,7 +25,7 @@ from pruning.layouts import has_plain_forward, kind_of
 from pruning.masks.mask_set import MaskSet
 from pruning.measure.matrix_weights import considered
 from pruning.measure.report import COMPUTED, macs
-from pruning.scores.readings.network import Masks, weights_of
+from pruning.scores.readings.network import Masks, computed_weights, weights_of
 from pruning.scores.readings.scoring_data import Batches, Loss, Remember, ScoringInput, Size
 from pruning.scores.weight_scores import synflow
 
@@ -188,8 +188,8 @@ def prune(  # the parameters of `plan`
 
     The caller trains between rounds and rewinds weights: call `prune` again with the next sparsity. Only masked entries
     count as pruned. Weights that are 0 without a mask, for example after `remove_all`, are ranked like all others. A
-    tensor with no entry left causes a warning, and so do matrix weights that stay dense by default, if they hold more
-    than a tenth of the entries.
+    tensor with no entry left causes a warning, and so do weights that are computed from other parameters, and matrix
+    weights that stay dense by default, if they hold more than a tenth of the entries.
 
     Args:
         model: plain, or pruned before. Afterwards its parameters are stored as by `torch.nn.utils.prune`; `remove_all`
@@ -206,6 +206,8 @@ def prune(  # the parameters of `plan`
     by_entry = parameters is None and not Unit(decided.details["unit"]).spans
     if by_entry and (left := considered(model, weights_of(model)).sentence("parameters")):
         warnings.warn(f"{left}.", stacklevel=2)
+    if parameters is None and (computed := computed_weights(model)):
+        warnings.warn(COMPUTED_FROM_OTHERS.format(", ".join(computed)), stacklevel=2)
     if dead := decided.details["dead"]:
         warnings.warn(
             f"every entry of {', '.join(dead)} is pruned, so nothing passes through; pass a lower `sparsity`, or "
@@ -216,6 +218,12 @@ def prune(  # the parameters of `plan`
     if derived and (computed := macs(model, example).computed):
         warnings.warn(f"{COMPUTED.format(', '.join(computed))}; leave the layer out of `parameters`.", stacklevel=2)
     return decided
+
+
+COMPUTED_FROM_OTHERS = (
+    "{} stays dense, because it is computed from other parameters, as by weight_norm; call "
+    "torch.nn.utils.parametrize.remove_parametrizations or remove_weight_norm first to prune it."
+)
 
 
 def _has_own_forward(module: nn.Module) -> bool:

@@ -83,8 +83,7 @@ def weights_of(
         parameters: names of the parameters to score; None: those of `default_weights`.
 
     Raises:
-        ValueError: a name is not in the model; a mask has another shape; there is nothing to score; or `parameters` is
-            None and a layer's weight is computed from other parameters.
+        ValueError: a name is not in the model; a mask has another shape; or there is nothing to score.
     """
     return _weights(model, _kept(model, masks or {}), parameters)
 
@@ -105,8 +104,6 @@ def _weights(model: nn.Module, kept: Mapping[int, Tensor], parameters: Iterable[
     known |= {n: replace(each, disputed=True) for n, each in known.items() if len(layouts[id(each.parameter)]) > 1}
     if parameters is None:
         found = {name: known[name] for name in default_weights(model)}
-        for path, module in modules:
-            _refuse_computed(path, module)
     for name in parameters or ():
         require_name(model, name)
         if name not in known:
@@ -117,23 +114,21 @@ def _weights(model: nn.Module, kept: Mapping[int, Tensor], parameters: Iterable[
         found[name] = known[name]
     if not found:
         raise ValueError(
-            f"`model` ({type(model).__name__}) must have a linear or convolutional layer to score; pass the names of "
-            "other parameters as `parameters`."
+            f"`model` ({type(model).__name__}) must have a linear or convolutional layer to score, whose weight is "
+            "computed from no other parameters; pass the names of other parameters as `parameters`."
         )
     return found
 
 
-def _refuse_computed(path: str, module: nn.Module) -> None:
-    """Refuse a layer whose weight is computed from other parameters: pruning would silently leave it dense."""
-    held = pruned_names(module)
-    older = [n.removesuffix("_v").removesuffix("_orig") for n in module._parameters if n.endswith(("_v", "_orig"))]
-    computed = [*getattr(module, "parametrizations", ()), *(leaf for leaf in older if leaf not in held)]
-    if leaf := next((each for each in computed if hasattr(module, each) and is_prunable(module, each)), None):
-        raise ValueError(
-            f"`model` (whose {joined(path, leaf)!r} is computed from other parameters, as by weight_norm) must have "
-            "plain weights to be pruned; call torch.nn.utils.parametrize.remove_parametrizations or remove_weight_norm "
-            "first, or pass `parameters` without this weight."
-        )
+def computed_weights(model: nn.Module) -> list[str]:
+    """Return the names of layers' weights that are computed from other parameters, as by weight_norm."""
+    found = []
+    for path, module in plain_modules(model):
+        held = pruned_names(module)
+        older = [n.removesuffix("_v").removesuffix("_orig") for n in module._parameters if n.endswith(("_v", "_orig"))]
+        computed = [*getattr(module, "parametrizations", ()), *(leaf for leaf in older if leaf not in held)]
+        found += [joined(path, each) for each in computed if hasattr(module, each) and is_prunable(module, each)]
+    return found
 
 
 def require_name(model: nn.Module, given: Any) -> None:

@@ -235,14 +235,20 @@ def test_the_network_of_magnitudes_is_made_ready_once_for_many_rounds() -> None:
     "computed",
     [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm],
 )
-def test_a_weight_that_is_computed_from_others_is_refused(computed: Callable[[nn.Module], nn.Module]) -> None:
+def test_a_weight_that_is_computed_from_others_stays_dense(computed: Callable[[nn.Module], nn.Module]) -> None:
     model = golden_network()
     computed(model.fc2)
-    with pytest.raises(ValueError, match=r"`model` \(whose 'fc2.weight' is computed from other parameters"):
-        magnitude(model)
-    assert list(magnitude(model, parameters=["fc1.weight"])) == ["fc1.weight"]
-    with pytest.raises(ValueError, match=r"whose 'fc2.weight' is computed"):
-        pruning.prune(model, "magnitude", sparsity=0.5)
+    assert "fc2.weight" not in magnitude(model)
+    said = r"fc2.weight stays dense, because it is computed from other parameters"
+    with pytest.warns(UserWarning, match=said), pytest.warns(UserWarning, match="of the network's matrix weights"):
+        masks = pruning.prune(model, "magnitude", sparsity=0.5).masks
+    assert list(masks) == list(magnitude(model))
+    with pytest.raises(ValueError, match=r"`parameters` \(='fc2.weight'\) must name parameters of `model`"):
+        pruning.prune(model, "magnitude", sparsity=0.5, parameters=["fc2.weight"])
+    alone = nn.Sequential(nn.Linear(3, 4))
+    computed(alone[0])
+    with pytest.raises(ValueError, match=r"whose weight is computed from no other parameters"):
+        pruning.prune(alone, "magnitude", sparsity=0.5)
 
 
 def test_lamp_tells_which_tensor_holds_nan() -> None:
