@@ -231,7 +231,7 @@ def _cut(flow: Flow, decision: Decision, node: fx.Node, given: dict[str, Any]) -
     source = given["self"]
     shape = flow.value(source).shape
     kept = _kept_along(flow, decision, source, int(given["dim"]) % len(shape))
-    if kept is None or bool(kept.all()):
+    if kept is None or bool(kept.all()) or given.get("step", 1) != 1:  # whole steps are left
         return None
     new, numbers = dict(given), []
     for key in ("start", "end", "index"):

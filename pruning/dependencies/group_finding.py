@@ -29,7 +29,17 @@ from pruning.dependencies.dependency_groups import (
 from pruning.dependencies.families.stock_transformer import family_groups
 from pruning.graph.label_flow import FIXED, Flow, covering
 from pruning.graph.label_rules import flow_of
-from pruning.graph.tracing import CONVOLUTIONS, PRODUCTS, RECURRENCES, Example, Recurrence, arguments, name_of, traced
+from pruning.graph.tracing import (
+    CONVOLUTIONS,
+    GROUPED_PRODUCT,
+    PRODUCTS,
+    RECURRENCES,
+    Example,
+    Recurrence,
+    arguments,
+    name_of,
+    traced,
+)
 from pruning.holding.parameter import plain_modules, plain_tensors
 from pruning.measure.macs import Products
 
@@ -185,7 +195,7 @@ def _held(flow: Flow, tensors: Mapping[str, Tensor], names: Mapping[int, str]) -
     return held_tensors(tensors, applied, outputs)
 
 
-WHOLE = ("baddbmm", "addbmm", "einsum", "mv", "addmv", "dot")
+WHOLE = ("addbmm", "mv", "addmv", "dot")
 """Products without a label rule: all of their inputs are kept."""
 
 
@@ -200,16 +210,22 @@ class Use(NamedTuple):
 def use_of(flow: Flow, node: fx.Node) -> Use | None:
     """Return how a node uses its weight; None if the node is not the operation of a layer."""
     name = name_of(node)
-    if name not in ("linear", "addmm", *PRODUCTS, *CONVOLUTIONS):
+    if name not in ("linear", "addmm", GROUPED_PRODUCT, *PRODUCTS, *CONVOLUTIONS):
         return None
     given = arguments(node)
-    by_inputs = name in ("addmm", *PRODUCTS)  # weight of shape (inputs, outputs), like transformers' Conv1D
+    by_inputs = name in (
+        "addmm",
+        GROUPED_PRODUCT,
+        *PRODUCTS,
+    )  # weight of shape (..., inputs, outputs)
     source, weight = (
         list(given.values())[int(name == "addmm") :][:2] if by_inputs else (given["input"], given["weight"])
     )
     shape, result = flow.value(weight).shape, flow.value(node)
     if name in PRODUCTS and (weight.op != "get_attr" or len(shape) != 2):
         return None
+    if name == GROUPED_PRODUCT:  # each row is multiplied with one matrix of the stack
+        return Use(weight, max(1, len(result) // shape[0]), 2)
     if "transpose" in name or bool(given.get("transposed")):
         return Use(weight, flow.value(source).numel() // shape[0], 1)
     return Use(weight, result.numel() // shape[int(by_inputs)], int(by_inputs))

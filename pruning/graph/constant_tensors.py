@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from pruning.graph.tracing import (
     CHANNELWISE_NORMALISATIONS,
     CONVOLUTIONS,
+    GROUPED_PRODUCT,
     MOVES,
     NORMALISATIONS,
     PRODUCTS,
@@ -178,10 +179,12 @@ def _unknown(value: Any) -> Any:
 def _bilinear(operation: Callable[[Tensor, Tensor], Tensor], one: Tensor, other: Tensor) -> Tensor:
     """Return a sum of products, NaN where a product varies; a product with a constant 0 is 0."""
     varies, other_varies = one.isnan(), other.isnan()
-    result = operation(one.nan_to_num(0.0), other.nan_to_num(0.0))
-    live, other_live = (varies | (one != 0)).double(), (other_varies | (other != 0)).double()
-    spread = operation(varies.double(), other_live) + operation(live, other_varies.double())
-    return result.masked_fill(spread > 0.5, float("nan"))
+    spread = operation(varies.float(), (other_varies | (other != 0)).float())
+    if other_varies.any():
+        spread = spread + operation((varies | (one != 0)).float(), other_varies.float())
+    if bool((unknown := spread > 0.5).all()):
+        return one.new_full((), float("nan")).expand(spread.shape)
+    return operation(one.nan_to_num(0.0), other.nan_to_num(0.0)).masked_fill(unknown, float("nan"))
 
 
 def _linear(given: Mapping[str, Any]) -> Tensor:
@@ -210,6 +213,13 @@ def _product(operation: Callable[[Tensor, Tensor], Tensor]) -> Rule:
         return _bilinear(operation, one, other)
 
     return rule
+
+
+def _grouped_product(given: Mapping[str, Any]) -> Tensor:
+    """Product in groups: NaN but for outputs that are 0 by each matrix of the stack."""
+    one, other, *_ = given.values()
+    largest = _bilinear(torch.matmul, one.abs(), other.abs().sum(0))
+    return torch.where(largest == 0, 0.0, float("nan")).double()
 
 
 def _mul(given: Mapping[str, Any]) -> Tensor:
@@ -295,6 +305,7 @@ _RULES: dict[str, Rule] = {
     "mul": _mul,
     "embedding": _embedding,
     "scaled_dot_product_attention": _attention,
+    GROUPED_PRODUCT: _grouped_product,
     **{name: _product(getattr(torch, name)) for name in PRODUCTS},
     **{name: _convolution(getattr(F, name, torch.convolution)) for name in CONVOLUTIONS if hasattr(F, name)},
     "convolution": _convolution(torch.convolution),

@@ -9,6 +9,7 @@ kept if all of its labels are kept. Dimensions that no field covers stay whole.
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as made
@@ -185,6 +186,9 @@ class Flow:
         self.made: dict[fx.Node, None] = {}
         """Nodes that depend on neither inputs nor parameters: constants that the forward makes."""
         self._of_tensor: dict[int, Fields] = {}
+        self._reads: Counter[int] = Counter()
+        for node in traced.graph.graph.find_nodes(op="get_attr"):
+            self._reads[id(traced.tensor(str(node.target)))] += len(node.users)
         for node in traced.graph.graph.nodes:
             self.fields[node] = self._pass(node)
             if is_in_place(node) and isinstance(node.args[0], fx.Node):
@@ -200,6 +204,11 @@ class Flow:
         """Return the fields of an argument; an empty list if the argument is no single tensor."""
         found = self.fields.get(node, []) if isinstance(node, fx.Node) else []
         return found if all(isinstance(each, Tensor) for each in found) else []
+
+    def reads(self, node: Any) -> int:
+        """Count the reads of a parameter in the graph, under all of its names; 0 for other arguments."""
+        known = isinstance(node, fx.Node) and node.op == "get_attr"
+        return self._reads[id(self.traced.tensor(str(node.target)))] if known else 0
 
     def _pass(self, node: fx.Node) -> Any:
         if node.op == "get_attr":

@@ -33,6 +33,7 @@ from pruning.graph.tracing import (
     CHANNELWISE_NORMALISATIONS,
     CONVOLUTIONS,
     FILLED,
+    GROUPED_PRODUCT,
     MOVES,
     PRODUCTS,
     RECURRENCES,
@@ -74,16 +75,8 @@ def _foldable(flow: Flow, constant: Tensor, weight: Any, bias: Any) -> Tensor:
     0 is always allowed. Other constants are allowed if the graph reads the weight, and the bias if there is one, only
     once, and both are parameters.
     """
-    once = isinstance(weight, fx.Node) and weight.op == "get_attr" and _uses(flow, weight) == 1
-    once &= bias is None or (isinstance(bias, fx.Node) and bias.op == "get_attr" and _uses(flow, bias) == 1)
+    once = flow.reads(weight) == 1 and (bias is None or flow.reads(bias) == 1)
     return constant if once else torch.where(constant == 0, constant, NAN)
-
-
-def _uses(flow: Flow, node: fx.Node) -> int:
-    """Count the reads of a parameter in the graph, under all of its names."""
-    tensor = flow.traced.tensor(str(node.target))
-    names = [n for n in node.graph.nodes if n.op == "get_attr" and flow.traced.tensor(str(n.target)) is tensor]
-    return sum(len(each.users) for each in names)
 
 
 def _linear(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
@@ -115,6 +108,21 @@ def _dense(flow: Flow, node: fx.Node, source: fx.Node, weight: fx.Node, bias: An
     flow.sites.append(Site(node, read, written, live, constant, why, None, weight, bias))
     left = [field for field in flow.of(source) if last not in covered(field)]
     return flow.labels.packed([*left, along(written, last, last + 1)], why)
+
+
+def _grouped_product(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
+    """Product of the rows of one matrix, in groups, each with a matrix of a stack, like those of experts."""
+    source, weight, *rest = given.values()
+    values, why = flow.value(weight), f"{described(node)} reads it"
+    if values.ndim != 3 or flow.value(source).ndim != 2 or any(flow.of(each) for each in rest):
+        return pin_inputs(flow, node, given)
+    flow.pin([field for each in (source, weight) for field in flow.of(each) if 0 in covered(field)], why)
+    own, written = (_labels_of(flow, weight, dim, values.shape[dim], why) for dim in (1, 2))
+    read = _tied(flow, flow.one_dim(flow.of(source), 1, why), own, why)
+    live = (values.isnan() | (values != 0)).any(0).T
+    zero = torch.where(constant_along(flow.value(source), 1) == 0, 0.0, NAN).double()
+    flow.sites.append(Site(node, read, written, live, zero, why, None, weight))
+    return flow.labels.packed([along(written, 1, 2)], why)
 
 
 def _convolution(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
@@ -260,19 +268,23 @@ def _entrywise(flow: Flow, node: fx.Node, _given: dict[str, Any]) -> Fields:
 def _moved(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Any:
     """Run the operation on the labels, so that each label moves where its entry moves."""
     source = next(each for each in node.all_input_nodes if flow.of(each))
-    if node.args[0] is not source or any(each in flow.constants.varying for each in read_for_values(node)):
+    changing = any(each in flow.constants.varying for each in read_for_values(node))
+    if node.args[0] is not source or (changing and name_of(node) not in ("index", "index_select")):
         return pin_inputs(flow, node, given)
-    by_index = _by_index(node, given, flow.value(source).ndim)
+    by_index = _by_index(flow, node, given)
+    fields = [each for each in flow.of(source) if not (changing and covered(each) & by_index)]
     flow.pin([each for each in flow.of(source) if covered(each) & by_index], f"{described(node)} reads it by its place")
+    if not fields:
+        return []
     shape = flow.value(source).shape
     rest, options = tree_map(
         lambda each: flow.constants.values[each] if isinstance(each, fx.Node) else each, (node.args[1:], node.kwargs)
     )
     target = torch.ops.aten.reshape.default if name_of(node) == "view" else node.target
-    results = [target(field.expand(shape).double(), *rest, **options) for field in flow.of(source)]  # type: ignore[operator]
+    results = [target(field.expand(shape).double(), *rest, **options) for field in fields]  # type: ignore[operator]
     why = f"{described(node)} does not keep it apart"
     if name_of(node) in ("slice", "narrow") and _is_table(source):
-        for field, left in zip(flow.of(source), results, strict=True):
+        for field, left in zip(fields, results, strict=True):
             flow.labels.pin(field[~torch.isin(field, left.long())], f"{described(node)} reads it for longer inputs")
     if isinstance(results[0], Tensor):
         fields = _with_grids(flow, flow.labels.packed([each.long() for each in results], why))
@@ -293,18 +305,30 @@ def _is_table(node: fx.Node) -> bool:
     return node.op == "get_attr" and len(node.users) == 1
 
 
-def _by_index(node: fx.Node, given: dict[str, Any], ndim: int) -> set[int]:
+def _by_index(flow: Flow, node: fx.Node, given: dict[str, Any]) -> set[int]:
     """Return the dimensions that an operation indexes by fixed numbers, which `rewriting` does not change."""
-    name = name_of(node)
+    name, ndim = name_of(node), flow.value(node.args[0]).ndim  # type: ignore[arg-type]
     if name == "index":
         return {dim for dim, each in enumerate(given["indices"]) if each is not None}
     if name == "slice" and given["step"] != 1:
-        return {int(given["dim"]) % ndim}
+        return set() if _in_whole_steps(flow, node, given) else {int(given["dim"]) % ndim}
     if name == "roll":
         return {dim % ndim for dim in given["dims"]} or set(range(ndim))
     if name in ("index_select", "unfold", "gather"):
         return {int(given["dim"] if "dim" in given else given["dimension"]) % ndim}
     return set(range(ndim)) if name in ("im2col", "channel_shuffle", "native_channel_shuffle") else set()
+
+
+def _in_whole_steps(flow: Flow, node: fx.Node, given: dict[str, Any]) -> bool:
+    """Tie the channels of each step of a slice of every nth channel, which then holds for a smaller tensor too."""
+    dim, step = int(given["dim"]), int(given["step"])
+    size = flow.value(given["self"]).shape[dim]
+    labels = flow.one_dim(flow.of(given["self"]), dim, f"{described(node)} reads it by its place")
+    whole = size % step == 0 and 0 <= (given["start"] or 0) < step and (given["end"] is None or given["end"] >= size)
+    if labels is not None and whole:
+        steps = labels.reshape(-1, step)
+        flow.labels.tie(steps, steps[:, :1], f"{described(node)} reads it with what stays")
+    return whole
 
 
 def _with_grids(flow: Flow, fields: Fields) -> Fields:
@@ -366,23 +390,24 @@ def _by_channel(flow: Flow, node: fx.Node, _given: dict[str, Any]) -> Any:
 
 
 def _reduced(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
+    """Reductions, and operations whose results depend on all entries along a dimension."""
     source = given["self"]
     ndim = flow.value(source).ndim
     dims = given.get("dim")
     listed = range(ndim) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
     gone = {dim % ndim for dim in listed}
-    flow.pin([field for field in flow.of(source) if covered(field) & gone], f"{described(node)} is over all of them")
-    left = [field for field in flow.of(source) if not covered(field) & gone]
-    if given.get("keepdim"):
+    why, left = f"{described(node)} is over all of them", []
+    for field in flow.of(source):
+        for dim in covered(field) & gone if covered(field) - gone else ():
+            flow.labels.tie(field, field.narrow(dim, 0, 1), why)
+            field = field.narrow(dim, 0, 1)
+        if covered(field) & gone:
+            flow.pin([field], why)
+        else:
+            left.append(field)
+    if given.get("keepdim", name_of(node) in SOFTMAXES):
         return left
     return [field.reshape([size for dim, size in enumerate(field.shape) if dim not in gone]) for field in left]
-
-
-def _softmax(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
-    fields = flow.of(given["self"])
-    dim = int(given["dim"]) % flow.value(given["self"]).ndim
-    flow.pin([field for field in fields if dim in covered(field)], f"{described(node)} is over all of them")
-    return [field for field in fields if dim not in covered(field)]
 
 
 def _channelwise(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Any:
@@ -648,14 +673,14 @@ def _state(flow: Flow, state: fx.Node, field: Tensor, why: str) -> Fields:
 RULES: Mapping[str, Rule] = {
     "linear": _linear,
     "addmm": _addmm,
+    GROUPED_PRODUCT: _grouped_product,
     "embedding": _embedding,
     **dict.fromkeys(["layer_norm", "rms_norm", "native_layer_norm"], _normalised),
     **dict.fromkeys(["group_norm", "native_group_norm"], _group_norm),
     **dict.fromkeys(CONVOLUTIONS, _convolution),
     **dict.fromkeys(MOVES, _moved),
     **dict.fromkeys(SPATIAL, _by_channel),
-    **dict.fromkeys(REDUCTIONS, _reduced),
-    **dict.fromkeys(SOFTMAXES, _softmax),
+    **dict.fromkeys([*REDUCTIONS, *SOFTMAXES], _reduced),
     **dict.fromkeys([*CHANNELWISE_NORMALISATIONS, "prelu", "_prelu_kernel"], _channelwise),
     **dict.fromkeys(["constant_pad_nd", "pad"], _padded),
     "cat": _joined,

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import io
 import logging
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
+from torch.export.exported_program import default_decompositions
 from torch.fx.experimental import _config
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -125,8 +127,9 @@ def _traced(plain: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], siz
     with quiet(), _any_size():
         program = exported(plain, args, kwargs, sizes=sizes)
         guard = InputGuard.of(program.graph, args, kwargs, strided=strided)
-        if _writes_to_views(program.graph):
-            program = program.run_decompositions({})
+        table = _decompositions()
+        if _writes_to_views(program.graph) or any(node.target in table for node in program.graph.nodes):
+            program = program.run_decompositions(table)
         module = _module_of(program, plain)
     graph = fx.GraphModule(module, module.graph)
     _plain_calls(graph.graph, args, kwargs)
@@ -135,6 +138,30 @@ def _traced(plain: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], siz
         if (node.op == "get_attr" and not node.users) or node.target is torch.ops.aten._assert_tensor_metadata.default:
             graph.graph.erase_node(node)
     return Traced(plain, graph, args, kwargs, guard)
+
+
+def _decompositions() -> dict[Any, Any]:
+    """Return composite operation -> function of the operations that it stands for, each of which has a label rule."""
+    known = default_decompositions()
+    aten = torch.ops.aten
+    table = {each.default: known[each.default] for each in (aten.einsum, aten.stack, aten.glu, aten.baddbmm)}
+    return {**table, aten.slice_scatter.default: _written, aten.select_scatter.default: _written_at}
+
+
+def _written_at(whole: Tensor, part: Tensor, dim: int, index: int) -> Tensor:
+    """Decompose an assignment to one index."""
+    place = index if index >= 0 else index + whole.shape[dim]
+    return _written(whole, part.unsqueeze(dim), dim, place, place + 1)
+
+
+def _written(whole: Tensor, part: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
+    """Decompose an assignment to a slice: the part, and what lies before and after it."""
+    first, last = start or 0, sys.maxsize if end is None else end
+    if step != 1 or first < 0 or last < 0:
+        return NotImplemented
+    before = [whole.narrow(dim, 0, first)] if first else []
+    after = [whole.narrow(dim, last, left)] if last < sys.maxsize and (left := whole.shape[dim] - last) > 0 else []
+    return torch.cat([*before, part, *after], dim)
 
 
 def _any_size() -> contextlib.AbstractContextManager[Any]:
@@ -406,6 +433,7 @@ FILLED = _names("zeros ones full empty new_zeros new_ones new_full new_empty")
 
 CONVOLUTIONS = _names("conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d")
 PRODUCTS = _names("matmul bmm mm")
+GROUPED_PRODUCT = "_grouped_mm"
 NORMALISATIONS = _names("layer_norm rms_norm group_norm native_layer_norm native_group_norm")
 CHANNELWISE_NORMALISATIONS = _names("batch_norm instance_norm _native_batch_norm_legit_no_training")
 RECURRENCES = _names("lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell")
@@ -413,10 +441,16 @@ SOFTMAXES = _names("softmax _softmax log_softmax _log_softmax cumsum")
 
 
 def name_of(node: fx.Node) -> str:
-    """Return the name of a node's ATen operation, without the final _ of an in-place one; "" for other nodes."""
+    """Return the name of a node's ATen operation, without the final _ of an in-place one; "" for other nodes.
+
+    An operation of another library with the arguments of a product in groups, whose last rows are `offs`, is one, too.
+    """
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+    if not isinstance(target, torch._ops.OpOverload):
         return ""
+    if target.namespace != "aten":
+        read = [each.name for each in target._schema.arguments]
+        return GROUPED_PRODUCT if len(read) == 3 and read[2] == "offs" else ""
     name = str(target.overloadpacket.__name__)
     return name[:-1] if target._schema.is_mutable and name.endswith("_") else name
 

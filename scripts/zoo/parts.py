@@ -34,6 +34,8 @@ TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-7}
 SHARE = 0.9
 """Part of the matrix weights below which a call must say what stays dense."""
 ASKED, MOST, GROUPS = 0.5, 0.95, 0.3
+NO_MEMORY = "allocate memory"
+"""Words of torch's error where memory ends."""
 PACKAGE = Path(pruning.__file__).parent
 
 Outcome = dict[str, Any]
@@ -59,6 +61,8 @@ def shrunk(
     found = smaller.shrunk
     figures = {"before": found.before, "after": found.after, "form": found.form, **figures}
     if found.form == "unchanged":
+        if any(NO_MEMORY in reason for reason in found.tried):
+            raise MemoryError
         return outcome(WHOLE, "; ".join(found.tried), **figures)
     if wrong := different(model, smaller, built, calls):
         return outcome(*wrong, **figures)
@@ -250,7 +254,7 @@ def _difference(expected: list[Tensor], given: list[Tensor]) -> float:
 def judged(error: BaseException) -> tuple[str, str]:
     """Return the verdict and the sentence of an exception: a refusal is raised on purpose, by a line of the engine."""
     text = f"{type(error).__name__}: {error}"
-    if isinstance(error, MemoryError) or "allocate memory" in text:
+    if isinstance(error, MemoryError) or NO_MEMORY in text:
         return LARGE, "needs more memory than the limit"
     if "no channels that can be removed" in text:
         return NOTHING, text

@@ -417,3 +417,91 @@ def test_equal_pieces_lose_equally_many_channels_so_that_the_class_stays(kind: s
     assert (type(smaller), smaller.c, smaller.a.out_channels) == (Halves, int(kept[0].sum()), int(kept.sum()))
     torch.testing.assert_close(smaller(x), model(x))
     smaller.train()(x).sum().backward()
+
+
+def _assigned(y: Tensor) -> Tensor:
+    z = torch.zeros_like(y)
+    z[:, :8] = y[:, 8:]
+    z[:, 8:] = y[:, :8]
+    z[:, 0] = z[:, 0] * 2
+    return z
+
+
+COMPOSITE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "einsum": lambda y, w: torch.einsum("bi,oi->bo", y, w),
+    "baddbmm": lambda y, w: torch.baddbmm(y[None], y[None], w[None], beta=0.5)[0],
+    "stack": lambda y, w: torch.stack([y, y @ w], 1).sum(1),
+    "glu": lambda y, w: F.glu(torch.cat([y @ w, y], 1)),
+    "assigned": lambda y, w: _assigned(y),
+    "every second": lambda y, w: torch.stack([-y[:, 1::2], y[:, ::2]], -1).flatten(1),
+}
+
+
+class Between(nn.Module):
+    """Two layers, and an operation between them that may read a third weight."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.weight, self.last = nn.Linear(4, 16), nn.Parameter(torch.randn(16, 16)), nn.Linear(16, 3)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(self.function(self.first(x), self.weight))
+        return found
+
+
+@pytest.mark.parametrize("function", COMPOSITE.values(), ids=COMPOSITE)
+def test_operations_that_stand_for_several_lose_channels(function: Callable[[Tensor, Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    model, x = Between(function).eval(), torch.randn(2, 4)
+    pruning.prune(model, "magnitude", unit="group", scope="layer", sparsity=0.3, example=x)
+    smaller: Any = pruning.shrink(model, x)
+
+    assert smaller.first.weight.shape[0] < 16
+    assert smaller.shrunk.kept == {}
+    torch.testing.assert_close(smaller(x.repeat(2, 1)), model(x.repeat(2, 1)))
+
+
+@torch.library.custom_op("test_dependency_groups::by_expert", mutates_args=())
+def by_expert(rows: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
+    ends = offs.tolist()
+    parts = [rows[first:last] @ each for first, last, each in zip([0, *ends], ends, weight, strict=False)]
+    return torch.cat(parts)
+
+
+@by_expert.register_fake
+def _(rows: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
+    return rows.new_empty(len(rows), weight.shape[2])
+
+
+class Experts(nn.Module):
+    """A mixture of three experts, each with the rows that a router gives to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.out = nn.Linear(6, 3, bias=False), nn.Linear(6, 2)
+        self.up, self.bias = nn.Parameter(torch.randn(3, 16, 6)), nn.Parameter(torch.randn(3, 16))
+        self.down = nn.Parameter(torch.randn(3, 6, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        expert, order = torch.sort(self.router(x).argmax(1))
+        offs = (expert <= torch.arange(3)[:, None]).sum(1)
+        y = by_expert(x[order], self.up.mT, offs) + self.bias[expert]
+        y = by_expert(y[:, ::2] * y[:, 1::2].sigmoid(), self.down.mT, offs)
+        found: Tensor = self.out(x + y[order.argsort()])
+        return found
+
+
+def test_hidden_units_of_fused_experts_are_a_group() -> None:
+    torch.manual_seed(0)
+    model, x = Experts().eval(), torch.randn(7, 6)
+    groups = pruning.dependency_groups(model, x)
+    assert members(groups)["up"] == [("up", 1), ("bias", 1), ("down", 2)]
+    pruning.prune(model, "magnitude", unit="group", scope="layer", sparsity=0.5, example=x)
+    smaller: Any = pruning.shrink(model, x)
+
+    assert type(smaller) is Experts
+    assert [tuple(each.shape) for each in (smaller.up, smaller.bias, smaller.down)] == [(3, 8, 6), (3, 8), (3, 6, 4)]
+    for rows in (x, torch.randn(20, 6)):
+        torch.testing.assert_close(smaller(rows), model(rows))
+    assert {(*each.shape, each.applied) for each in groups.products} == {(3, 6, 16, 2), (3, 8, 6, 2)}  # of 7 rows by 3
