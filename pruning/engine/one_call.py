@@ -206,8 +206,8 @@ def prune(  # the parameters of `plan`
     by_entry = parameters is None and not Unit(decided.details["unit"]).spans
     if by_entry and (left := considered(model, weights_of(model)).sentence("parameters")):
         warnings.warn(f"{left}.", stacklevel=2)
-    if parameters is None and (computed := computed_weights(model)):
-        warnings.warn(COMPUTED_FROM_OTHERS.format(", ".join(computed)), stacklevel=2)
+    if parameters is None and (made := computed_weights(model)):
+        warnings.warn(COMPUTED_FROM_OTHERS.format(", ".join(made)), stacklevel=2)
     if dead := decided.details["dead"]:
         warnings.warn(
             f"every entry of {', '.join(dead)} is pruned, so nothing passes through; pass a lower `sparsity`, or "

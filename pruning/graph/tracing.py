@@ -148,13 +148,13 @@ def _decompositions() -> dict[Any, Any]:
     return {**table, aten.slice_scatter.default: _written, aten.select_scatter.default: _written_at}
 
 
-def _written_at(whole: Tensor, part: Tensor, dim: int, index: int) -> Tensor:
+def _written_at(whole: Tensor, part: Tensor, dim: int, index: int) -> Any:
     """Decompose an assignment to one index."""
     place = index if index >= 0 else index + whole.shape[dim]
     return _written(whole, part.unsqueeze(dim), dim, place, place + 1)
 
 
-def _written(whole: Tensor, part: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
+def _written(whole: Tensor, part: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
     """Decompose an assignment to a slice: the part, and what lies before and after it."""
     first, last = start or 0, sys.maxsize if end is None else end
     if step != 1 or first < 0 or last < 0:
