@@ -82,13 +82,24 @@ def dependency_groups(
     if not found:
         raise ValueError(
             f"`model` ({type(model).__name__}) has no channels that can be removed: each is an input or output of the "
-            "network, or an operation needs it; type unit='entry' or unit='channel'."
+            f"network, or an operation needs it{_needs(flow)}; type unit='entry' or unit='channel'."
         )
     groups = tuple(group for group, _ in found)
     products = multiplied_activations(flow, [(group.name, number) for group, number in found])
     return DependencyGroups(
         groups, _held(flow, tensors, names), unit or Unit("group"), scope or Scope(), tuple(products)
     )
+
+
+def _needs(flow: Flow) -> str:
+    """Return the reasons for which outputs of weights stay, each with the first weight, as the end of a sentence."""
+    found: dict[str, str] = {}
+    for site in flow.sites:
+        if site.weight is not None:
+            roots = flow.labels.roots(site.outputs)
+            pins = (why for labels, why in flow.labels.pins if torch.isin(flow.labels.roots(labels), roots).any())
+            found.setdefault(next(pins, "it goes with what stays"), str(site.weight.target))
+    return f" ({'; '.join(f'{weight}: {why}' for why, weight in [*found.items()][:3])})" if found else ""
 
 
 def _unite(flow: Flow) -> None:

@@ -24,7 +24,7 @@ from pruning.dependencies.families.stock_transformer import family_groups
 from pruning.graph.tracing import first_line, without_key_caches
 from pruning.holding.default_weights import default_weights
 from pruning.holding.parameter import check_generator, joined
-from pruning.measure.macs import arguments_on
+from pruning.measure.macs import arguments_on, called
 from pruning.refused import RefusedValue, unfit_call
 from pruning.scores.readings.network import Weight, network, weights_of
 from pruning.scores.readings.scoring_data import ScoringInput, tensors
@@ -426,12 +426,15 @@ def output_weights(model: nn.Module, names: Sequence[str], example: Any) -> set[
     last = set(names[-1:])
     if example is None:
         return last
-    args, kwargs = arguments_on(model, example)
     with network(model, None, names) as net, without_key_caches(net.model):
         weights = {id(parameter): name for name, parameter in net.parameters.items()}
         layouts = {name: (weight.layout, weight.parameter.shape) for name, weight in net.weights.items()}
         through = {name for name, (own, shape) in layouts.items() if own is not None and own.is_depthwise(shape)}
-        todo = [each.grad_fn for each in tensors(net.model(*args, **kwargs)) if each.grad_fn is not None]
+        todo = [
+            each.grad_fn
+            for each in tensors(called(net.model, arguments_on(model, example), "example"))
+            if each.grad_fn is not None
+        ]
         found, seen = set[str](), set[Any]()
         while todo:
             node = todo.pop()

@@ -266,9 +266,27 @@ def counted(model: nn.Module, example: Any, masks: MaskSet) -> Counter:
         stack.enter_context(eagerly())  # a dispatch mode does not see the products of compiled code
         stack.enter_context(in_mode(model, training=False))
         with torch.no_grad(), Products(counter.product):
-            args, kwargs = arguments_on(model, example)
-            unwrapped(model)(*args, **kwargs)
+            called(unwrapped(model), arguments_on(model, example), "example")
     return counter
+
+
+def called(model: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]], name: str) -> Any:
+    """Return the outputs of a network.
+
+    Raises:
+        ValueError: the network does not run on the inputs, which the caller passed as `name`.
+    """
+    args, kwargs = given
+    try:
+        return model(*args, **kwargs)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a forward may raise anything
+        kinds = (f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in tree_leaves(given) if isinstance(leaf, Tensor))
+        raise ValueError(
+            f"`{name}` ({', '.join(kinds)}) must be an input of {type(model).__name__}, which failed with "
+            f"{type(error).__name__}: {error}; pass one that the network runs on."
+        ) from error
 
 
 def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -100,6 +100,15 @@ def test_channels_are_never_outputs_of_the_network_by_default(options: dict[str,
         pruning.plan(Residual(), sparsity=0.5, example=example, **options)
 
 
+def test_an_example_that_the_network_does_not_take_is_refused_by_a_sentence() -> None:
+    said = r"`example` \(\(2, 4\) torch.float64\) must be an input of TwoHeads, which failed with RuntimeError: "
+
+    with pytest.raises(ValueError, match=said):
+        pruning.report(TwoHeads(), torch.randn(2, 4, dtype=torch.float64))
+    with pytest.raises(ValueError, match=said):
+        pruning.prune(TwoHeads(), "ln_structured", sparsity=0.5, example=torch.randn(2, 4, dtype=torch.float64))
+
+
 def test_outputs_of_a_depthwise_convolution_at_the_end_are_those_of_the_layer_before() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 6, 1), nn.BatchNorm2d(6), nn.Conv2d(6, 6, 3, groups=6))
 

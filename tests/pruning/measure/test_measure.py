@@ -155,7 +155,9 @@ def test_counting_leaves_the_model_as_it_was():
     assert [m.training for m in model.modules()] == [True, True, True, False]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not any(m._forward_hooks for m in model.modules())
-    with pytest.raises(RuntimeError):
+    with pytest.raises(
+        ValueError, match="must be an input of Sequential, which failed with RuntimeError: Given groups=1"
+    ):
         measure.macs(model, torch.randn(2, 3, 5, 5))
     assert not any(m._forward_hooks for m in model.modules())
 
