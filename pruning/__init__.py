@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from pruning.engine.scoring import groups as groups
     from pruning.engine.scoring import inverted as inverted
     from pruning.engine.scoring import shuffle as shuffle
-    from pruning.holding.keeper import MaskKeeper as MaskKeeper
     from pruning.holding.low_rank import LowRankUpdates as LowRankUpdates
     from pruning.holding.reparam import mask_gradients as mask_gradients
+    from pruning.masks.keeper import MaskKeeper as MaskKeeper
     from pruning.masks.mask_set import MaskSet as MaskSet
     from pruning.measure.report import latency as latency
     from pruning.measure.report import remaining_parameters as remaining_parameters
@@ -95,7 +95,7 @@ _HOMES = {
         "engine.scoring": "groups inverted shuffle",
         "engine.one_call": "commit effective_sparsity plan prune sparsity",
         "engine.plans": "PruningPlan",
-        "holding.keeper": "MaskKeeper",
+        "masks.keeper": "MaskKeeper",
         "holding.low_rank": "LowRankUpdates",
         "holding.reparam": "mask_gradients",
         "masks.mask_set": "MaskSet",

@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from pruning.dynamics.mask_history import MaskHistory, MaskUpdate
-from pruning.holding.keeper import MaskKeeper
 from pruning.holding.parameter import (
     check_masks,
     outside_inference_mode,
@@ -24,6 +23,7 @@ from pruning.holding.parameter import (
     unwrapped,
 )
 from pruning.holding.reparam import mask_
+from pruning.masks.keeper import MaskKeeper
 from pruning.masks.mask_set import MaskSet
 from pruning.schedule import step_of
 from pruning.scores.readings.network import weights_of

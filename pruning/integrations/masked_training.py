@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pruning.dynamics.changing_masks import Dynamics
-from pruning.holding.keeper import MaskKeeper
 from pruning.holding.parameter import place
+from pruning.masks.keeper import MaskKeeper
 from pruning.masks.mask_set import MaskSet
 
 
