@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from pruning.methods.functions import random_unstructured as random_unstructured
     from pruning.methods.functions import remove as remove
     from pruning.methods.functions import remove_all as remove_all
+    from pruning.mixtures.survivors import route_among_survivors as route_among_survivors
     from pruning.reconstruction.block_by_block import Layerwise as Layerwise
     from pruning.reconstruction.block_by_block import layerwise as layerwise
     from pruning.schedule import targets as targets
@@ -105,6 +106,7 @@ _HOMES = {
         "l1_unstructured ln_structured random_structured random_unstructured remove remove_all",
         "methods.built_in": "CustomFromMask Identity L1Unstructured LnStructured RandomStructured RandomUnstructured",
         "reconstruction.block_by_block": "Layerwise layerwise",
+        "mixtures.survivors": "route_among_survivors",
         "schedule": "targets",
         "selection.allocation": "allocate",
         "selection.selection_groups": "select",

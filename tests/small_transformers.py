@@ -10,9 +10,13 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from pruning.choices.axes import FamilyUnit
+
 VOCABULARY, TOKENS = 24, 9
 LLAMA_LIKE = ("Llama", "Mistral", "Qwen2", "Qwen3")
 KINDS = (*LLAMA_LIKE, "GPT2", "Bert", "ViT")
+UNITS_OF_KINDS: tuple[FamilyUnit, ...] = ("layer", "heads", "mlp", "residual")
+"""Units of these networks, which have no experts; those of mixtures are in small_mixtures.py."""
 
 
 def config_of(kind: str, **sizes: Any) -> Any:

@@ -13,7 +13,7 @@ from pruning.choices.axes import SPANNING
 WEIGHTS, CHANNELS = "weights", "channels"
 """Budgets that a sparsity can be a fraction of, besides the parameters, MACs and bytes of a whole network."""
 
-COUNTED = {"heads": "heads", "mlp": "hidden units", "layer": "layers"}
+COUNTED = {"heads": "heads", "mlp": "hidden units", "layer": "layers", "expert": "experts"}
 """Unit -> its plural, for units whose budget `CHANNELS` are not channels."""
 
 

@@ -272,10 +272,12 @@ def _off_target(chosen: Sequence[Prunable], asked: Round, masks: MaskSet, scorin
     """Return a message if the masks miss the target sparsity of the round; None if they reach it."""
     target = float(asked.fields.target or 0.0)
     if asked.spans:
-        if scoring["removed"] >= target - 1e-6:
-            return None
-        budget = asked.choices.scope.budget
-        return f"achieved sparsity {scoring['removed']:.6f} is below the requested {target:.6f} of the {budget}."
+        gap, budget = target - scoring["removed"], asked.choices.scope.budget
+        said = f"is below the requested {target:.6f} of the {budget}"
+        if asked.counts_experts:
+            gap = abs(gap) - rounding(chosen, asked, scoring)
+            said = f"is not the requested {target:.6f} of the experts, rounded to whole ones"
+        return f"achieved sparsity {scoring['removed']:.6f} {said}." if gap > 1e-6 else None
     groups = asked.cut(chosen, scoring.get("units") or [*masks])
     total, kept = sum(groups.sizes.values()), sum(int(alive.sum()) for alive in groups.alive(masks).values())
     if abs(total - kept - target * total) <= _slack(groups) + 1e-6 * total:
@@ -296,7 +298,7 @@ def rounding(chosen: Sequence[Prunable], asked: Round, scoring: Mapping[str, Any
     if asked.fields.target is None:
         return 0.0
     if "step" in scoring:
-        return float(scoring["step"])
+        return float(scoring["step"]) * (0.5 if asked.counts_experts else 1)
     groups = asked.cut(chosen, scoring.get("units") or [each.name for each in chosen])
     return _slack(groups) / max(1, sum(groups.sizes.values()))
 

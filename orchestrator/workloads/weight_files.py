@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.plain_data import quoted
-from pruning import is_pruned
+from pruning import is_pruned, route_among_survivors
 
 PIECE = 4 * 2**20
 """Bytes of a tensor that are copied to the CPU at a time."""
@@ -96,7 +96,7 @@ def write_state(state: Mapping[str, Tensor], file: BinaryIO, metadata: dict[str,
 
 
 def load_state(model: nn.Module, found: Mapping[str, Tensor]) -> None:
-    """Load the result of `plain_state` into a plain model of the same structure.
+    """Load the result of `plain_state` into a plain model of the same structure; mixtures route among survivors.
 
     Raises:
         ValueError: the tensors belong to another network; the text lists the first misfits
@@ -109,6 +109,7 @@ def load_state(model: nn.Module, found: Mapping[str, Tensor]) -> None:
         own = {name: each for name, each in model.state_dict().items() if isinstance(each, Tensor)}
         wrong = [*misfits(own, set(own), tensors, model)][:LISTED] or [" ".join(str(error).split())]
         raise ValueError("; ".join(each[:200] for each in wrong)) from error
+    route_among_survivors(model)
 
 
 def extra_state(found: dict[str, Tensor]) -> dict[str, Any]:

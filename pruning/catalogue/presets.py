@@ -55,6 +55,11 @@ UNITS: Mapping[str, Preset] = MappingProxyType(
         "residual": Preset(
             "channels of the residual stream, in everything that reads or writes them", {"kind": "residual"}
         ),
+        "expert": Preset(
+            "experts of a mixture, with their rows of the router, which then chooses among the others; in all layers "
+            "equally many, and of the experts in each group (with scope=layer)",
+            {"kind": "expert"},
+        ),
         "layer_and_mlp": Preset(
             "whole blocks of a transformer, then hidden units of the others; unit.by_layers says how much the blocks "
             "make up of what is removed, scope.budget of what (not channels)",

@@ -18,9 +18,9 @@ from pruning.refused import RefusedType, RefusedValue
 from pruning.schedule import targets
 
 UnitKind: TypeAlias = Literal[
-    "entry", "block", "channel", "group", "layer", "heads", "mlp", "residual", "layer_and_mlp"
+    "entry", "block", "channel", "group", "layer", "heads", "mlp", "residual", "expert", "layer_and_mlp"
 ]
-FamilyUnit: TypeAlias = Literal["layer", "heads", "mlp", "residual"]
+FamilyUnit: TypeAlias = Literal["layer", "heads", "mlp", "residual", "expert"]
 FAMILY_UNITS: tuple[FamilyUnit, ...] = get_args(FamilyUnit)
 """Units of stock transformers, which a family defines; see docs/reference/transformers.md."""
 TWO_UNITS: Mapping[str, tuple[FamilyUnit, FamilyUnit]] = {"layer_and_mlp": ("layer", "mlp")}
@@ -29,7 +29,7 @@ TRANSFORMER_UNITS = (*FAMILY_UNITS, *TWO_UNITS)
 """Units that only stock transformers have."""
 SPANNING = ("group", *TRANSFORMER_UNITS)
 """Units that span several tensors: dependency groups."""
-EQUAL_WIDTHS: tuple[FamilyUnit, ...] = ("heads", "mlp")
+EQUAL_WIDTHS: tuple[FamilyUnit, ...] = ("heads", "mlp", "expert")
 """Units of which a stock transformer has equal numbers in all layers."""
 TAKE_UNIFORM = (*EQUAL_WIDTHS, *(kind for kind, parts in TWO_UNITS.items() if {*parts} & {*EQUAL_WIDTHS}))
 """Units that `scope.uniform` is for."""
@@ -64,7 +64,8 @@ class Unit:
             "group": a channel with everything that must be removed with it (`pruning.dependency_groups`); of a stock
             transformer, "layer": a whole block, "heads": a key and value head with its query heads, "mlp": a hidden
             unit of an MLP, "residual": a channel of the residual stream; "layer_and_mlp": whole blocks, then hidden
-            units of the others.
+            units of the others; "expert": an expert of any mixture, with what its router has for it, in all layers
+            equally many.
         size: number of entries of a block; must divide the weights of one output.
         dim: dimension that counts channels: 0 for the outputs of a layer, 1 for its inputs.
         reduce: how scores of entries become a unit's score: "sum", "l1" (sum of magnitudes), "l2" or "square_of_sum".
@@ -199,6 +200,11 @@ class Scope:
                 raise RefusedValue(f"scope.densities[{name!r}]", density).because(
                     "must lie in [0, 1]: the fraction kept."
                 )
+
+
+def counts_experts(unit: Unit, scope: Scope) -> bool:
+    """Return whether a sparsity counts experts: round(s n) of the n experts of each layer, or of each group, go."""
+    return unit.kind == "expert" and scope.budget == "channels"
 
 
 @dataclass(frozen=True)

@@ -154,6 +154,10 @@ def _check_groups(choices: Choices) -> None:
         "repair.kind": (choices.repair.kind, tuple(name for name, each in REPAIRS.items() if each.spans_tensors)),
         "select": (None if choices.select is None else str(choices.select), (None,)),
     }
+    if choices.unit.kind == "expert":
+        taken["scope.kind"] = (scope.kind, ("layer",))
+        taken["scope.budget"] = (scope.budget, ("channels", "parameters", "bytes"))
+        taken["scope.round_to"] = (scope.round_to, (1,))
     if choices.unit.parts:
         if scope.budget == "channels":
             raise RefusedValue("scope.budget", "channels").because(

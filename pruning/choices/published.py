@@ -121,6 +121,18 @@ PUBLISHED: Mapping[str, Method] = named(
             "Men et al. 2024, arXiv 2403.03853",
         ),
         Method(
+            "reap",
+            Choices(Score("reap"), Unit("expert")),
+            "the experts that add least to their tokens, gate weights counted",
+            "arXiv 2510.13999",
+        ),
+        Method(
+            "man",
+            Choices(Score("man"), Unit("expert")),
+            "the experts that add least to their tokens, without gate weights",
+            "arXiv 2606.15716",
+        ),
+        Method(
             "minitron_mlp",
             Choices(Score("activation"), Unit("mlp")),
             "hidden units of a transformer's MLPs, in all layers equally many",

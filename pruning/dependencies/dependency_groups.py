@@ -6,7 +6,7 @@ removed from all members or from none.
 
 For a budget, channels are removed in one order over the network until the target is met. The order is by score
 ("global"), or by a channel's rank in its group as a fraction of the group ("layer"), so that every group loses the same
-fraction. Among equal channels, the lowest index is removed first.
+fraction. Among equal channels, the lowest index is removed first, but of experts the highest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from pruning.choices.axes import EQUAL_WIDTHS, Budget, Scope, Unit
+from pruning.choices.axes import EQUAL_WIDTHS, Budget, Scope, Unit, counts_experts
 from pruning.holding.parameter import first_names
 
 NO_EXAMPLE = (
@@ -67,6 +67,7 @@ class DependencyGroup:
         width: smallest number of positions per channel in a member, for example the size of a head.
         members: all tensors that hold these channels.
         counts: numbers of channels that can be kept, ascending, the last is `units`; empty: any number.
+        keeps_first: whether the lowest index is kept, not removed, among channels of equal scores.
     """
 
     name: str
@@ -74,6 +75,7 @@ class DependencyGroup:
     width: int
     members: tuple[Member, ...]
     counts: tuple[int, ...] = ()
+    keeps_first: bool = False
 
     @property
     def pool(self) -> int:
@@ -156,6 +158,11 @@ class DependencyGroups:
     def equal_widths(self) -> bool:
         """Whether all groups keep equal numbers of channels, as the layers of a stock transformer do."""
         return self.scope.uniform or (self.unit.kind in EQUAL_WIDTHS and self.scope.kind == "layer")
+
+    @property
+    def to_nearest(self) -> bool:
+        """Whether the number of channels to remove is rounded to the nearest one: that of experts."""
+        return counts_experts(self.unit, self.scope)
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
@@ -363,7 +370,7 @@ def kept_channels(
                 f"scores of {name!r} are NaN for channels that are not pruned; scores must be numbers: correct the "
                 "values of the tensor."
             )
-    own = {group.name: _own_order(scores[group.name], alive[group.name]) for group in groups}
+    own = {group.name: _own_order(scores[group.name], alive[group.name], group.keeps_first) for group in groups}
     order = _order(groups, scores, alive)
 
     def after(count: int) -> dict[str, Tensor]:
@@ -377,6 +384,8 @@ def kept_channels(
         }
 
     check_reachable(groups, sparsity, alive)
+    if groups.to_nearest:
+        return after(max(round(sparsity * group.units) for group in groups))
     budget = groups.scope.budget
     whole = groups.whole(budget)
     most = whole - sparsity * whole + TINY * whole
@@ -396,6 +405,9 @@ def check_reachable(groups: DependencyGroups, sparsity: float, alive: Mapping[st
     Args:
         groups, sparsity, alive: see `kept_channels`.
     """
+    if groups.to_nearest:
+        _check_experts(groups, sparsity)
+        return
     alive, budget = alive or groups.alive(), groups.scope.budget
     whole, left = groups.whole(budget), _least(groups, alive)
     if left > whole - sparsity * whole + TINY * whole:
@@ -408,6 +420,18 @@ def check_reachable(groups: DependencyGroups, sparsity: float, alive: Mapping[st
             f"with `scope.min_kept` (={scope.min_kept}; each group keeps at least one channel) and `scope.round_to` "
             f"(={scope.round_to}); {remedy}."
         )
+
+
+def _check_experts(groups: DependencyGroups, sparsity: float) -> None:
+    """Raise ValueError if fewer experts of a group would be left than its router chooses from."""
+    for group in groups:
+        left, least = group.units - round(sparsity * group.units), max(group.counts[0], groups.scope.min_kept)
+        if left < least:
+            raise ValueError(
+                f"`sparsity` (={sparsity}) leaves {left} of the {group.units} experts of {group.name!r}, but at least "
+                f"{least} must be left for routers to choose from, or by `scope.min_kept`; type at most "
+                f"{1 - least / group.units:.6g}."
+            )
 
 
 def most_removable(groups: DependencyGroups, alive: Mapping[str, Tensor]) -> float:
@@ -436,9 +460,11 @@ def gone(groups: DependencyGroups, kept: Mapping[str, Tensor]) -> float:
 def largest_step(groups: DependencyGroups, kept: Mapping[str, Tensor]) -> float:
     """Return the largest fraction of the budget that one step of removed channels takes, over all groups.
 
-    `gone` exceeds the requested sparsity by less than this fraction.
+    `gone` exceeds the requested sparsity by less than this fraction; that of experts differs from it by half of one.
     """
     budget, most = groups.scope.budget, 0
+    if groups.to_nearest:
+        return 1 / max(groups.sizes.values())
     for together in [groups.groups] if groups.equal_widths else [(group,) for group in groups]:
         back = {**kept, **{group.name: _before_last_step(groups, group, kept[group.name]) for group in together}}
         touched = {member.tensor for group in together for member in group.members}
@@ -453,9 +479,11 @@ def _before_last_step(groups: DependencyGroups, group: DependencyGroup, kept: Te
     return kept.index_fill(0, (~kept).nonzero().flatten()[:back], True)
 
 
-def _own_order(scores: Tensor, alive: Tensor) -> Tensor:
+def _own_order(scores: Tensor, alive: Tensor, keeps_first: bool = False) -> Tensor:
     """Return the channels of a group in the order of removal: dead channels first, then by ascending score."""
     order = scores.cpu().sort(stable=True).indices
+    if keeps_first:
+        order = len(scores) - 1 - scores.cpu().flip(0).sort(stable=True).indices
     return order[alive[order].to(torch.uint8).sort(stable=True).indices]
 
 

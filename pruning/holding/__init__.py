@@ -1,1 +1,1 @@
-"""Storage of pruned parameters: under hooks with torch's semantics, or under a mask keeper; and their release."""
+"""Storage of pruned parameters under hooks with the semantics of torch, and their release."""

@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pruning.holding.parameter import check_masks, outside_inference_mode, place
 from pruning.holding.reparam import mask_, masked
+from pruning.mixtures.survivors import route_among_survivors
 
 Gradients: TypeAlias = Literal["masked", "dense"]
 
@@ -26,6 +27,8 @@ class MaskKeeper:
 
         gradient <- 0 where mask == 0           (on accumulation: before clipping, and also in a closure)
         parameter <- 0 where mask == 0          (`enforce`, after each step of an attached optimizer)
+
+    Mixtures whose experts are masked as wholes, with their rows of the router, route among the others.
 
     Gradients are masked because some optimizers (LBFGS, Muon, Adafactor) couple entries: an unmasked gradient of a
     pruned entry would change other entries.
@@ -57,6 +60,7 @@ class MaskKeeper:
         self._masks_gradients = gradients == "masked"
         self._handles: list[RemovableHandle] = []
         self.enforce()
+        route_among_survivors(model, masks)
 
     def attach(self, optimizer: Optimizer) -> None:
         """Enforce the masks after each step of `optimizer`: momentum can move entries without a gradient."""

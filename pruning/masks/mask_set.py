@@ -25,6 +25,7 @@ from pruning.holding.parameter import (
 )
 from pruning.masks import mask_files as mask_files
 from pruning.methods.functions import prune_by_masks
+from pruning.mixtures.survivors import route_among_survivors
 
 
 class MaskSet(Mapping[str, Tensor]):
@@ -64,7 +65,8 @@ class MaskSet(Mapping[str, Tensor]):
     def apply(self, model: nn.Module, *, replace: bool = False) -> None:
         """Prune the parameters of `model` by these masks, in addition to its earlier pruning; all of them or none.
 
-        A parameter that several modules share is pruned in all of them; the masks may use any of its names.
+        A parameter that several modules share is pruned in all of them; the masks may use any of its names. Mixtures
+        whose experts are masked as wholes, with their rows of the router, route among the others.
 
         Args:
             model: has every named parameter, with the shape of its mask.
@@ -86,6 +88,7 @@ class MaskSet(Mapping[str, Tensor]):
         for module in model.modules():
             masks |= {(module, name): wanted[each] for name, each in plain_parameters(module) if each in wanted}
         prune_by_masks(masks, replace=replace)
+        route_among_survivors(model)
 
     def extended(self, masks: Mapping[str, Tensor]) -> MaskSet:
         """Return a set with further masks, in place of those of the same names; others are shared with this set."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -12,6 +12,10 @@ from pruning.holding.parameter import plain_modules, plain_tensors
 
 TOP_K = ("top_k", "num_experts_per_tok")
 """Attributes by which modules name the number of experts that a token is routed to."""
+GROUPS = ("num_group", "n_group")
+"""Attributes by which modules name the number of groups of experts, some of which a token's experts come from."""
+TOP_GROUPS = ("topk_group",)
+"""Attributes by which modules name the number of groups that a token's experts come from."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,8 @@ class Mixture:
             scores; empty for a router of another form. `expert_dim` tells the dimension that counts experts.
         stacks: name -> each parameter of the experts; its first dimension counts them.
         routing: modules that route: those inside `path` that are no part of the experts, and `path` itself.
+        groups: number of groups of consecutive experts among which the router chooses first.
+        top_groups: groups that a token is routed to.
     """
 
     path: str
@@ -36,6 +42,15 @@ class Mixture:
     router: Mapping[str, Tensor]
     stacks: Mapping[str, Tensor]
     routing: Mapping[str, nn.Module]
+    groups: int = 1
+    top_groups: int = 1
+
+    @property
+    def least(self) -> int:
+        """Smallest number of experts, of each group, among which the router can choose."""
+        if self.groups == 1:
+            return self.top_k or 1
+        return max(2, -(-(self.top_k or 1) // self.top_groups))  # routers rank groups by their two best experts
 
 
 def mixtures(model: nn.Module) -> tuple[Mixture, ...]:
@@ -71,10 +86,16 @@ def _mixture(modules: Mapping[str, nn.Module], experts: str, count: int) -> Mixt
     while path and not _routing(modules, path, experts)[1:]:
         path = path.rpartition(".")[0]
     inside = dict(_routing(modules, path, experts))
-    named = (getattr(module, key, None) for module in inside.values() for key in TOP_K)
-    top_k = next((each for each in named if isinstance(each, int)), None)
-    stacks = plain_tensors([(experts, modules[experts])])
-    return Mixture(path, experts, count, top_k, _router(inside, path, count), stacks, inside)
+    stacks = {n: each for n, each in plain_tensors([(experts, modules[experts])]).items() if len(each) == count}
+    top_k, groups, top_groups = (_named(inside, keys) for keys in (TOP_K, GROUPS, TOP_GROUPS))
+    router = _router(inside, path, count)
+    return Mixture(path, experts, count, top_k, router, stacks, inside, groups or 1, top_groups or 1)
+
+
+def _named(modules: Mapping[str, nn.Module], keys: Iterable[str]) -> int | None:
+    """Return the number that one of the modules has by one of the names; None without one."""
+    found = (getattr(module, key, None) for module in modules.values() for key in keys)
+    return next((each for each in found if isinstance(each, int)), None)
 
 
 def _routing(modules: Mapping[str, nn.Module], path: str, experts: str) -> list[tuple[str, nn.Module]]:

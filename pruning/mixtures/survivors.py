@@ -19,7 +19,8 @@ from pruning.mixtures.routing import routed_of
 def survivors(mixture: Mixture, masks: Mapping[str, Tensor] | None = None) -> Tensor:
     """Return bool of (experts,): False for experts whose matrices and router rows are all 0, or masked.
 
-    All survive where no expert has a matrix that is not 0, as in a network without values.
+    All survive where no expert has a matrix that is not 0, as in a network without values, and where the parameters of
+    experts are no stacks, one after another in one matrix.
 
     Args:
         mixture: mixture of a network.
@@ -31,7 +32,7 @@ def survivors(mixture: Mixture, masks: Mapping[str, Tensor] | None = None) -> Te
         kept = (masks or {}).get(name)
         values = each.detach() != 0 if kept is None else (each.detach() != 0) & (kept != 0).to(each.device)
         parts.append(values.flatten(1).any(dim=1).cpu())
-    alive = torch.stack(parts).any(dim=0)
+    alive = torch.stack(parts).any(dim=0) if mixture.stacks else torch.zeros(mixture.count, dtype=torch.bool)
     return alive if bool(alive.any()) else torch.ones_like(alive)
 
 

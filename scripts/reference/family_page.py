@@ -20,6 +20,7 @@ for a single layer.
     heads     a key and value head with the query heads that read it, in all layers equally many
     mlp       hidden units of the MLPs, of gated ones the gate too, in all layers equally many
     residual  channels of the residual stream, in everything that reads or writes them
+    expert    experts of mixtures, with what routers have for them, in all layers equally many
 
 A family is one file of `pruning/dependencies/families/`, and this table is made from these files; a test builds and
 loads random networks of the stock classes for each line. A family covers all classes of transformers with its
@@ -39,6 +40,8 @@ def _table() -> Iterator[str]:
     for family in FAMILIES:
         types = ", ".join(f"`{name}`" for name in family.model_types)
         for unit in FAMILY_UNITS:
+            if unit not in family.refused and not family.expresses(unit):
+                continue  # a family without experts
             keys = ", ".join(f"`{key}`" for key in family.expresses(unit)) or "none"
             limit = f"refused: {family.refused[unit]}" if unit in family.refused else family.limit(unit)
             yield f"| {family.name} | {types} | `{unit}` | {keys} | {limit} |"

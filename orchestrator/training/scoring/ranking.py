@@ -101,6 +101,11 @@ class Round:
         return self.choices.unit.spans
 
     @property
+    def counts_experts(self) -> bool:
+        """Return whether the target is a fraction of experts, whose number is rounded to the nearest."""
+        return axes.counts_experts(self.choices.unit, self.choices.scope)
+
+    @property
     def shuffles(self) -> bool:
         """Return whether the round is a control with shuffled masks."""
         return self.fields.restart.control_row.shuffles

@@ -31,6 +31,7 @@ class Keys:
         head_size: size of a head; None: the configuration derives it from the residual width, so heads cannot go.
         mlp: number of hidden units of each MLP.
         residual: width of the residual stream.
+        experts: number of experts of each mixture; None: the family has none.
         norm_eps: the constant that norms add to the variance.
         by_layer: lists with one entry for each layer.
     """
@@ -41,6 +42,7 @@ class Keys:
     head_size: str | None = None
     mlp: str = "intermediate_size"
     residual: str = "hidden_size"
+    experts: str | None = None
     norm_eps: str = "layer_norm_eps"
     by_layer: tuple[str, ...] = ()
 
@@ -97,6 +99,7 @@ class Family:
             "heads": (self.keys.heads, self.keys.key_value_heads, self.keys.head_size),
             "mlp": (self.keys.mlp,),
             "residual": (self.keys.residual, self.keys.head_size, self.keys.norm_eps),
+            "expert": (self.keys.experts,),
         }
         return tuple(key for key in found[unit] if key is not None)
 
@@ -105,6 +108,8 @@ class Family:
         if unit in self.refused:
             return ""
         said = [f"only with {key}={value}" for key, value in self.needs.get(unit, {}).items()]
+        if unit == "expert" and self.keys.experts:
+            said.append("as many as a token is routed to, or more")
         if unit == "heads" and self.keys.key_value_heads:
             said.append("whole groups: a key and value head with its query heads")
         if unit in ("heads", "residual") and self.heads_divide_width:
@@ -138,6 +143,18 @@ LLAMA = Family(
 
 QWEN_AND_MISTRAL = replace(
     LLAMA, name="Mistral, Qwen2, Qwen3", model_types=("mistral", "qwen2", "qwen3"), heads_divide_width=False
+)
+
+_IN_STACKS = "its parts are stacked in the parameters of experts; prune unit='expert' instead"
+MIXTRAL = replace(
+    QWEN_AND_MISTRAL,
+    name="Mixtral",
+    model_types=("mixtral",),
+    keys=replace(LLAMA.keys, experts="num_local_experts"),
+    refused={"mlp": _IN_STACKS, "residual": _IN_STACKS},
+)
+QWEN_MOE = replace(
+    MIXTRAL, name="Qwen3-MoE", model_types=("qwen3_moe",), keys=replace(LLAMA.keys, experts="num_experts")
 )
 
 GPT2 = Family(
@@ -188,7 +205,7 @@ VIT = Family(
     readers={"classifier.weight": 1},
 )
 
-FAMILIES: tuple[Family, ...] = (LLAMA, QWEN_AND_MISTRAL, GPT2, BERT, VIT)
+FAMILIES: tuple[Family, ...] = (LLAMA, QWEN_AND_MISTRAL, MIXTRAL, QWEN_MOE, GPT2, BERT, VIT)
 """All families; another one is its value above and its place here."""
 
 MODEL_TYPES = ", ".join(name for family in FAMILIES for name in family.model_types)

@@ -28,6 +28,7 @@ from pruning.holding.parameter import check_all_have_values, hooked, joined, pru
 from pruning.measure.macs import arguments_of, eagerly, in_mode
 from pruning.measure.report import parameters
 from pruning.methods.functions import remove_all
+from pruning.mixtures.finding import mixtures
 
 _T = TypeVar("_T")
 _Call: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
@@ -160,6 +161,11 @@ def _cut(found: StockTransformer) -> _Cut:
         groups = [group for group in _groups(found, unit) if group.name.startswith(layers)]
         kept = _kept(found, groups, cut, unit)
         if groups and len(kept[0]) < groups[0].units:
+            if unit == "expert" and cut.padding.get(unit):
+                raise ValueError(
+                    "`model` must have equally many experts that are not 0 in each layer, and in each group, since its "
+                    "configuration holds one number and routers choose empty ones, too; prune it with unit='expert'."
+                )
             cut.sizes |= _sizes_of(found, unit, len(kept[0]))
     for group in _groups(found, "residual"):
         (kept_channels,) = _kept(found, [group], cut, "residual")
@@ -192,7 +198,7 @@ def _factors(found: StockTransformer, unit: FamilyUnit) -> tuple[str, ...]:
 
 def _kept(found: StockTransformer, groups: list[DependencyGroup], cut: _Cut, unit: FamilyUnit) -> list[Tensor]:
     """Return the channels that each group keeps, equally many; record their positions, and the empty ones."""
-    factors = _factors(found, unit) if unit in EQUAL_WIDTHS else ()
+    factors = _factors(found, unit) if unit in ("heads", "mlp") else ()
     alive = [_alive(group, found.tensors, factors) for group in groups]
     most = max((int(each.sum()) for each in alive), default=0)
     kept = []
@@ -223,8 +229,9 @@ def _record(group: DependencyGroup, kept: Tensor, cut: _Cut) -> None:
     """Record the positions that a group keeps in its tensors."""
     for member in group.members:
         (dim,) = member.dims
-        positions = torch.isin(member.channels.flatten(), kept).nonzero().flatten()
-        cut.positions.setdefault(member.tensor, {})[dim] = positions
+        channels, own = member.channels.flatten(), cut.positions.setdefault(member.tensor, {})
+        positions = ((channels < 0) | torch.isin(channels, kept)).nonzero().flatten()
+        own[dim] = positions[torch.isin(positions, own.get(dim, positions))]
 
 
 def _sizes_of(found: StockTransformer, unit: FamilyUnit, count: int) -> dict[str, Any]:
@@ -232,6 +239,9 @@ def _sizes_of(found: StockTransformer, unit: FamilyUnit, count: int) -> dict[str
     keys = found.family.keys
     if unit == "mlp":
         return {keys.mlp: count}
+    if unit == "expert":
+        (first, *_) = mixtures(found.modules[""])
+        return {str(keys.experts): count * first.groups}
     sizes: dict[str, Any] = {keys.heads: count * (found.heads // found.head_groups)}
     if keys.key_value_heads:
         sizes[keys.key_value_heads] = count

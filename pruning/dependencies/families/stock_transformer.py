@@ -19,6 +19,7 @@ from pruning.dependencies.dependency_groups import (
     Multiplied,
     held_tensors,
 )
+from pruning.dependencies.expert_groups import expert_groups
 from pruning.dependencies.families.family import MODEL_TYPES, Family, family_of
 from pruning.holding.parameter import first_names, joined, plain_modules, plain_parameters, plain_tensors
 from pruning.layouts import TRANSPOSED_LINEAR, kind_of, layout_of, required_layout
@@ -169,6 +170,11 @@ def check_unit(found: StockTransformer, unit: FamilyUnit) -> None:
         raise ValueError(
             f"`unit.kind` (={unit!r}) cannot be pruned in a {type(found.network).__name__}: {family.refused[unit]}."
         )
+    if not family.expresses(unit):
+        raise ValueError(
+            f"`unit.kind` (={unit!r}) cannot be pruned in a {type(found.network).__name__}, which has none by its "
+            "configuration; prune another unit."
+        )
     for key, value in family.needs.get(unit, {}).items():
         if getattr(found.config, key, value) != value:
             raise ValueError(
@@ -208,12 +214,12 @@ def family_groups(
 ) -> DependencyGroups:
     """Return the dependency groups of a stock transformer for units of its family; those of other units as `others`.
 
-    Layers are the channels of one group, and so are the channels of the residual stream. Heads and hidden units are the
-    channels of one group for each layer.
+    Layers are the channels of one group, and so are the channels of the residual stream. Heads, hidden units and
+    experts are the channels of one group for each layer. Experts need no family: mixtures are known by their structure.
 
     Args:
         model: pruned or not; it is not changed.
-        unit: "layer", "heads", "mlp" or "residual"; not both of "layer_and_mlp", which a plan prunes in turns.
+        unit: "layer", "heads", "mlp", "residual" or "expert"; not the two of "layer_and_mlp", pruned in turns.
         scope: how many are kept; `budget="macs"` needs an example.
         example: input of the network; a mapping or a tuple is unpacked.
         spared: names of weights; a layer with one of them is kept.
@@ -228,7 +234,10 @@ def family_groups(
             f"{' or '.join(map(repr, unit.parts))}."
         )
     kind, scope = cast(FamilyUnit, unit.kind), scope or Scope()
-    found = require_unit(model, kind)
+    found = stock_transformer(model) if kind == "expert" else require_unit(model, kind)
+    if found is None:
+        tensors = held_tensors(plain_tensors(plain_modules(model)), {}, {})
+        return DependencyGroups(tuple(expert_groups(model, spared)), tensors, unit, scope)
     if scope.budget == "macs" and example is None:
         raise ValueError(
             "`example` (=None) must be an input of the network if `scope.budget` is 'macs': multiply-accumulates are "
@@ -250,6 +259,8 @@ def unit_groups(found: StockTransformer, kind: FamilyUnit, spared: Collection[st
     """Yield the groups of a stock transformer for a unit, under any of the names of a tied tensor."""
     if kind == "layer":
         yield _layers(found, spared)
+    elif kind == "expert":
+        yield from expert_groups(found.modules[""], spared)
     elif kind == "residual":
         width = found.size(found.family.keys.residual)
         counts = range(found.heads, width + 1, found.heads) if found.family.heads_divide_width else ()

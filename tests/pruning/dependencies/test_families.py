@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from pruning.choices.axes import FAMILY_UNITS, FamilyUnit
+from pruning.choices.axes import FamilyUnit
 from pruning.dependencies.families.family import FAMILIES, Family, family_of
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from small_transformers import KINDS, class_of, config_of, inputs_of, network_of
+from small_transformers import KINDS, UNITS_OF_KINDS, class_of, config_of, inputs_of, network_of
 
 
 def fewer(family: Family, unit: FamilyUnit, kind: str) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def fewer(family: Family, unit: FamilyUnit, kind: str) -> dict[str, Any]:
     return sizes
 
 
-CELLS = [(kind, unit) for kind in KINDS for unit in FAMILY_UNITS]
+CELLS = [(kind, unit) for kind in KINDS for unit in UNITS_OF_KINDS]
 
 
 @pytest.mark.parametrize(("kind", "unit"), CELLS)

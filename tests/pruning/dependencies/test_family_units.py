@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import pruning
-from pruning.choices.axes import FAMILY_UNITS, Schedule, Scope, Unit
+from pruning.choices.axes import Schedule, Scope, Unit
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from small_transformers import inputs_of, logits, network_of
+from small_transformers import UNITS_OF_KINDS, inputs_of, logits, network_of
 
 GROUPED = {"hidden_size": 12, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 4, "attention_bias": True}
 """Three groups of heads, each a key and value head of 4 entries with two query heads."""
@@ -149,7 +149,7 @@ def test_a_layer_with_an_excluded_weight_stays() -> None:
     assert sorted({name.split(".")[2] for name in plan.masks}) == ["1", "2", "3"]
 
 
-@pytest.mark.parametrize("unit", FAMILY_UNITS)
+@pytest.mark.parametrize("unit", UNITS_OF_KINDS)
 @pytest.mark.parametrize("method", ["magnitude", "random", "taylor", "snip", "wanda"])
 def test_scores_rank_the_units(method: str, unit: str) -> None:
     network = network_of("Llama", tie_word_embeddings=True)
@@ -194,7 +194,7 @@ def test_refusals_come_before_anything_is_computed() -> None:
     refused(network_of("Llama"), "^`example` .=None. must be an input .* 'macs'", unit="mlp", budget="macs")
     refused(
         network_of("Llama"),
-        "^`scope.uniform` .=True. is for unit.kind 'heads' or 'mlp' .* and unit.kind is 'layer'",
+        "^`scope.uniform` .=True. is for unit.kind 'heads' or 'mlp' or 'expert' .* and unit.kind is 'layer'",
         unit="layer",
         uniform=True,
     )

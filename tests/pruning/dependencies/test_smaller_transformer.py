@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 import pruning
-from pruning.choices.axes import FAMILY_UNITS, FamilyUnit
+from pruning.choices.axes import FamilyUnit
 from pruning.measure.macs import macs
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from small_transformers import KINDS, class_of, inputs_of, logits, network_of, random_sizes
+from small_transformers import KINDS, UNITS_OF_KINDS, class_of, inputs_of, logits, network_of, random_sizes
 
 UNITS = {**dict.fromkeys(("GPT2", "Bert"), ("layer", "mlp"))}
 """Units of a kind; all units for others."""
@@ -61,7 +61,7 @@ def products(network: nn.Module) -> int:
     return macs(network, dict(inputs_of(network))).total
 
 
-CASES = [(kind, unit) for kind in KINDS for unit in UNITS.get(kind, FAMILY_UNITS)]
+CASES = [(kind, unit) for kind in KINDS for unit in UNITS.get(kind, UNITS_OF_KINDS)]
 
 
 @pytest.mark.parametrize(("kind", "unit"), CASES)
@@ -395,7 +395,7 @@ def test_a_quantised_network_is_refused_by_a_sentence(kind: str) -> None:
 
     with pytest.raises(ValueError, match=said):
         pruning.smaller_transformer(network)
-    for unit in UNITS.get(kind, FAMILY_UNITS):
+    for unit in UNITS.get(kind, UNITS_OF_KINDS):
         with pytest.raises(ValueError, match=said):
             pruning.prune(network, "magnitude", unit=unit, sparsity=0.3)
 

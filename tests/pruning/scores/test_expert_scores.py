@@ -19,27 +19,11 @@ from pruning.choices.axes import Score
 from pruning.choices.combining import Choices
 from pruning.mixtures.finding import mixtures
 
-transformers = pytest.importorskip("transformers")
-EXPERTS, TOKENS = 8, torch.randint(3, 24, (3, 7), generator=torch.Generator().manual_seed(5))
+pytest.importorskip("transformers")
+from small_mixtures import EXPERTS, TOKENS, loss, network_of
+
 OF_TOKENS = ("expert_frequency", "router_weight", "ean", "man", "msan", "reap")
 NAMES = [name for name, row in SCORES.items() if row.of_units == ("expert",)]
-
-
-def network(kind: str, experts: int = EXPERTS, **given: Any) -> Any:
-    """Return a small random mixture in evaluation mode, in float64."""
-    sizes = {"hidden_size": 12, "intermediate_size": 8, "moe_intermediate_size": 8, "num_hidden_layers": 2}
-    sizes |= {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 4, "vocab_size": 24}
-    sizes |= {"num_local_experts": experts, "num_experts": experts, "n_routed_experts": experts, "pad_token_id": 0}
-    if kind == "deepseek_v3":
-        sizes |= {"n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 6, "kv_lora_rank": 6}
-        sizes |= {"qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4}
-    config = transformers.AutoConfig.for_model(kind, **{**sizes, "num_experts_per_tok": 2, **given})
-    found = transformers.AutoModelForCausalLM.from_config(config, experts_implementation="eager").double().eval()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for each in [*found.parameters(), *(b for n, b in found.named_buffers() if n.endswith("correction_bias"))]:
-            each.copy_(0.5 * torch.randn(each.shape, generator=generator))
-    return found
 
 
 def chosen_and_weights(kind: str, block: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,7 +98,7 @@ def by_experts(scores: dict[str, Tensor]) -> dict[str, list[float]]:
 
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "olmoe", "deepseek_v3", "gpt_oss"])
 def test_scores_of_experts_are_those_of_loops_over_tokens(kind: str) -> None:
-    model = network(kind, **({"norm_topk_prob": True} if kind == "qwen3_moe" else {}))
+    model = network_of(kind, **({"norm_topk_prob": True} if kind == "qwen3_moe" else {}))
     expected = loops(kind, model)
     for score in OF_TOKENS:
         found = by_experts(getattr(pruning.scores, score)(model, [TOKENS[:2], TOKENS[2:]]))
@@ -125,7 +109,7 @@ def test_scores_of_experts_are_those_of_loops_over_tokens(kind: str) -> None:
 
 @pytest.mark.parametrize("left", [True, False])
 def test_padding_does_not_count(left: bool) -> None:
-    model = network("mixtral")
+    model = network_of("mixtral")
     mask = torch.ones_like(TOKENS)
     mask[1, slice(0, 4) if left else slice(3, 7)] = 0
     expected = loops("mixtral", model, mask, attention_mask=mask)
@@ -137,7 +121,7 @@ def test_padding_does_not_count(left: bool) -> None:
 
 
 def test_experts_without_tokens_score_0_and_removed_ones_get_no_tokens() -> None:
-    model = network("mixtral")
+    model = network_of("mixtral")
     with torch.no_grad():
         for mixture in mixtures(model):
             for tensor in (*mixture.router.values(), *mixture.stacks.values()):
@@ -149,7 +133,7 @@ def test_experts_without_tokens_score_0_and_removed_ones_get_no_tokens() -> None
 
 
 def test_expert_magnitude_is_the_norm_of_an_expert_s_weights() -> None:
-    model = network("mixtral")
+    model = network_of("mixtral")
     for name, values in by_experts(pruning.scores.expert_magnitude(model)).items():
         stacks = dict(model.get_submodule(name).named_parameters())
         squares = [each.detach().square().sum((1, 2)) for each in stacks.values()]
@@ -157,13 +141,8 @@ def test_expert_magnitude_is_the_norm_of_an_expert_s_weights() -> None:
         assert values == pytest.approx(expected, rel=1e-12)
 
 
-def loss(model: nn.Module, batch: Any) -> Tensor:
-    logits = model(input_ids=batch).logits
-    return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
-
-
 def test_left_out_is_the_loss_of_the_network_without_an_expert_in_one_layer() -> None:
-    model = network("mixtral", experts=4)
+    model = network_of("mixtral", experts=4)
     whole = float(loss(model, TOKENS).detach())
     found = by_experts(pruning.scores.left_out_expert(model, [TOKENS], loss))
     for mixture in mixtures(model):
@@ -187,7 +166,7 @@ def state(model: nn.Module) -> Iterator[Any]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_score_of_experts_changes_nothing(name: str) -> None:
-    model = network("mixtral").train()
+    model = network_of("mixtral").train()
     before = [*state(model)]
     scores = getattr(pruning.scores, name)(model, [TOKENS], loss)
     assert all(torch.equal(*pair) for pair in zip(before, state(model), strict=True))
