@@ -60,11 +60,13 @@ TRANSFORMERS_SIZES = (
 )
 """Keys of a transformers configuration that a saved sweep may replace."""
 STORED_MODEL_TYPES = (
-    *("albert", "beit", "bert", "bloom", "convnext", "convnextv2", "deberta", "deberta-v2", "deit", "dinov2"),
-    *("distilbert", "electra", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "gpt_neo"),
-    *("gpt_neox", "gptj", "granite", "llama", "mistral", "mixtral", "mobilevit", "mpt", "olmo", "olmo2", "opt"),
-    *("phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "regnet", "resnet", "roberta", "segformer"),
-    *("smollm3", "stablelm", "starcoder2", "swin", "swinv2", "t5", "vit", "xlm-roberta"),
+    *("albert", "beit", "bert", "bloom", "convnext", "convnextv2", "deberta", "deberta-v2", "deepseek_v2"),
+    *("deepseek_v3", "deit", "dinov2", "distilbert", "electra", "ernie4_5_moe", "falcon", "gemma", "gemma2"),
+    *("gemma3_text", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite"),
+    *("granitemoe", "llama", "llama4_text", "minimax", "mistral", "mixtral", "mobilevit", "mpt", "olmo", "olmo2"),
+    *("olmoe", "opt", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "regnet"),
+    *("resnet", "roberta", "segformer", "smollm3", "stablelm", "starcoder2", "swin", "swinv2", "t5", "vit"),
+    "xlm-roberta",
 )
 """Values of `model_type` in a config.json whose networks are built from numbers alone, without other files."""
 

@@ -270,6 +270,10 @@ def written_parts(folder: Path, family: str) -> None:
     if family == "llama":
         sizes = {**SIZES, "vocab_size": count, "max_position_embeddings": 32, "tie_word_embeddings": True}
         transformers.LlamaConfig(**sizes, bos_token_id=0, eos_token_id=1).save_pretrained(folder / "net")
+    elif family == "mixtral":
+        sizes = {**SIZES, "vocab_size": count, "max_position_embeddings": 32, "num_key_value_heads": 2}
+        config = transformers.MixtralConfig(**sizes, num_local_experts=4, bos_token_id=0, eos_token_id=1)
+        transformers.MixtralForCausalLM(config).save_pretrained(folder / "net")
     else:
         sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 64, "vocab_size": count}
         transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=1).save_pretrained(folder / "net")
@@ -277,7 +281,7 @@ def written_parts(folder: Path, family: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gguf"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gguf", "mixtral"])
 def test_a_network_of_a_sweep_is_loaded_by_stock_transformers(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -292,6 +296,7 @@ def test_a_network_of_a_sweep_is_loaded_by_stock_transformers(
         *("schedule=one_shot", "schedule.sparsity=0.5", "train.epochs=null", "train.steps=4", "finetune.epochs=null"),
         *("finetune.steps=4", "cluster=inline", "tracking=none", "prune.exclude=[lm_head.weight]"),
         *(("finetune.lora_rank=2", "finetune.teacher=tuned") if family == "llama" else ()),
+        *(("model.weights=net",) if family == "mixtral" else ()),
     )
     monkeypatch.setattr(sys, "argv", ["orchestrator", *sweep])
     monkeypatch.setattr("orchestrator.views.report.report_files.draw", lambda *_: {})
@@ -319,8 +324,9 @@ def test_a_network_of_a_sweep_is_loaded_by_stock_transformers(
         code += block
     code += "assert outputs.shape[:2] == (2, 16)\n"
     subprocess.run([sys.executable, "-P", "-c", code], cwd="out", check=True)
-    zeros = [int((tensor == 0).sum()) for name, tensor in load_file("out/model.safetensors").items() if "mlp" in name]
-    assert sum(zeros) > 20
+    held = load_file("out/model.safetensors")
+    assert sum(int((tensor == 0).sum()) for name, tensor in held.items() if "mlp" in name or "experts" in name) > 20
+    assert sum(".experts." in name for name in held) == (2 * 4 * 3 if family == "mixtral" else 0), "as the hub holds them"
 
 
 def test_a_weight_with_two_places_counts_once() -> None:
