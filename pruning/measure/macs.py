@@ -11,6 +11,10 @@ by values, for every pair of query and key, even if an attention mask hides the 
 no weights: it remains, unless pruning made one factor all 0, for example the queries or values of a removed head.
 Biases, normalisation, activations and embeddings are not counted.
 
+Experts whose matrices are stacked in one parameter count by what is routed to them, whichever implementation computes
+them: tokens times experts of a token, each time one matrix. What remains is the mean over the experts that are left. A
+removed expert, whose matrices and rows of the router are masked, takes nothing from it: its tokens go to others.
+
 A masked weight in such a product is recognised by its storage. If a forward multiplies by a copy of the weight, as
 under autocast, the product counts as unmasked. For a subclass of one of the layers above, only the layer's own product
 is counted, and no other product in its forward. If such a forward multiplies by a tensor that it computes from the
@@ -51,14 +55,29 @@ from pruning.layouts import (
     layout_of,
 )
 from pruning.masks.mask_set import MaskSet
+from pruning.mixtures.finding import mixtures
+from pruning.mixtures.routing import routed_of
 
 
 class Use(NamedTuple):
-    """Use of a weight, or of some of its rows: how often each entry is applied in one call."""
+    """Use of a weight, or of some of its rows: how often each entry is applied in one call.
+
+    With `experts`, the weight stacks the matrices of so many experts, and `times` counts applications of a matrix.
+    Those of experts without an entry in any of `stacks` (names of tensors of that many parts) go to the others.
+    """
 
     weight: str
     times: int
     rows: slice = slice(None)
+    experts: int = 1
+    stacks: tuple[str, ...] = ()
+
+    def alive(self, masks: Mapping[str, Tensor]) -> int | Tensor:
+        """Return the number of experts that are left under masks; at least 1."""
+        if self.experts == 1 or any(name not in masks for name in self.stacks):
+            return self.experts
+        kept = [masks[name].reshape(self.experts, -1).any(1) for name in self.stacks]
+        return torch.stack(kept).any(0).sum().clamp(min=1)
 
 
 @dataclass(frozen=True)
@@ -258,7 +277,7 @@ def counted(model: nn.Module, example: Any, masks: MaskSet) -> Counter:
     with ExitStack() as stack:
         for path, module in counter.modules.items():
             enter, leave = partial(counter.enter, path), partial(counter.leave, path)
-            stack.callback(module.register_forward_pre_hook(enter).remove)
+            stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(leave, with_kwargs=True).remove)
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
         torch.backends.mha.set_fastpath_enabled(False)  # the fast path calls no layers
@@ -331,24 +350,31 @@ def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 class Counter:
     """Counter of multiply-accumulates; hooks call `enter` and `leave` around each module's forward.
 
-    `layers` holds the counts by layer, `uses` the uses of each weight that a layer or a product applies, and `computed`
-    the nonzero entries of the tensor that a layer computes from its masked weight, if the mask keeps fewer.
+    `layers` holds the counts by layer, `uses` the uses of each weight that a layer or a product applies, `activations`
+    the counts of products of two activations by module, and `computed` the nonzero entries of the tensor that a layer
+    computes from its masked weight, if the mask keeps fewer.
     """
 
     def __init__(self, model: nn.Module, masks: MaskSet) -> None:
         self.layers: dict[str, LayerMacs] = {}
         self.uses: dict[str, list[Use]] = {}
         self.computed: dict[str, int] = {}
-        self._weights = {p.untyped_storage().data_ptr(): n for n, p in unwrapped(model).named_parameters()}
+        self.activations: dict[str, int] = {}
+        self._weights = {p.untyped_storage().data_ptr(): (n, p) for n, p in unwrapped(model).named_parameters()}
+        self._mixtures = {mixture.experts: mixture for mixture in mixtures(model)}
         self.modules, self._masks, self._masked = dict(plain_modules(model)), masks, masks.sparsity() > 0
         named = dict(unwrapped(model).named_parameters(remove_duplicate=False))
         self._by_parameter = {id(named[name]): mask for name, mask in masks.items() if name in named}
         """Masks by parameter: a shared one has its mask under any of its names."""
-        self._running: list[tuple[str, nn.Module]] = []
+        self._running: list[tuple[str, nn.Module, bool]] = []
 
-    def enter(self, path: str, module: nn.Module, _inputs: object) -> None:
-        """Record a module whose forward begins."""
-        self._running.append((path, module))
+    def enter(self, path: str, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """Record a module whose forward begins, and count the products of experts from their arguments."""
+        times = self._times_of_experts(path, inputs, keywords)
+        for name in self._mixtures[path].stacks if times is not None else ():
+            if layout_of(module, name.removeprefix(f"{path}.")) is not None:
+                self._use_experts(path, name, times or 0)
+        self._running.append((path, module, times is not None or rule_of(module) is not None))
 
     def leave(
         self, path: str, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any
@@ -358,25 +384,66 @@ class Counter:
             pass
         rule = rule_of(module)
         for use in rule(module, Call(inputs, keywords, output)) if rule else []:
-            size = attrgetter(use.weight)(module)[use.rows].numel()
-            self.uses.setdefault(joined(path, use.weight), []).append(use)
-            mask = self._by_parameter.get(id(attrgetter(use.weight)(module)), self._masks.get(joined(path, use.weight)))
-            kept = size if mask is None else max(int(mask[use.rows].count_nonzero()), self.computed.get(path, 0))
-            self._add(path, use.times * size, use.times * kept)
+            self._use(path, module, use)
+
+    def _use(self, path: str, module: nn.Module, use: Use) -> None:
+        """Count a use of a module's weight."""
+        weight, name = attrgetter(use.weight)(module), joined(path, use.weight)
+        size, mask = weight[use.rows].numel(), self._by_parameter.get(id(weight), self._masks.get(name))
+        kept = size if mask is None else max(int(mask[use.rows].count_nonzero()), self.computed.get(path, 0))
+        self.uses.setdefault(name, []).append(use)
+        self._add(path, use.times * size // use.experts, use.times * kept // int(use.alive(self._masks)))
+
+    def _times_of_experts(self, path: str, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> int | None:
+        """Return how often a call of experts applies a matrix; None for another module or form of call."""
+        if path not in self._mixtures:
+            return None
+        try:
+            chosen = routed_of(inputs, keywords).experts
+        except ValueError:
+            return None
+        return chosen.numel() if chosen.is_meta else int((chosen < self._mixtures[path].count).sum())
+
+    def _use_experts(self, path: str, name: str, times: int) -> None:
+        """Count applications of the matrices of experts, which a weight stacks."""
+        mixture = self._mixtures[path]
+        rows = [each for each, tensor in mixture.router.items() if tensor.ndim > 1 and len(tensor) == mixture.count]
+        use = Use(name.removeprefix(f"{path}."), times, experts=mixture.count, stacks=(*mixture.stacks, *rows))
+        self._use(path, self.modules[path], use)
+
+    def _is_of_all_experts(self, product: Product) -> bool:
+        """Count a product of all experts' matrices; rows of zeros are tokens that are routed to other experts."""
+        path, module, _ = self._running[-1]
+        for name in self._mixtures[path].stacks if path in self._mixtures else ():
+            whole = getattr(module, name.removeprefix(f"{path}."))
+            for factor, other in (product[:2], product[1::-1]):
+                same = factor.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+                if same and factor.numel() == whole.numel() and not factor.is_meta:
+                    self._use_experts(path, name, int(other.any(-1).sum()))
+                    return True
+        return False
 
     def product(self, product: Product) -> None:
         """Count a product that no layer rule counts."""
-        layer = next((each for each in self._running if rule_of(each[1])), None)
+        layer = next((each[:2] for each in self._running if each[2]), None)
         if layer is None:
-            for factor in product[:2]:
-                name = self._weights.get(factor.untyped_storage().data_ptr())
-                if name is not None and not factor.is_meta:
-                    self.uses.setdefault(name, []).append(Use(name, product.macs // max(1, factor.numel())))
-            self._add(self._running[-1][0], product.macs, self._remaining(product))
+            if not self._is_of_all_experts(product):
+                self._add_product(self._running[-1][0], product)
         elif isinstance(layer[1], nn.MultiheadAttention) and _is_of_heads(product):
             self._add(layer[0], product.macs, self._remaining(product))
         elif self._masked and (kind := kind_of(layer[1])) is not None and kind.by_call:
             self._note_computed(*layer, product.other)
+
+    def _add_product(self, path: str, product: Product) -> None:
+        """Count a product in a module that is no layer."""
+        is_of_weight = False
+        for factor in product[:2]:
+            name, whole = self._weights.get(factor.untyped_storage().data_ptr(), ("", factor))
+            if name and not factor.is_meta:
+                is_of_weight, times = True, product.macs // max(1, factor.numel())
+                self.uses.setdefault(name, []).append(Use(name, times, _rows(factor, whole)))
+        self.activations[path] = self.activations.get(path, 0) + (0 if is_of_weight else product.macs)
+        self._add(path, product.macs, self._remaining(product))
 
     def _note_computed(self, path: str, layer: nn.Module, factor: Tensor) -> None:
         """Note a factor that is no view of its layer's weight, and keeps more entries than the weight's mask."""
@@ -418,6 +485,15 @@ class Counter:
         return None
 
 
+def _rows(view: Tensor, whole: Tensor) -> slice:
+    """Return the rows of a weight that a view is of; all of them for other views."""
+    row, reach = whole[:1].numel(), sum((size - 1) * step for size, step in zip(view.shape, view.stride(), strict=True))
+    start = view.storage_offset() - whole.storage_offset()
+    if not row or not whole.is_contiguous() or reach != view.numel() - 1 or start % row or view.numel() % row:
+        return slice(None)
+    return slice(start // row, (start + view.numel()) // row)
+
+
 def _is_of_heads(product: Product) -> bool:
     """Return whether both factors are activations: a weight has no batch dimension, or is expanded over it."""
     return all(factor.ndim == 3 and factor.stride(0) > 0 for factor in product[:2])
@@ -448,10 +524,13 @@ class WeightMacs:
             masks: name -> bool tensor, True where an entry is kept; a shared parameter under any of its names.
         """
         found = torch.tensor(float(self.total), dtype=torch.float64)
-        for name, mask in {self.first_names.get(name, name): mask for name, mask in masks.items()}.items():
+        first = {self.first_names.get(name, name): mask for name, mask in masks.items()}
+        for name, mask in first.items():
             for use in self.uses.get(name, ()):
                 part = mask[use.rows]
-                found = found.to(mask.device) - use.times * (part.numel() - torch.count_nonzero(part)).double()
+                kept = torch.count_nonzero(part).double()
+                lost = part.numel() - kept if use.experts == 1 else part.numel() / use.experts - kept / use.alive(first)
+                found = found.to(mask.device) - use.times * lost
         return found
 
 

@@ -24,7 +24,7 @@ from pruning.dependencies.families.family import MODEL_TYPES, Family, family_of
 from pruning.holding.parameter import first_names, joined, plain_modules, plain_parameters, plain_tensors
 from pruning.layouts import TRANSPOSED_LINEAR, kind_of, layout_of, required_layout
 from pruning.masks.mask_set import MaskSet
-from pruning.measure.macs import counted, rule_of
+from pruning.measure.macs import counted
 
 
 @dataclass(frozen=True)
@@ -339,11 +339,7 @@ def _costs(
     for name, own in counter.uses.items():
         first = found.first_names[name]
         uses[first] = uses.get(first, 0) + sum(each.times for each in own)
-    products = []
-    for path, cost in counter.layers.items():
-        if rule_of(counter.modules[path]) is None:
-            products.append(_product(found, groups, path, cost.total))
-    return uses, tuple(products)
+    return uses, tuple(_product(found, groups, path, cost) for path, cost in counter.activations.items())
 
 
 def _product(found: StockTransformer, groups: list[DependencyGroup], path: str, macs: int) -> Multiplied:

@@ -326,7 +326,9 @@ def test_a_network_of_a_sweep_is_loaded_by_stock_transformers(
     subprocess.run([sys.executable, "-P", "-c", code], cwd="out", check=True)
     held = load_file("out/model.safetensors")
     assert sum(int((tensor == 0).sum()) for name, tensor in held.items() if "mlp" in name or "experts" in name) > 20
-    assert sum(".experts." in name for name in held) == (2 * 4 * 3 if family == "mixtral" else 0), "as the hub holds them"
+    assert sum(".experts." in name for name in held) == (2 * 4 * 3 if family == "mixtral" else 0), (
+        "as the hub holds them"
+    )
 
 
 def test_a_weight_with_two_places_counts_once() -> None:
