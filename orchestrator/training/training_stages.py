@@ -229,7 +229,8 @@ def checked(
     details = pruning_rounds.details(chosen, asked, earlier, masks, weights, found, at_target=at_target)
     dense = considered(stage.model, [each.name for each in chosen])
     details |= history | {"matrix_weights": dense.plain()}
-    return Trained(fit, before, details, scoring.seconds, untold(dense, stage.spec.typed.prune))
+    told = (*untold(dense, stage.spec.typed.prune), *[found["limits"]] * ("limits" in found))
+    return Trained(fit, before, details, scoring.seconds, told)
 
 
 def _begun(stage: StageInputs) -> TrainState | None:

@@ -7,6 +7,7 @@ channels are added to the biases of the layers that read them.
 from __future__ import annotations
 
 import copy
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -22,8 +23,10 @@ from torch.utils._pytree import tree_map
 from pruning.compact.other_inputs import OtherInputs
 from pruning.compact.rewriting import Decision, Rewrite, apply_rewrites, call_functions, decide_kept_labels, rewrites
 from pruning.compact.traced_network import TracedNetwork
+from pruning.graph.input_guard import Inputs
 from pruning.graph.label_flow import FIXED, ONLY_ONE, Fields, Flow, Site, along
 from pruning.graph.label_rules import flow_of
+from pruning.graph.traced_parts import graph_of, retraced, traced_in_parts
 from pruning.graph.tracing import (
     CONVOLUTIONS,
     FILLED,
@@ -40,9 +43,10 @@ from pruning.graph.tracing import (
     outputs_of,
     plain_copy,
     quiet,
-    traced,
 )
 from pruning.holding.copies import values_with_history
+from pruning.layouts import layout_of, natural_layout
+from pruning.measure.matrix_weights import considered
 from pruning.measure.report import parameters
 
 
@@ -175,6 +179,7 @@ def _refit_recurrent(module: nn.RNNBase | nn.RNNCellBase) -> None:
 
 Form: TypeAlias = Literal["module", "graph", "unchanged"]
 
+OUTSIDE = "it is outside of the parts that can be traced"
 COMPUTED = "its weight is computed in each forward, as under a parametrization"
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-10}
 """dtype of the computation -> largest allowed difference of outputs, relative to the largest output."""
@@ -192,8 +197,10 @@ class Shrunk:
             new.
         kept: name of a weight -> reason -> number of its empty outputs that were kept for that reason; a computed
             weight is named by its layer and operation.
-        form: "module": the network's own class; "graph": a `torch.fx.GraphModule` of its operations for evaluation;
-            "unchanged": a copy.
+        form: "module": the network's own class; "graph": a `torch.fx.GraphModule` of its operations for evaluation, in
+            place of the network or of a part of it; "unchanged": a copy.
+        parts: name of each part that was traced -> its form; "" is the network itself.
+        outside: name -> number of entries of each matrix weight outside of these parts; they stay.
         tried: why each earlier form was rejected, and why this form was compared in float32 alone.
         error: dtype -> largest difference from the masked network's outputs, relative to the largest output.
     """
@@ -205,31 +212,48 @@ class Shrunk:
     folded: Mapping[str, int]
     kept: Mapping[str, Mapping[str, int]]
     form: Form
+    parts: Mapping[str, Form]
+    outside: Mapping[str, int]
     tried: tuple[str, ...]
     error: Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """Removable parts of a traced network: labels, folds and rewrites, for a smaller network of one form."""
+    """Removable channels of a traced network: labels, folds and rewrites, for a smaller network.
 
-    form: Form
+    `forms` are the forms of its parts.
+    """
+
+    forms: Mapping[str, Form]
     flow: Flow
     decision: Decision
     folds: list[Fold]
     rewrites: list[Rewrite]
 
     @classmethod
-    def of(cls, trace: Traced, form: Form) -> Analysis:
-        """Decide which parts of a traced network are kept."""
+    def of(cls, trace: Traced, forms: Mapping[str, Form]) -> Analysis:
+        """Decide which channels of a traced network are kept."""
         flow = flow_of(trace)
         decision = decide_kept_labels(flow)
-        return cls(form, flow, decision, folds(flow, decision), rewrites(flow, decision))
+        return cls(forms, flow, decision, folds(flow, decision), rewrites(flow, decision))
+
+    @property
+    def form(self) -> Form:
+        """Form of the whole network."""
+        return "graph" if "graph" in self.forms.values() else "module"
 
     def build(self, dtype: torch.dtype | None = None) -> nn.Module:
         """Build the smaller network, converted to `dtype` if one is given."""
         with quiet():
-            return (smaller_module if self.form == "module" else smaller_graph)(self, dtype)
+            graphs = smaller_graphs(self, dtype) if self.form == "graph" else {}
+            if "" in graphs:
+                return graphs[""]
+            model = smaller_module(self, dtype)
+            for path, graph in graphs.items():
+                parent, _, leaf = path.rpartition(".")
+                setattr(model.get_submodule(parent), leaf, graph)
+            return model
 
     def left(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Return name of a parameter or buffer -> bool, where its entries are kept; only tensors with labels."""
@@ -248,7 +272,20 @@ class Analysis:
             if reasons:
                 is_parameter = site.weight.op == "get_attr"
                 found[str(site.weight.target) if is_parameter else described(site.node)] = dict(reasons)
+        for name in self.outside():
+            path, _, leaf = name.rpartition(".")
+            weight = self.flow.traced.tensor(name)
+            layout = layout_of(self.flow.traced.model.get_submodule(path), leaf) or natural_layout(weight.ndim)
+            if empty := int((layout.sums((weight != 0).float()) == 0).sum()):
+                found[name] = {OUTSIDE: empty}
         return found
+
+    def outside(self) -> dict[str, int]:
+        """Return name -> number of entries of each matrix weight outside of the parts that are traced."""
+        if not self.flow.traced.refusal:
+            return {}
+        read = {str(node.target) for node in self.flow.fields if node.op == "get_attr"}
+        return dict(considered(self.flow.traced.model, read).dense)
 
     def _reason(self, site: Site, root: int) -> str:
         """Return the reason for keeping an output of a site."""
@@ -273,8 +310,8 @@ def smaller_module(analysis: Analysis, dtype: torch.dtype | None = None) -> nn.M
     return model
 
 
-def smaller_graph(analysis: Analysis, dtype: torch.dtype | None = None) -> TracedNetwork:
-    """Build the smaller network from the traced graph; parameters keep their names."""
+def smaller_graphs(analysis: Analysis, dtype: torch.dtype | None = None) -> dict[str, TracedNetwork]:
+    """Build the smaller parts that have graph form; parameters keep their names."""
     graph = copy.deepcopy(analysis.flow.traced.graph).to(dtype)
     shrink_tensors(graph, analysis)
     here = {node.name: node for node in graph.graph.nodes}
@@ -297,8 +334,13 @@ def smaller_graph(analysis: Analysis, dtype: torch.dtype | None = None) -> Trace
             with graph.graph.inserting_before(here[node.name]):
                 here[node.name].replace_all_uses_with(graph.graph.get_attr(name))
     call_functions(graph.graph)
-    guard = analysis.flow.traced.guard
-    return TracedNetwork.of(graph, guard.converted(lambda tensor: tensor.to(dtype)) if dtype else guard)
+    found = {}
+    for number, part in enumerate(analysis.flow.traced.parts):
+        if analysis.forms[part.path] == "graph":
+            own = graph_of(graph, number, part) if part.path else graph
+            guard = part.guard.converted(lambda tensor: tensor.to(dtype)) if dtype else part.guard
+            found[part.path] = TracedNetwork.of(own, guard)
+    return found
 
 
 def shrink_tensors(model: nn.Module, analysis: Analysis) -> None:
@@ -336,6 +378,9 @@ def shrink(model: nn.Module, example: Example) -> nn.Module:
     one of these dtypes, for example because its forward makes a constant of that dtype, is compared in that one, and so
     is a graph that fails in float64.
 
+    If `torch.export` cannot trace the model whole, its largest modules that can be traced become smaller, and all else
+    stays: `smaller.shrunk.parts` and `outside`.
+
     Args:
         model: pruned or not; it is not changed. Its outputs in evaluation mode are preserved.
         example: input of the network: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
@@ -344,37 +389,45 @@ def shrink(model: nn.Module, example: Example) -> nn.Module:
         a network in evaluation mode; its attribute `shrunk` is the report, a `Shrunk`.
 
     Raises:
-        ValueError: `torch.export` cannot trace the model, or it runs neither in float32 nor in float64.
+        ValueError: `torch.export` can trace neither the model nor a part of it, or it runs neither in float32 nor in
+            float64.
         TypeError: `example` is no tensor, tuple or mapping.
     """
     plain = plain_copy(model)
-    tried: list[str] = []
-    trace = traced(model, example, sizes="batch")
-    reference = Reference(plain, example)
-    others = OtherInputs(plain, arguments_of(example), trace.guard.rules)
-    forms: tuple[tuple[Form, Sizes], ...] = (("module", "batch"), ("graph", "any"), ("graph", "batch"))
-    for form, sizes in forms:
-        try:
-            if form == "graph":
-                trace = traced(model, example, sizes=sizes)
-            analysis = Analysis.of(trace, form)
-            errors, fails = reference.errors(analysis.build)
-            elsewhere = others.disagreement(analysis.build(), max(TOLERANCES.values()))
-        except Exception as error:  # a forward may raise anything for sizes that it was not written for
-            tried.append(f"{form}: {first_line(error)}")
-            continue
-        within = _tolerances(analysis)
-        if any(error > within[dtype] for dtype, error in errors.items()):
-            tried.append(f"{form}: outputs differ by {max(errors.values()):.2g} of the largest")
-        elif elsewhere:
-            tried.append(f"{form}: {elsewhere}")
-        else:
-            tried += [f"{form}: compared in float32 alone, because it fails in float64: {each}" for each in fails]
-            smaller = analysis.build()
-            if isinstance(smaller, TracedNetwork):
-                others.relax(smaller, max(TOLERANCES.values()))
+    trace = traced_in_parts(model, example, sizes="batch")
+    comparison = Comparison(plain, arguments_of(example), trace)
+    tried = [f"the whole network: {trace.refusal}"] * bool(trace.refusal)
+    ways = {part.path: 0 for part in trace.parts}
+    while ways:
+        forms = {path: FORMS[way][0] for path, way in ways.items()}
+        trace, failures = retraced(trace, {path: FORMS[way][1] for path, way in ways.items()})
+        counts = Counter(part.path for part in trace.parts)
+        failures |= {path: SEVERAL for path, form in forms.items() if form == "graph" and counts[path] > 1}
+        if not failures:
+            try:
+                analysis = Analysis.of(trace, forms)
+                failures, notes, errors = comparison.of(analysis)
+            except Exception as error:  # a forward may raise anything for sizes that it was not written for
+                failures = dict.fromkeys(ways, first_line(error))
+        if not failures:
+            tried += _said(forms, notes)
+            smaller = comparison.relaxed(analysis.build())
             return _finished(smaller, model, plain, analysis, tried, errors)
+        tried += _said(forms, failures)
+        ways = {path: way + (path in failures) for path, way in ways.items()}
+        ways = {path: way for path, way in ways.items() if way < len(FORMS)}
     return _finished(plain, model, plain, None, tried, {})
+
+
+FORMS: tuple[tuple[Form, Sizes], ...] = (("module", "batch"), ("graph", "any"), ("graph", "batch"))
+"""Forms of a part, in the order in which they are tried, and the sizes for which it is traced."""
+
+
+SEVERAL = "it is called in ways for which no single graph holds"
+
+
+def _said(forms: Mapping[str, Form], reasons: Mapping[str, str]) -> list[str]:
+    return [f"`{path}`, {forms[path]}: {why}" if path else f"{forms[path]}: {why}" for path, why in reasons.items()]
 
 
 def _tolerances(analysis: Analysis) -> dict[torch.dtype, float]:
@@ -409,6 +462,8 @@ def _finished(
         {fold.name: fold.channels for fold in analysis.folds} if analysis else {},
         analysis.empty_and_kept() if analysis else {},
         analysis.form if analysis else "unchanged",
+        dict(analysis.forms) if analysis else {},
+        analysis.outside() if analysis else {},
         tuple(tried),
         {str(dtype).removeprefix("torch."): error for dtype, error in errors.items()},
     )
@@ -419,52 +474,126 @@ def _finished(
     return smaller.to(device).eval()
 
 
-class Reference:
-    """Reference outputs of the masked network: on the example and on noise.
+class Comparison:
+    """Comparison of smaller networks with the masked one: its parts, and the network as a whole.
 
-    `dtypes` are the dtypes that the network runs in. A forward may make constants of one dtype that fail with the
-    other.
+    Outputs of the parts are compared in float32 and float64, on the example and on noise; a forward may make constants
+    of one dtype that fail with the other. If the network has other operations around its parts, these may order close
+    values, as detectors do, so its outputs are compared in the wider dtype alone.
+
+    Args:
+        model: the masked network.
+        given: inputs of the example.
+        trace: the parts.
     """
 
-    def __init__(self, model: nn.Module, example: Example) -> None:
-        given = arguments_of(example)
-        self._inputs = [given, tree_map(_noise, given)]
-        self._expected, reason = self._expectations(model)
-        if not self._expected:
-            raise ValueError(
-                f"{type(model).__name__} runs neither in float32 nor in float64 ({reason}), so the outputs of the "
-                "smaller network cannot be checked; create tensors in its forward with the dtype of its inputs."
-            )
-        self.dtypes = tuple(self._expected)
+    def __init__(self, model: nn.Module, given: Inputs, trace: Traced) -> None:
+        calls: dict[str, list[Inputs]] = {}
+        for part in trace.parts:
+            calls.setdefault(part.path, []).extend(part.calls)
+        self._calls = {
+            path: [*own, *(tree_map(_noise, each) for each in own)] for path, own in {**calls, "": [given]}.items()
+        }
+        self._expected = self._expectations(model)
+        self._whole = "" in calls
+        rules = [rule for part in trace.parts for rule in part.guard.rules]
+        self._dtype: torch.dtype | None = None
+        if not self._whole:
+            self._dtype, outputs = self._expected[""].popitem()
+            self._expected[""] = {self._dtype: outputs}
+            model = copy.deepcopy(model, values_with_history(model)).to(self._dtype)
+            given = _cast_all(given, self._dtype)
+        self._others = OtherInputs(model, given, rules)
 
-    def _expectations(self, model: nn.Module) -> tuple[dict[torch.dtype, list[list[Tensor]]], str]:
-        """Return dtype -> outputs for the dtypes that the network runs in, and why the last other one failed."""
-        expected, reason = {}, ""
+    def _expectations(self, model: nn.Module) -> dict[str, dict[torch.dtype, list[list[Tensor]]]]:
+        """Return path -> dtype -> outputs for the dtypes that a part runs in."""
+        expected: dict[str, dict[torch.dtype, list[list[Tensor]]]] = {path: {} for path in self._calls}
+        reasons: dict[str, str] = {}
         for dtype in TOLERANCES:
-            try:
-                expected[dtype] = self._outputs(copy.deepcopy(model).to(dtype), dtype)
-            except Exception as error:  # a forward may raise anything
-                reason = first_line(error)
-        return expected, reason
+            converted = copy.deepcopy(model).to(dtype)
+            for path in self._calls:
+                try:
+                    expected[path][dtype] = self._outputs(converted, path, dtype)
+                except Exception as error:  # a forward may raise anything
+                    reasons[path] = first_line(error)
+        for path in (path for path, own in expected.items() if not own):
+            raise ValueError(
+                f"{type(model.get_submodule(path)).__name__} runs neither in float32 nor in float64 ({reasons[path]}), "
+                "so the outputs of the smaller network cannot be checked; create tensors in its forward with the dtype "
+                "of its inputs."
+            )
+        return expected
 
-    def _outputs(self, model: nn.Module, dtype: torch.dtype) -> list[list[Tensor]]:
-        return [outputs_of(model, tree_map(lambda leaf: _cast(leaf, dtype), given)) for given in self._inputs]
+    def _outputs(self, model: nn.Module, path: str, dtype: torch.dtype) -> list[list[Tensor]]:
+        part = model.get_submodule(path).eval()
+        return [outputs_of(part, _cast_all(given, dtype)) for given in self._calls[path]]
 
-    def errors(self, build: Callable[[torch.dtype], nn.Module]) -> tuple[dict[torch.dtype, float], list[str]]:
-        """Return dtype -> largest difference of outputs, relative to the largest output, and why float64 fails.
+    def of(self, analysis: Analysis) -> tuple[dict[str, str], dict[str, str], dict[torch.dtype, float]]:
+        """Compare a smaller network.
+
+        Returns:
+            path of a part -> why it is rejected; path -> why it is compared in float32 alone; dtype -> largest
+            difference of outputs, relative to the largest output.
+        """
+        found, failed = self._errors(analysis.build)
+        within = _tolerances(analysis)
+        reasons, notes = dict[str, str](), dict[str, str]()
+        for path, errors in found.items():
+            own = within if path in analysis.forms else dict.fromkeys(TOLERANCES, max(TOLERANCES.values()))
+            if any(error > max(own[dtype], self._rounding(path, dtype)) for dtype, error in errors.items()):
+                reasons[path] = f"outputs differ by {max(errors.values()):.2g} of the largest"
+            elif not errors:
+                reasons[path] = failed[path]
+            elif path in failed:
+                notes[path] = f"compared in float32 alone, because it fails in float64: {failed[path]}"
+        if not reasons and (
+            elsewhere := self._others.disagreement(analysis.build(self._dtype), max(TOLERANCES.values()))
+        ):
+            reasons[""] = elsewhere
+        if "" in reasons and not self._whole:  # parts in graph form are the first to go
+            around = f"the network around it: {reasons.pop('')}"
+            graphs = [path for path, form in analysis.forms.items() if form == "graph"]
+            reasons = reasons or dict.fromkeys(graphs or analysis.forms, around)
+        largest = {
+            dtype: max(each[dtype] for each in found.values() if dtype in each)
+            for each in found.values()
+            for dtype in each
+        }
+        return reasons, notes, largest
+
+    def _errors(
+        self, build: Callable[[torch.dtype], nn.Module]
+    ) -> tuple[dict[str, dict[torch.dtype, float]], dict[str, str]]:
+        """Return path -> dtype -> largest difference of outputs, and why a part failed.
 
         A graph whose operations make tensors in float32 fails in float64 alone.
         """
-        found: dict[torch.dtype, float] = {}
-        for dtype in self.dtypes:
-            try:
-                outputs = self._outputs(build(dtype).eval(), dtype)
-            except Exception as error:  # a forward may raise anything
-                if not found:
-                    raise
-                return found, [first_line(error)]
-            found[dtype] = max(map(output_difference, outputs, self._expected[dtype]))
-        return found, []
+        found: dict[str, dict[torch.dtype, float]] = {path: {} for path in self._calls}
+        failed: dict[str, str] = {}
+        for dtype in TOLERANCES:
+            built = functools.cache(build)
+            for path, expected in self._expected.items():
+                if dtype not in expected or path in failed:
+                    continue
+                try:
+                    outputs = self._outputs(built(dtype), path, dtype)
+                    found[path][dtype] = max(map(output_difference, outputs, expected[dtype]))
+                except Exception as error:  # a forward may raise anything
+                    failed[path] = first_line(error)
+        return found, failed
+
+    def _rounding(self, path: str, dtype: torch.dtype) -> float:
+        """Return how far two results in float32 may lie apart: twice the distance of the masked one from float64."""
+        expected = self._expected[path]
+        if dtype is torch.float64 or len(expected) < len(TOLERANCES):
+            return 0.0
+        return 2 * max(map(output_difference, *expected.values()))
+
+    def relaxed(self, smaller: nn.Module) -> nn.Module:
+        """Return a smaller network in its final form, without conditions on sizes at which it agrees, too."""
+        if isinstance(smaller, TracedNetwork):
+            self._others.relax(smaller, max(TOLERANCES.values()))
+        return smaller
 
 
 def _noise(leaf: Any) -> Any:
@@ -472,6 +601,11 @@ def _noise(leaf: Any) -> Any:
         return leaf
     generator = torch.Generator().manual_seed(0)
     return torch.randn(leaf.shape, generator=generator).to(leaf.device, leaf.dtype)
+
+
+def _cast_all(given: Inputs, dtype: torch.dtype) -> Inputs:
+    found: Inputs = tree_map(lambda leaf: _cast(leaf, dtype), given)
+    return found
 
 
 def _cast(leaf: Any, dtype: torch.dtype) -> Any:

@@ -145,16 +145,18 @@ def _to_sparse(model: nn.Module, example: Example, examples: Sequence[Example]) 
     layers, lstms = list(fused_layers(trace)), [] if reason else list(lstm_calls(trace))
     choosing = KernelChoices(trace.graph, layers, lstms, all_dense=bool(reason))
     copies = [copied(each) for each in inputs]
-    choosing.measure([tree_leaves((args, {name: kwargs[name] for name in trace.kwargs})) for args, kwargs in copies])
+    choosing.measure(
+        [tree_leaves((args, {name: kwargs[name] for name in trace.whole.kwargs})) for args, kwargs in copies]
+    )
     reports = choosing.reports()
     with quiet():
         graph = sparse_graph(trace.graph, layers, choosing)
-        network = SparseNetwork.of(graph, trace.guard).requires_grad_(False)
+        network = SparseNetwork.of(graph, trace.whole.guard).requires_grad_(False)
     assert isinstance(network, SparseNetwork)
     _restore(network, before)
     dense = copy.deepcopy(plain, values_with_history(plain))
     error = max(output_difference(outputs_of(network, each), outputs_of(dense, each)) for each in inputs)
-    others = OtherInputs(plain, arguments_of(example), trace.guard.rules)
+    others = OtherInputs(plain, arguments_of(example), trace.whole.guard.rules)
     if not (elsewhere := others.disagreement(network, TOLERANCE)):
         others.relax(network, TOLERANCE)
     speedups = {_size(each): _speedup(dense, network, each) for each in inputs}

@@ -136,6 +136,7 @@ class DependencyGroups:
         products: products of activations, which are not in `tensors`.
         others: groups of other units of the network, which stay as they are; costs count what is left of them.
         others_kept: name of one of them -> bool for each channel: whether it is kept; all are without a name.
+        limits: the modules to which the groups are limited, and why; empty if the network is traced whole.
     """
 
     groups: tuple[DependencyGroup, ...]
@@ -145,6 +146,7 @@ class DependencyGroups:
     products: tuple[Multiplied, ...] = ()
     others: tuple[DependencyGroup, ...] = ()
     others_kept: Mapping[str, Tensor] = field(default_factory=dict)
+    limits: str = ""
 
     def __iter__(self) -> Iterator[DependencyGroup]:
         return iter(self.groups)

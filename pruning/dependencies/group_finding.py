@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ from pruning.dependencies.dependency_groups import (
 from pruning.dependencies.families.stock_transformer import family_groups
 from pruning.graph.label_flow import FIXED, Flow, covering
 from pruning.graph.label_rules import flow_of
+from pruning.graph.traced_parts import traced_in_parts
 from pruning.graph.tracing import (
     CONVOLUTIONS,
     GROUPED_PRODUCT,
@@ -38,10 +40,10 @@ from pruning.graph.tracing import (
     Recurrence,
     arguments,
     name_of,
-    traced,
 )
 from pruning.holding.parameter import plain_modules, plain_tensors
-from pruning.measure.macs import Products
+from pruning.measure.macs import Products, weight_macs
+from pruning.measure.matrix_weights import considered
 
 
 def dependency_groups(
@@ -55,7 +57,8 @@ def dependency_groups(
     A group contains everything that is removed with a channel: biases, shifts and scales of norms, the inputs of the
     layers that read it, the other branch of a residual connection, depthwise convolutions. Attention heads and groups
     of a convolution are removed as wholes. No group contains channels that cannot be removed: inputs and outputs of
-    the network, channels in the statistics of LayerNorm, and inputs of operations without a rule.
+    the network, channels in the statistics of LayerNorm, and inputs of operations without a rule. In a network that
+    `torch.export` cannot trace whole, groups lie within its largest modules that can be traced (`limits`).
 
     Args:
         model: pruned or not; it is not changed.
@@ -66,14 +69,15 @@ def dependency_groups(
         scope: how many channels are kept, and how scores are normalised; None: each group separately.
 
     Raises:
-        ValueError: `torch.export` cannot trace the model, or it has no channels that can be removed.
+        ValueError: `torch.export` can trace neither the model nor a part of it, or there are no channels that can be
+            removed.
         TypeError: `example` is no tensor, tuple or mapping.
     """
     if unit is not None and unit.of_transformer:
         return family_groups(model, unit, scope, example)
     if example is None:
         raise ValueError(NO_EXAMPLE)
-    trace = traced(model, example)
+    trace = traced_in_parts(model, example)
     flow = flow_of(trace)
     _unite(flow)
     tensors = plain_tensors(plain_modules(trace.model))
@@ -83,12 +87,28 @@ def dependency_groups(
         raise ValueError(
             f"`model` ({type(model).__name__}) has no channels that can be removed: each is an input or output of the "
             f"network, or an operation needs it{_needs(flow)}; type unit='entry' or unit='channel'."
+            + f" ({trace.refusal})"
+            * bool(trace.refusal)
         )
     groups = tuple(group for group, _ in found)
     products = multiplied_activations(flow, [(group.name, number) for group, number in found])
-    return DependencyGroups(
+    made = DependencyGroups(
         groups, _held(flow, tensors, names), unit or Unit("group"), scope or Scope(), tuple(products)
     )
+    if not trace.refusal:
+        return made
+    others = weight_macs(trace.model, example).total - made.whole("macs")
+    rest = Multiplied(torch.Size(), others, ())
+    return replace(made, products=(*made.products, rest), limits=_limits(flow))
+
+
+def _limits(flow: Flow) -> str:
+    """Return which parts of a network are traced, why, and the weights outside."""
+    trace = flow.traced
+    parts = ", ".join(dict.fromkeys(part.path for part in trace.parts))
+    outside = considered(trace.model, (str(node.target) for node in flow.fields if node.op == "get_attr")).dense
+    stay = f"; {', '.join(outside)} outside of these modules keep all channels" if outside else ""
+    return f"groups are found within the modules {parts}, whose inputs and outputs stay{stay}: {trace.refusal}"
 
 
 def _needs(flow: Flow) -> str:
@@ -197,11 +217,12 @@ def _held(flow: Flow, tensors: Mapping[str, Tensor], names: Mapping[int, str]) -
     applied: dict[str, int] = defaultdict(int)
     outputs: dict[str, int] = {}
     for node in flow.traced.graph.graph.nodes:
+        calls = len(flow.traced.parts[node.meta.get("part", 0)].calls)
         own = use_of(flow, node)
         for use in [own] if own else _uses_of_recurrence(flow, node):
             weight = flow.traced.tensor(str(use.weight.target)) if use.weight.op == "get_attr" else None
             if id(weight) in names:
-                applied[names[id(weight)]] += use.times
+                applied[names[id(weight)]] += use.times * calls
                 outputs[names[id(weight)]] = use.dim
     return held_tensors(tensors, applied, outputs)
 
@@ -259,13 +280,14 @@ def multiplied_activations(flow: Flow, numbers: Iterable[tuple[str, Tensor]]) ->
     """
     numbers = list(numbers)
     for node in flow.traced.graph.graph.nodes:
+        calls = len(flow.traced.parts[node.meta.get("part", 0)].calls)
         if name_of(node) in WHOLE:
-            yield Multiplied(torch.Size(), _macs(flow, node), ())
+            yield Multiplied(torch.Size(), _macs(flow, node) * calls, ())
         for factor, times in _factors(flow, node):
             fields = [flow.labels.roots(field) for field in flow.of(factor)]
             members = [(name, Member(factor.name, number[field])) for name, number in numbers for field in fields]
             own = tuple((name, member) for name, member in members if bool((member.channels >= 0).any()))
-            yield Multiplied(flow.value(factor).shape, times, own)
+            yield Multiplied(flow.value(factor).shape, times * calls, own)
 
 
 def _factors(flow: Flow, node: fx.Node) -> Iterator[tuple[fx.Node, int]]:

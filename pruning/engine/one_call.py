@@ -208,6 +208,8 @@ def prune(  # the parameters of `plan`
         warnings.warn(f"{left}.", stacklevel=2)
     if parameters is None and (made := computed_weights(model)):
         warnings.warn(COMPUTED_FROM_OTHERS.format(", ".join(made)), stacklevel=2)
+    if limits := decided.details.get("limits"):
+        warnings.warn(limits, stacklevel=2)
     if dead := decided.details["dead"]:
         warnings.warn(
             f"every entry of {', '.join(dead)} is pruned, so nothing passes through; pass a lower `sparsity`, or "

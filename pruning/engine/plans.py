@@ -324,5 +324,6 @@ def _details(cut: Cut, kept: Mapping[str, Tensor], inner: int) -> dict[str, Any]
     dead = [name for name, count in units.items() if cut.sizes[name] and not count and not passes]
     details = {"unit": cut.unit.kind, "units": dict(cut.sizes), "kept": units, "dead": dead, "inner": inner}
     if isinstance(cut, DependencyGroups):
-        return details | {"removed": gone(cut, alive), "step": largest_step(cut, alive)}
+        limits = {"limits": cut.limits} if cut.limits else {}
+        return details | {"removed": gone(cut, alive), "step": largest_step(cut, alive)} | limits
     return details | {"removed": 1 - sum(units.values()) / max(1, sum(cut.sizes.values()))}

@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves
 
 from pruning.graph.tracing import (
     CHANNELWISE_NORMALISATIONS,
@@ -54,9 +53,8 @@ class Constants(fx.Interpreter):
         self.varying: set[fx.Node] = set()
         """Nodes whose integers or truth values depend on the inputs."""
         self._traced = traced
-        leaves = tree_leaves((traced.args, traced.kwargs))
         with torch.no_grad():
-            self.run(*leaves, enable_io_processing=False)  # the graph's placeholders take the flat leaves
+            self.run(*traced.inputs, enable_io_processing=False)  # the graph's placeholders take the flat leaves
 
     def run_node(self, n: fx.Node) -> Any:
         written = n.args[0] if is_in_place(n) and isinstance(n.args[0], fx.Node) else None

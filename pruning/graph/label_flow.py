@@ -215,7 +215,9 @@ class Flow:
             return self._parameter(node)
         if node.op == "output":
             for each in node.all_input_nodes:
-                self.pin(self.of(each), "it is an output of the network")
+                part = self.traced.parts[each.meta.get("part", 0)].path
+                it_is = f"leaves `{part}`, a part that is traced by itself" if part else "is an output of the network"
+                self.pin(self.of(each), f"it {it_is}")
             return []
         if node.op != "call_function":
             return []
@@ -264,6 +266,8 @@ class Flow:
             else:
                 fields = self._fresh(tensor) if tensor.is_floating_point() else []
             self._of_tensor[id(tensor)] = fields
+            if id(tensor) in self.traced.outside:
+                self.pin(fields, "the network also reads it outside of the parts that can be traced")
         return self._of_tensor[id(tensor)]
 
     def _grouped(self, weight: Tensor, groups: int) -> Fields:

@@ -9,7 +9,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from keyword import iskeyword
 from operator import attrgetter
@@ -33,22 +33,61 @@ Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
 """Inputs of one forward call: a tensor, a tuple of positional arguments, or a mapping of keyword arguments."""
 
 
+Sizes: TypeAlias = Literal["example", "batch", "any"]
+"""Sizes of inputs for which a network is traced: the example's, any size of the first dimension, or any sizes."""
+SIZES: tuple[Sizes, ...] = ("any", "batch", "example")
+
+
 @dataclass(frozen=True)
-class Traced:
-    """Network in evaluation mode, its graph, and the example inputs.
+class Part:
+    """Part of a network that is traced whole: the network itself, or one of its modules in one call.
 
     Args:
-        model: plain copy of the network: pruned entries are zeros, pruning hooks are removed.
-        graph: operations of the network; parameters and buffers are attributes with the same names as in `model`.
+        path: name of the module; "" for the network itself.
+        graph: operations of the part; parameters and buffers are attributes with the same names as in the module.
         args, kwargs: inputs of the trace.
         guard: inputs for which the graph holds.
+        sizes: sizes for which it was traced, as far as possible.
+        calls: calls of the part in one call of the network for which the graph holds.
     """
 
-    model: nn.Module
+    path: str
     graph: fx.GraphModule
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     guard: InputGuard
+    sizes: Sizes
+    calls: tuple[Inputs, ...] = ()
+
+
+@dataclass(frozen=True)
+class Traced:
+    """Network in evaluation mode, the parts of it that are traced, and their graph.
+
+    Args:
+        model: plain copy of the network: pruned entries are zeros, pruning hooks are removed.
+        parts: the network itself, or the parts to which its trace is limited.
+        graph: operations of all parts; parameters and buffers are attributes with the same names as in `model`.
+        outside: ids of the tensors of `model` that are used outside of the parts.
+        refusal: why the network itself cannot be traced; empty if it is.
+    """
+
+    model: nn.Module
+    parts: tuple[Part, ...]
+    graph: fx.GraphModule
+    outside: frozenset[int] = frozenset()
+    refusal: str = ""
+
+    @property
+    def whole(self) -> Part:
+        """The network itself."""
+        (part,) = self.parts
+        return part
+
+    @property
+    def inputs(self) -> list[Any]:
+        """Values for the placeholders of the graph."""
+        return [leaf for part in self.parts for leaf in tree_leaves((part.args, part.kwargs))]
 
     def tensor(self, name: str) -> Tensor:
         """Return a parameter, buffer or constant of the graph; all names of a tied tensor give the same object."""
@@ -88,11 +127,6 @@ def plain_copy(model: nn.Module) -> nn.Module:
     return copied.cpu().eval()
 
 
-Sizes: TypeAlias = Literal["example", "batch", "any"]
-"""Sizes of inputs for which a network is traced: the example's, any size of the first dimension, or any sizes."""
-SIZES: tuple[Sizes, ...] = ("any", "batch", "example")
-
-
 def traced(model: nn.Module, example: Example, *, sizes: Sizes = "example") -> Traced:
     """Trace a plain copy of a network.
 
@@ -107,22 +141,33 @@ def traced(model: nn.Module, example: Example, *, sizes: Sizes = "example") -> T
         ValueError: the network cannot be traced.
         TypeError: `example` is no tensor, tuple or mapping.
     """
-    given = arguments_of(example)
+    plain, part = traced_part(model, arguments_of(example), sizes)
+    return Traced(plain, (part,), part.graph)
+
+
+def traced_part(model: nn.Module, given: Inputs, sizes: Sizes, path: str = "") -> tuple[nn.Module, Part]:
+    """Trace a copy of a network or of its module `path`, and return the copy and its trace; see `traced`.
+
+    If the first way fails, the most modest way comes next, so that a module that cannot be traced costs two attempts.
+    """
     doubled = [] if sizes == "example" else list(_of_two(plain_copy(model), given))
-    failure: ValueError | None = None
-    for fewer in SIZES[SIZES.index(sizes) :]:
-        for args, kwargs in (*doubled, given):
-            try:
-                trace = _traced(plain_copy(model), args, kwargs, fewer)
-                trace.guard.check(*given)  # a forward may take another branch for a batch of 2
-                return trace
-            except ValueError as error:
-                failure = error
-    assert failure is not None
-    raise failure
+    tried = [(fewer, each) for fewer in SIZES[SIZES.index(sizes) :] for each in (*doubled, given)]
+
+    def attempt(fewer: Sizes, inputs: Inputs) -> tuple[nn.Module, Part]:
+        plain = plain_copy(model)
+        part = _traced(plain, *inputs, fewer)
+        part.guard.check(*given)  # a forward may take another branch for a batch of 2
+        return plain, replace(part, path=path, sizes=sizes, calls=(given,))
+
+    modest = None
+    for each in tried[:-1]:
+        with contextlib.suppress(ValueError):
+            return attempt(*each)
+        modest = modest or attempt(*tried[-1])
+    return modest or attempt(*tried[-1])
 
 
-def _traced(plain: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Sizes) -> Traced:
+def _traced(plain: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Sizes) -> Part:
     strided = sizes != "example" and _asks_for_strides(plain, (args, kwargs))
     with quiet(), _any_size():
         program = exported(plain, args, kwargs, sizes=sizes)
@@ -137,7 +182,7 @@ def _traced(plain: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], siz
     for node in graph.graph.nodes:
         if (node.op == "get_attr" and not node.users) or node.target is torch.ops.aten._assert_tensor_metadata.default:
             graph.graph.erase_node(node)
-    return Traced(plain, graph, args, kwargs, guard)
+    return Part("", graph, args, kwargs, guard, sizes)
 
 
 def _decompositions() -> dict[Any, Any]:
@@ -275,9 +320,14 @@ def without_key_caches(model: nn.Module) -> Iterator[None]:
             config.use_cache = True
 
 
+def is_known(leaf: Any) -> bool:
+    """Return whether torch.export can take and return a value: it is of no class of the network's own."""
+    return leaf is None or isinstance(leaf, Tensor | bool | int | float | str)
+
+
 def _known(leaf: Any) -> Any:
     """Return an output if torch.export can return it, else None: a cache of a class that torch does not know."""
-    return leaf if isinstance(leaf, Tensor | bool | int | float | str) else None
+    return leaf if is_known(leaf) else None
 
 
 def copied(given: Inputs) -> Inputs:

@@ -98,7 +98,7 @@ def _traced(network: nn.Module, example: Example) -> TracedNetwork:
     """Return the operations of a network that is not faster as a sparse one."""
     trace = traced(network, example, sizes="batch")
     call_functions(trace.graph.graph)
-    return TracedNetwork.of(trace.graph, trace.guard)
+    return TracedNetwork.of(trace.graph, trace.whole.guard)
 
 
 def load(folder: Path, threads: int) -> Run:
