@@ -23,8 +23,9 @@ from orchestrator.workloads.model_building import Prunable, prunable
 from orchestrator.workloads.tasks.batch import arguments
 from pruning import MaskSet
 from pruning.engine.scoring import spared_weights, without_spared
-from pruning.reconstruction.block_by_block import LayerReport, Layerwise
+from pruning.reconstruction.block_by_block import Layerwise
 from pruning.reconstruction.block_order import parts_of
+from pruning.reconstruction.solving import LayerReport
 from pruning.selection.selection_groups import Groups
 
 
@@ -151,7 +152,8 @@ def _target(asked: Round) -> dict[str, Any]:
 def _plain(report: LayerReport) -> dict[str, Any]:
     """Return a layer's report in JSON types, without its seconds, which are no part of a result."""
     error = None if math.isnan(report.error) else report.error
-    return {"block": report.block, "sparsity": report.sparsity, "error": error, "rows": report.rows}
+    tokens = {"tokens": [*report.tokens]} if report.tokens else {}
+    return {"block": report.block, "sparsity": report.sparsity, "error": error, "rows": report.rows, **tokens}
 
 
 def _reported(plain: Mapping[str, Any]) -> LayerReport:

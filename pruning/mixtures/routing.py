@@ -87,37 +87,44 @@ class ProductsOfStacks(TorchFunctionMode):
     """Mode that calls `seen` with the inputs of each product by one expert's matrix.
 
     Args:
-        stacks: name -> parameter whose first dimension counts matrices.
-        seen: (name, index of the matrix, inputs of (tokens, inputs)) -> None.
+        stacks: name -> module whose own parameter of that name stacks the matrices; read at each product.
+        seen: (name, index of the matrix, inputs of (tokens, inputs), whether they are all tokens in their order, as in
+            a product by all matrices at once) -> None.
     """
 
-    def __init__(self, stacks: Mapping[str, Tensor], seen: Callable[[str, int, Tensor], None]) -> None:
+    def __init__(self, stacks: Mapping[str, nn.Module], seen: Callable[[str, int, Tensor, bool], None]) -> None:
         super().__init__()
-        self._seen = seen
-        self._places = {each.untyped_storage().data_ptr(): (name, each) for name, each in stacks.items()}
+        self._stacks, self._seen = stacks, seen
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Run an operation, and report the product that it is."""
         result = func(*args, **(kwargs or {}))
-        if getattr(func, "__name__", "") in PRODUCTS:
+        if (name := getattr(func, "__name__", "")) in PRODUCTS:
             factors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-            self._report(factors)
+            left, right = factors[1:3] if name in ("addmm", "baddbmm") else factors[:2]
+            if name == "__rmatmul__":
+                left, right = right, left
+            if not self._report(right, left) and right.ndim > 1:
+                self._report(left, right.mT)
         return result
 
-    def _report(self, factors: list[Tensor]) -> None:
-        for factor in factors[:3]:
-            name, whole = self._places.get(factor.untyped_storage().data_ptr(), ("", factor))
-            if not name:
+    def _report(self, factor: Tensor, inputs: Tensor) -> bool:
+        """Report a product if a factor is a stack, a matrix of it, or outputs of a matrix; return whether it is."""
+        for name, module in self._stacks.items():
+            whole = getattr(module, name.rpartition(".")[2])
+            if factor.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr():
                 continue
-            inputs = next(each for each in factors if each is not factor and each.ndim > 1)
             size = whole[0].numel()
             index = (factor.storage_offset() - whole.storage_offset()) // size
-            if factor.numel() == size:
-                self._seen(name, index, inputs.reshape(-1, inputs.shape[-1]))
+            if not 0 <= index < len(whole):
+                continue
+            if factor.numel() <= size:
+                self._seen(name, index, inputs.reshape(-1, inputs.shape[-1]), False)
             else:
                 for matrix, own in enumerate(inputs):
-                    self._seen(name, index + matrix, own)
-            return
+                    self._seen(name, index + matrix, own, True)
+            return True
+        return False
 
 
 PRODUCTS = {"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "baddbmm", "addmm"}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
@@ -24,39 +22,13 @@ from pruning.holding.parameter import check_masks, check_prunable, hooked
 from pruning.layouts import WeightLayout, required_layout
 from pruning.masks.mask_set import MaskSet
 from pruning.measure.macs import eagerly, in_mode
+from pruning.mixtures.routing import eager_experts
 from pruning.reconstruction.block_calls import Batch, BlockCalls, call_model
 from pruning.reconstruction.block_order import Part, is_layer, parts_of, weight_of
-from pruning.reconstruction.layer_problem import (
-    Collector,
-    InputStatistics,
-    LayerProblem,
-    Solution,
-    Target,
-)
+from pruning.reconstruction.expert_statistics import ExpertCollector, passes_of
+from pruning.reconstruction.layer_problem import Collector, InputStatistics, Target
+from pruning.reconstruction.solving import Found, LayerReport, Solve, Solving
 from pruning.reconstruction.streamed_weights import StreamedWeights
-from pruning.selection.allocation import kept_of_rows
-
-Solve = Callable[[LayerProblem], Solution]
-
-
-@dataclass(frozen=True)
-class LayerReport:
-    """Pruning of one layer.
-
-    Args:
-        block: name of the block.
-        sparsity: fraction of the layer's entries that is 0.
-        error: mean squared change of the outputs on calibration data, as a fraction of the outputs' mean square; NaN if
-            no example reached the layer, or if the inputs of a layer pruned by magnitude are no numbers.
-        rows: number of input vectors that the statistics have; 0 if no example reached the layer.
-        seconds: time for choosing the mask and the weights.
-    """
-
-    block: str
-    sparsity: float
-    error: float
-    rows: int
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -72,7 +44,7 @@ class Layerwise:
     layers: Mapping[str, LayerReport] = field(repr=False)
 
 
-def layerwise(  # sixteen parameters: one call prunes a network from files to files, and each has a default but three
+def layerwise(  # eighteen parameters: one call prunes a network from files to files, and each has a default but three
     model: nn.Module,
     method: str | Solve,
     batches: Iterable[Batch],
@@ -88,6 +60,8 @@ def layerwise(  # sixteen parameters: one call prunes a network from files to fi
     output: str | Path | None = None,
     replay: bool = True,
     activation_bytes: int | None = None,
+    statistics_bytes: int | None = None,
+    calibrate_all_experts: bool = False,
     done: Layerwise | None = None,
     on_block: Callable[[Layerwise], object] = lambda _: None,
     **options: Any,
@@ -98,6 +72,9 @@ def layerwise(  # sixteen parameters: one call prunes a network from files to fi
     of the block's layers; then each layer is pruned. Where this gives equal bits, a block is called with the outputs of
     the pruned block before it, without a pass of the network. The network stays plain, with zeros, and keeps its dtype
     and modes.
+
+    Each matrix of stacked experts is a layer of its own: its statistics are those of the tokens that the router sends
+    to its expert, not weighted by the router. Meanwhile, experts of transformers run in their eager implementation.
 
         result = pruning.layerwise(model, "sparsegpt", batches, sparsity=0.5)
         result = pruning.layerwise(model, "wanda", batches, n=2, m=4, blocks="model.layers")
@@ -121,6 +98,11 @@ def layerwise(  # sixteen parameters: one call prunes a network from files to fi
         replay: call single blocks where the first and the last batch of each form give the bits of whole passes. False:
             whole passes for each block, for networks in which values decide which blocks are called.
         activation_bytes: bytes of activations that stay in memory; others go to temporary files. None: all stay.
+        statistics_bytes: bytes of the statistics of experts, of which each has (inputs, inputs) for each matrix; where
+            those of a block need more, the block is called again for each further group of experts, to equal bits.
+            None: one call for all.
+        calibrate_all_experts: every token counts for every expert, for networks in which some get few tokens. Each
+            expert then multiplies all tokens: statistics of E experts, k for each token, cost about E / k times more.
         done: result of an interrupted call, as `on_block` received it, with the network restored to that state.
         on_block: called after each block with the result so far.
         options: options of the method, such as `damping`.
@@ -142,20 +124,43 @@ def layerwise(  # sixteen parameters: one call prunes a network from files to fi
     targets = _targets(method, weights, sparsity, n, m, masks)
     before = _checked_masks(weights, masks or {})
     reads_data = callable(method) or RECONSTRUCTIONS[method].reads_data
+    has_stacks = not all(map(is_layer, weights.values()))
+    if calibrate_all_experts and not has_stacks:
+        raise ValueError(
+            "`calibrate_all_experts` (=True) needs stacked experts among the weights to prune; leave it out."
+        )
     run = _BlockwiseRun(solve, targets, before, dtype, done or Layerwise(MaskSet({}), {}), reads_data)
+    run.calibrate_all_experts, run.statistics_bytes = calibrate_all_experts, statistics_bytes
     run.require_done(weights)
     run.streamed = _streamed(model, parts, listed, offload, output, run.done_blocks(parts))
     loaded = run.streamed.streaming(parts) if run.streamed else nullcontext()
-    with in_mode(model, training=False), torch.no_grad(), eagerly(), without_key_caches(model), loaded:
+    eager = eager_experts(model) if has_stacks else nullcontext()
+    with in_mode(model, training=False), torch.no_grad(), eagerly(), without_key_caches(model), eager, loaded:
         order = _order(model, parts, listed)
         with closing(BlockCalls(model, order, listed, replay, activation_bytes)) as calls:
             for index, part in enumerate(order):
                 if part.name not in run.done_blocks(parts):
-                    run.prune_part(part, calls.of(index))
+                    run.prune_part(part, partial(calls.of, index))
                     on_block(run.result)
     if unseen := [part.name for part in parts if part not in order]:
         warnings.warn(f"no batch calls {', '.join(unseen[:3])}: not pruned", stacklevel=2)
+    if said := _without_tokens(run.result.layers):
+        warnings.warn(said, stacklevel=2)
     return run.result
+
+
+def _without_tokens(layers: Mapping[str, LayerReport]) -> str:
+    """Return a sentence on experts that got no tokens; "" if there are none."""
+    stacks = {name: each.tokens for name, each in layers.items() if each.rows and 0 in each.tokens}
+    if not stacks:
+        return ""
+    empty = [f"{name}[{expert}]" for name, tokens in stacks.items() for expert, own in enumerate(tokens) if not own]
+    rarest = min(own for each in layers.values() for own in each.tokens if own)
+    return (
+        f"no token is routed to {', '.join(empty[:6])}{f' and {len(empty) - 6} more' if empty[6:] else ''}: pruned by "
+        f"magnitude; the rarest of the other experts has {rarest} tokens. Pass more batches, or "
+        "calibrate_all_experts=True."
+    )
 
 
 def _streamed(
@@ -292,6 +297,8 @@ class _BlockwiseRun:
     dtype: torch.dtype
     result: Layerwise
     reads_data: bool = True
+    calibrate_all_experts: bool = False
+    statistics_bytes: int | None = None
     streamed: StreamedWeights | None = None
     has_told: bool = False
 
@@ -323,29 +330,32 @@ class _BlockwiseRun:
         """Return the names of the parts whose layers are all pruned."""
         return {part.name for part in parts if part.layers.keys() <= self.result.layers.keys()}
 
-    def prune_part(self, part: Part, calls: Iterable[tuple[Batch, Callable[[], object]]]) -> None:
+    def prune_part(self, part: Part, calls: Callable[[], Iterable[tuple[Batch, Callable[[], object]]]]) -> None:
         """Collect the statistics of a part's layers, and prune them.
 
         Args:
             part: the part.
-            calls: for each batch, a function that calls the part.
+            calls: returns for each batch a function that calls the part.
         """
-        called = {name: layer for name, layer in part.layers.items() if is_layer(layer)}
-        collector = Collector(called, self.dtype, in_lists=part.in_lists)
-        for batch, call in calls:
-            collector.counts = _counts(batch, next(part.module.parameters()).device)
-            with collector.collecting():
-                call()
-        self._tell_unordered(collector.unordered)
-        if self.streamed:
-            self.streamed.require(part)
-        masks, layers, device = {}, dict(self.result.layers), next(part.module.parameters()).device
-        for name, layer in part.layers.items():
-            try:
-                with torch.autocast(device.type, enabled=False):
-                    masks[name], layers[name] = self._prune_layer(part, name, layer, collector.found.get(name))
-            except ValueError as error:
-                raise ValueError(f"Pruning {name} of {part.name}: {error}") from error
+        stacks = {name: layer for name, layer in part.layers.items() if not is_layer(layer)}
+        passes = passes_of(stacks, self.dtype, self.statistics_bytes)
+        solving = {name: self._begun(name, layer) for name, layer in part.layers.items()}
+        masks, layers = {}, dict(self.result.layers)
+        for number, wanted in enumerate(passes):
+            called = {} if number else part.layers.keys() - stacks.keys()
+            found = self._statistics(part, called, ExpertCollector(stacks, wanted, self.dtype), calls())
+            if self.streamed:
+                self.streamed.require(part)
+            for name in part.layers:
+                weight, is_last = weight_of(name, part.layers[name]), number == len(passes) - 1
+                try:
+                    with torch.autocast(weight.device.type, enabled=False):
+                        if name in found:
+                            solving[name].solve(weight, found[name], self.dtype)
+                        if is_last:
+                            masks[name], layers[name] = solving[name].write(weight, part.name)
+                except ValueError as error:
+                    raise ValueError(f"Pruning {name} of {part.name}: {error}") from error
         torch.clear_autocast_cache()  # it holds copies of the weights before their pruning
         if self.streamed:
             self.streamed.save(part)
@@ -356,6 +366,37 @@ class _BlockwiseRun:
                 "pruned by magnitude, without statistics of their inputs",
                 stacklevel=2,
             )
+
+    def _begun(self, name: str, layer: nn.Module) -> Solving:
+        shape = weight_of(name, layer).shape
+        before = self.masks.get(name, torch.ones(shape, dtype=torch.bool))
+        return Solving(self.solve, layout_of_weight(name, layer), before, self.targets[name], self.reads_data)
+
+    def _statistics(
+        self,
+        part: Part,
+        called: Collection[str],
+        experts: ExpertCollector,
+        calls: Iterable[tuple[Batch, Callable[[], object]]],
+    ) -> Mapping[str, Found]:
+        """Return name of a weight -> statistics of its inputs, from one pass of the batches.
+
+        Args:
+            part: the part.
+            called: weights of the layers, without stacks of experts.
+            experts: collector of the experts' statistics.
+            calls: for each batch, a function that calls the part.
+        """
+        layers = {name: part.layers[name] for name in part.layers if name in called}
+        collector = Collector(layers, self.dtype, in_lists=part.in_lists)
+        experts.all_tokens = self.calibrate_all_experts
+        for batch, call in calls:
+            collector.counts = experts.counts = _counts(batch, next(part.module.parameters()).device)
+            with collector.collecting(), experts.collecting():
+                call()
+        self._tell_unordered([*collector.unordered, *experts.unordered])
+        of_layers = {name: collector.found.get(name, InputStatistics(self.dtype)) for name in layers}
+        return {**of_layers, **experts.statistics()}
 
     def _tell_unordered(self, names: Sequence[str]) -> None:
         """Warn, once in a call, of padding that counts."""
@@ -368,48 +409,10 @@ class _BlockwiseRun:
                 stacklevel=3,
             )
 
-    def _prune_layer(
-        self, part: Part, name: str, layer: nn.Module, statistics: InputStatistics | None
-    ) -> tuple[Tensor, LayerReport]:
-        """Prune a layer in place; return its mask and its report."""
-        begun = time.perf_counter()
-        parameter, layout = weight_of(name, layer), layout_of_weight(name, layer)
-        rows = layout.rows(parameter.detach().to(self.dtype, copy=True))
-        before = self.masks.get(name, torch.ones(parameter.shape, dtype=torch.bool)).to(parameter.device)
-        kept = layout.rows(before)
-        groups, _, width = rows.shape
-        statistics = statistics or InputStatistics(self.dtype)
-        hessians = statistics.hessian(width, groups, rows)
-        if self.reads_data and not bool(hessians.isfinite().all()):
-            raise ValueError("the statistics of its inputs are infinite or NaN; check the data and the network.")
-        problems = _problems(rows, hessians, kept, self.targets[name])
-        solved = [_solution(self.solve, problem) for problem in problems]
-        errors = sum(problem.error(each.weight) for problem, each in zip(problems, solved, strict=True))
-        sizes = sum(problem.size for problem in problems)
-        mask = layout.parameter(torch.stack([each.kept for each in solved]), parameter.shape) & before
-        found = layout.parameter(torch.stack([each.weight for each in solved]), parameter.shape)
-        if not bool(found.isfinite().all()):
-            raise ValueError("its new weights are infinite or NaN.")
-        parameter.copy_(found.masked_fill(~mask, 0))
-        left = float(torch.count_nonzero(mask)) / mask.numel()
-        error = errors / sizes if sizes and statistics.rows else math.nan
-        return mask, LayerReport(part.name, 1 - left, error, statistics.rows, time.perf_counter() - begun)
-
 
 def layout_of_weight(name: str, layer: nn.Module) -> WeightLayout:
     """Return the layout of a weight by its qualified name and its module."""
     return required_layout(layer, name.rpartition(".")[2])
-
-
-def _solution(solve: Solve, problem: LayerProblem) -> Solution:
-    """Return the solution of a method, with weights that are 0 where its mask is."""
-    found = solve(problem)
-    shape = problem.weight.shape
-    if not isinstance(found, Solution) or not found.weight.shape == found.kept.shape == shape:
-        raise ValueError(
-            f"`method` (which returned a {type(found).__name__}) must return a Solution of {tuple(shape)}."
-        )
-    return Solution(found.weight.masked_fill(~found.kept.bool(), 0), found.kept.bool())
 
 
 def _is_any(weight: Tensor, where: Tensor) -> bool:
@@ -427,18 +430,3 @@ def _counts(batch: Batch, device: torch.device) -> Tensor | None:
             "`batches` (with an `attention_mask` of other values) must hold 1 for tokens and 0 for padding."
         )
     return (mask if device.type == "meta" else mask.to(device)) != 0
-
-
-def _problems(rows: Tensor, hessians: Tensor, kept: Tensor, target: Target) -> list[LayerProblem]:
-    """Return the problem of each group of a layer; groups round cumulatively, so that the layer's total is exact."""
-    found, size, before = [], rows[0].numel(), 0
-    groups, outputs, width = rows.shape
-    lost = width - kept_of_rows(target.sparsity, groups * outputs, width)
-    for group in range(groups):
-        own = target
-        if target.m is None:
-            until = target.count((group + 1) * size)
-            by_row = lost if isinstance(lost, int) else lost[group * outputs : (group + 1) * outputs]
-            own, before = Target((until - before) / size, by_row=by_row), until
-        found.append(LayerProblem(rows[group].clone(), hessians[group], kept[group], own))
-    return found

@@ -175,13 +175,13 @@ class InputStatistics:
         self.product = product.clone() if self.product is None else self.product.add_(product)
         self.rows += rows
 
-    def hessian(self, width: int, groups: int, like: Tensor) -> Tensor:
+    def hessian(self, width: int, groups: int, device: torch.device) -> Tensor:
         """Return 2 / N X^T X, (groups, inputs, inputs).
 
         It is the identity, by which all methods rank by magnitude, for a group whose inputs are always 0, and if there
         was no input.
         """
-        identity = torch.eye(width, dtype=self.dtype, device=like.device)
+        identity = torch.eye(width, dtype=self.dtype, device=device)
         if self.product is None or not self.rows:
             return identity.expand(groups, -1, -1)
         found = self.product * (2 / self.rows)
@@ -208,7 +208,7 @@ class Collector:
     found: dict[str, InputStatistics] = field(default_factory=dict)
     in_lists: Collection[str] = ()
     unordered: list[str] = field(default_factory=list)
-    _products: list[tuple[Tensor, int, bool, Tensor, int]] = field(default_factory=list)
+    _products: list[tuple[SeenTensor, bool, Tensor, int]] = field(default_factory=list)
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
@@ -236,20 +236,39 @@ class Collector:
 
     def _product(self, module: nn.Module, inputs: Tensor, counts: Tensor | None) -> tuple[Tensor, int]:
         """Return X^T X and the number of rows of X; linear layers that get one tensor share one product."""
-        version = -1 if inputs.is_inference() else inputs._version
-        is_shared = version >= 0 and not isinstance(module, _ConvNd)
-        for tensor, then, counted, product, rows in self._products if is_shared else ():
-            same = tensor.data_ptr() == inputs.data_ptr() and tensor.stride() == inputs.stride()
-            same = same and counted == (counts is not None)
-            if same and then == version and tensor.shape == inputs.shape and tensor.dtype == inputs.dtype:
+        is_shared = not isinstance(module, _ConvNd)
+        for seen, counted, product, rows in self._products if is_shared else ():
+            if counted == (counts is not None) and seen.is_still(inputs):
                 return product, rows
-        vectors = rows_of_inputs(module, inputs, counts).to(self.dtype)
-        with torch.autocast(inputs.device.type, enabled=False):
-            product, rows = vectors.mT @ vectors, vectors.shape[1]
+        vectors = rows_of_inputs(module, inputs, counts)
+        product, rows = product_of(vectors, self.dtype), vectors.shape[1]
         if is_shared:
-            # The list keeps the tensor alive, so that no other tensor gets its address.
-            self._products.append((inputs, version, counts is not None, product, rows))
+            self._products.append((SeenTensor(inputs), counts is not None, product, rows))
         return product, rows
+
+
+def product_of(vectors: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return X^T X in a dtype."""
+    with torch.autocast(vectors.device.type, enabled=False):
+        vectors = vectors.to(dtype)
+        return vectors.mT @ vectors
+
+
+class SeenTensor:
+    """Tensor that is known again while its values stay; it is kept alive, so that no other one gets its address."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._version = tensor, self._version_of(tensor)
+
+    def is_still(self, other: Tensor) -> bool:
+        """Return whether another tensor has the same memory, with the values of then."""
+        own = self._tensor
+        same = own.data_ptr() == other.data_ptr() and own.stride() == other.stride() and own.shape == other.shape
+        return same and own.dtype == other.dtype and self._version == self._version_of(other) >= 0
+
+    @staticmethod
+    def _version_of(tensor: Tensor) -> int:
+        return -1 if tensor.is_inference() else tensor._version
 
 
 def least_squares(problem: LayerProblem, *, damping: float = 0.01) -> Solution:
