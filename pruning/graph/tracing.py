@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import copy
 import io
 import logging
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from keyword import iskeyword
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeAlias
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, fx, nn
@@ -169,7 +171,7 @@ def traced_part(model: nn.Module, given: Inputs, sizes: Sizes, path: str = "") -
 
 def _traced(plain: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Sizes) -> Part:
     strided = sizes != "example" and _asks_for_strides(plain, (args, kwargs))
-    with quiet(), _any_size():
+    with quiet(), _any_size(), _any_length(), patch.object(builtins, "len", _length):
         program = exported(plain, args, kwargs, sizes=sizes)
         guard = InputGuard.of(program.graph, args, kwargs, strided=strided)
         table = _decompositions()
@@ -215,6 +217,35 @@ def _any_size() -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
     setting: contextlib.AbstractContextManager[Any] = _config.patch(**{ANY_SIZE: True})  # type: ignore[attr-defined]
     return setting
+
+
+def _length(given: Any, /, of_others: Callable[[Any], int] = len) -> Any:
+    """Return the length of anything; that of a tensor stays a symbol in a trace, which `len` would make a number."""
+    return given.shape[0] if isinstance(given, Tensor) and given.ndim else of_others(given)
+
+
+@contextlib.contextmanager
+def _any_length() -> Iterator[None]:
+    """Let a trace take recurrent layers for sequences of any length; torch would run each step of the example's."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    operations = [getattr(torch.ops.aten, name).input for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")]
+    with contextlib.ExitStack() as patches:
+        for each in operations:
+            patches.callback(each._dispatch_cache.clear)
+            patches.enter_context(patch.dict(each.py_kernels, {key: _recurrent_shapes}))
+            each._dispatch_cache.clear()
+        yield
+
+
+def _recurrent_shapes(
+    x: Tensor, states: Tensor | Sequence[Tensor], _weights: Any, _biases: bool, _layers: int, *flags: Any
+) -> tuple[Tensor, ...]:
+    """Return empty tensors like the outputs and last states of a recurrent layer."""
+    _dropout, _train, both, batch_first = flags
+    states = (states,) if isinstance(states, Tensor) else states
+    steps = x.transpose(0, 1) if batch_first else x
+    found = steps.new_empty((*steps.shape[:2], states[0].shape[-1] * (1 + both)))
+    return (found.transpose(0, 1) if batch_first else found, *map(torch.empty_like, states))
 
 
 def _of_two(model: nn.Module, given: Inputs) -> Iterator[Inputs]:

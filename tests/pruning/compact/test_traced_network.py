@@ -241,6 +241,46 @@ def test_a_table_of_positions_stays_for_longer_inputs(split: bool) -> None:
     )
 
 
+class Halves(nn.Module):
+    """Recurrent layer whose outputs are cut in halves of a fixed size, with a query for each item of the batch."""
+
+    def __init__(self, kind: type[nn.RNNBase], **options: Any) -> None:
+        super().__init__()
+        self.rnn, self.query = kind(6, 8, **options), nn.Parameter(torch.randn(1, 8))
+        self.both, self.out = nn.Linear(8 * (1 + self.rnn.bidirectional), 16), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs at each step, and the last states."""
+        found, states = self.rnn(x if self.rnn.batch_first else x.transpose(0, 1))
+        one, two = self.both(found if self.rnn.batch_first else found.transpose(0, 1)).split([8, 8], -1)
+        queries = self.query.expand(len(x), -1)[:, None]
+        return self.out(one * torch.sigmoid(two) + queries), states[0] if isinstance(states, tuple) else states
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (nn.LSTM, {"batch_first": True}),
+        (nn.LSTM, {"num_layers": 2, "bidirectional": True}),
+        (nn.GRU, {"batch_first": True, "bidirectional": True}),
+        (nn.RNN, {"nonlinearity": "relu"}),
+    ],
+)
+def test_a_graph_of_a_recurrent_layer_takes_any_length_and_any_len_of_a_batch(
+    kind: type[nn.RNNBase], options: dict[str, Any]
+) -> None:
+    torch.manual_seed(0)
+    model, x = Halves(kind, **options).eval(), torch.randn(1, 5, 6)
+    pruning.prune(model, "magnitude", unit="group", sparsity=0.3, example=x)
+    smaller: Any = pruning.shrink(model, x)
+
+    assert smaller.shrunk.form == "graph"
+    assert smaller.shrunk.after < smaller.shrunk.before
+    assert all(
+        agrees(smaller, model, torch.randn(batch, length, 6)) for batch, length in ((1, 5), (3, 9), (2, 1), (4, 20))
+    )
+
+
 class OfOne(nn.Module):
     """Takes a container of one tensor."""
 
