@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pruning.catalogue.reconstructions import RECONSTRUCTIONS
 from pruning.catalogue.rows import named
+from pruning.catalogue.scores import SCORES
 from pruning.choices.axes import Dynamics, Repair, Schedule, Scope, Score, Unit
 from pruning.choices.combining import Choices
 
@@ -25,7 +27,7 @@ class Method:
         name: the name that users type.
         choices: the choices of the pruning engine.
         meaning: one sentence; may be empty if there is a paper.
-        paper: the source, such as "Lee et al. 2019, arXiv 1810.02340".
+        source: the paper, if it is not that of the dynamics or the score.
         schedule: the schedule preset of a sweep (a file in `conf/schedule`) that the paper prescribes.
         restart: the preset for the weights from which a sweep's rounds train on (a file in `conf/restart`) that the
             paper prescribes.
@@ -34,9 +36,18 @@ class Method:
     name: str
     choices: Choices
     meaning: str = ""
-    paper: str = ""
+    source: str = ""
     schedule: str = ""
     restart: str = ""
+
+    @property
+    def paper(self) -> str:
+        """The source, such as "Lee et al. 2019, arXiv 1810.02340"; empty for a class that selects."""
+        if self.source or self.choices.select is not None:
+            return self.source
+        rows = {**RECONSTRUCTIONS, **SCORES}
+        row = self.choices.dynamics.row
+        return row.paper if row.in_training else rows[str(self.choices.score.kind)].paper
 
     @property
     def at(self) -> str:
@@ -48,25 +59,20 @@ class Method:
 
 PUBLISHED: Mapping[str, Method] = named(
     (
-        Method("magnitude", Choices(), "the smallest weights of each tensor", "Han et al. 2015, arXiv 1506.02626"),
+        Method("magnitude", Choices(), "the smallest weights of each tensor"),
         Method("random", Choices(Score("random")), "random weights of each tensor"),
-        Method("lamp", Choices(Score("lamp"), scope=_GLOBAL), paper="Lee et al. 2021, arXiv 2010.07611"),
+        Method("lamp", Choices(Score("lamp"), scope=_GLOBAL)),
         Method(
             "erk",
             Choices(scope=Scope("layer", "erk")),
             "magnitude, with Erdos-Renyi-Kernel densities",
             "Evci et al. 2020, arXiv 1911.11134",
         ),
-        Method(
-            "snip",
-            Choices(Score("snip"), scope=_GLOBAL),
-            paper="Lee et al. 2019, arXiv 1810.02340",
-            schedule="at_start",
-        ),
+        Method("snip", Choices(Score("snip"), scope=_GLOBAL), schedule="at_start"),
         Method(
             "iterative_snip",
             Choices(Score("snip"), scope=_GLOBAL, schedule=Schedule(inner=60)),
-            paper="de Jorge et al. 2021, arXiv 2006.09081",
+            source="de Jorge et al. 2021, arXiv 2006.09081",
             schedule="at_start_60",
         ),
         Method(
@@ -76,50 +82,26 @@ PUBLISHED: Mapping[str, Method] = named(
             "de Jorge et al. 2021, arXiv 2006.09081",
             schedule="at_start_60",
         ),
+        Method("grasp", Choices(Score("grasp"), scope=_GLOBAL), schedule="at_start"),
         Method(
-            "grasp",
-            Choices(Score("grasp"), scope=_GLOBAL),
-            paper="Wang et al. 2020, arXiv 2002.07376",
-            schedule="at_start",
+            "synflow", Choices(Score("synflow"), scope=_GLOBAL, schedule=Schedule(inner=100)), schedule="at_start_100"
         ),
-        Method(
-            "synflow",
-            Choices(Score("synflow"), scope=_GLOBAL, schedule=Schedule(inner=100)),
-            paper="Tanaka et al. 2020, arXiv 2006.05467",
-            schedule="at_start_100",
-        ),
-        Method(
-            "taylor",
-            Choices(Score("taylor"), scope=_GLOBAL),
-            "weights; unit=channel for filters",
-            "Molchanov et al. 2019, arXiv 1906.10771",
-        ),
-        Method("fisher", Choices(Score("fisher"), scope=_GLOBAL), paper="Theis et al. 2018, arXiv 1801.05787"),
-        Method("obd", Choices(Score("obd"), scope=_GLOBAL), paper="LeCun, Denker & Solla 1990"),
-        Method(
-            "obs",
-            Choices(Score("obs"), scope=_GLOBAL, repair=Repair("obs")),
-            paper="Hassibi & Stork 1993; Singh & Alistarh 2020, arXiv 2004.14340",
-        ),
-        Method("wanda", Choices(Score("wanda"), scope=Scope("row")), paper="Sun et al. 2023, arXiv 2306.11695"),
+        Method("taylor", Choices(Score("taylor"), scope=_GLOBAL), "weights; unit=channel for filters"),
+        Method("fisher", Choices(Score("fisher"), scope=_GLOBAL)),
+        Method("obd", Choices(Score("obd"), scope=_GLOBAL)),
+        Method("obs", Choices(Score("obs"), scope=_GLOBAL, repair=Repair("obs"))),
+        Method("wanda", Choices(Score("wanda"), scope=Scope("row"))),
         Method(
             "sparsegpt",
             Choices(Score("sparsegpt"), schedule=Schedule(order="sequential")),
             "layer by layer; the columns to the right make up for pruned weights",
-            "Frantar & Alistarh 2023, arXiv 2301.00774",
         ),
         Method(
             "alps",
             Choices(Score("alps"), schedule=Schedule(order="sequential")),
             "layer by layer; weights and their sparse copy approach each other, then least squares",
-            "Meng et al. 2024, arXiv 2406.07831",
         ),
-        Method(
-            "shortgpt",
-            Choices(Score("block_influence"), Unit("layer")),
-            "whole layers of a transformer",
-            "Men et al. 2024, arXiv 2403.03853",
-        ),
+        Method("shortgpt", Choices(Score("block_influence"), Unit("layer")), "whole layers of a transformer"),
         Method(
             "reap",
             Choices(Score("reap"), Unit("expert")),
@@ -136,26 +118,22 @@ PUBLISHED: Mapping[str, Method] = named(
             "minitron_mlp",
             Choices(Score("activation"), Unit("mlp")),
             "hidden units of a transformer's MLPs, in all layers equally many",
-            "Muralidharan et al. 2024, arXiv 2407.14679",
         ),
         Method(
             "minitron_heads",
             Choices(Score("activation"), Unit("heads")),
             "attention heads of a transformer, in all layers equally many",
-            "Muralidharan et al. 2024, arXiv 2407.14679",
         ),
         Method(
             "minitron",
             Choices(Score("minitron"), Unit("layer_and_mlp"), Scope(budget="parameters")),
             "whole layers of a transformer, then hidden units of the others, half of the parameters each",
-            "Muralidharan et al. 2024, arXiv 2407.14679",
         ),
-        Method("fpgm", Choices(Score("fpgm"), _FILTERS), paper="He et al. 2019, arXiv 1811.00250"),
+        Method("fpgm", Choices(Score("fpgm"), _FILTERS)),
         Method(
             "slimming",
             Choices(Score("bn_scale"), Unit("channel"), Scope("global", min_kept=1)),
             "channels followed by a BatchNorm; the network's outputs need not be spared",
-            "Liu et al. 2017, arXiv 1708.06519",
         ),
         Method(
             "n_m",
@@ -164,32 +142,24 @@ PUBLISHED: Mapping[str, Method] = named(
             "Mishra et al. 2021, arXiv 2104.08378",
             schedule="half",
         ),
-        Method(
-            "wanda_n_m",
-            Choices(Score("wanda"), scope=Scope("window")),
-            "2 of each 4",
-            "Sun et al. 2023, arXiv 2306.11695",
-            schedule="half",
-        ),
+        Method("wanda_n_m", Choices(Score("wanda"), scope=Scope("window")), "2 of each 4", schedule="half"),
         Method(
             "sparsegpt_n_m",
             Choices(Score("sparsegpt"), scope=Scope("window"), schedule=Schedule(order="sequential")),
             "layer by layer, 2 of each 4",
-            "Frantar & Alistarh 2023, arXiv 2301.00774",
             schedule="half",
         ),
         Method(
             "alps_n_m",
             Choices(Score("alps"), scope=Scope("window"), schedule=Schedule(order="sequential")),
             "layer by layer, 2 of each 4",
-            "Meng et al. 2024, arXiv 2406.07831",
             schedule="half",
         ),
-        Method("lottery_ticket", Choices(), paper="Frankle & Carbin 2019, arXiv 1803.03635", restart="rewind"),
+        Method("lottery_ticket", Choices(), source="Frankle & Carbin 2019, arXiv 1803.03635", restart="rewind"),
         Method(
             "lr_rewinding",
             Choices(scope=_GLOBAL),
-            paper="Renda, Frankle & Carbin 2020, arXiv 2003.02389",
+            source="Renda, Frankle & Carbin 2020, arXiv 2003.02389",
             restart="lr_rewind",
         ),
         # masks that change within the training
@@ -197,56 +167,48 @@ PUBLISHED: Mapping[str, Method] = named(
             "static",
             Choices(Score("random"), scope=_ERK, dynamics=Dynamics("static")),
             "a random mask with Erdos-Renyi-Kernel densities, which stays: the baseline of sparse training",
-            "Evci et al. 2020, arXiv 1911.11134",
             schedule="during",
         ),
         Method(
             "gradual",
             Choices(dynamics=Dynamics("gradual")),
             "magnitude, more and more along a cubic",
-            "Zhu & Gupta 2017, arXiv 1710.01878",
             schedule="during",
         ),
         Method(
             "set",
             Choices(Score("random"), scope=_ERK, dynamics=Dynamics("set")),
             "the weights nearest to 0 move to random places",
-            "Mocanu et al. 2018, arXiv 1707.04780",
             schedule="during",
         ),
         Method(
             "rigl",
             Choices(Score("random"), scope=_ERK, dynamics=Dynamics("rigl")),
             "the smallest weights move to the places of the largest gradients",
-            "Evci et al. 2020, arXiv 1911.11134",
             schedule="during",
         ),
         Method(
             "sr_ste",
             Choices(scope=Scope("window"), dynamics=Dynamics("sr_ste")),
             "2 of each 4 by magnitude, chosen in each step; the others train on, and decay",
-            "Zhou et al. 2021, arXiv 2102.04010",
             schedule="during_own",
         ),
         Method(
             "ste",
             Choices(scope=Scope("window"), dynamics=Dynamics("ste")),
             "2 of each 4 by magnitude, chosen in each step; the others train on",
-            "Bengio et al. 2013, arXiv 1308.3432",
             schedule="during_own",
         ),
         Method(
             "movement",
             Choices(dynamics=Dynamics("movement")),
             "weights that move to 0, more and more along a cubic",
-            "Sanh, Wolf & Rush 2020, arXiv 2005.07683",
             schedule="during",
         ),
         Method(
             "soft_movement",
             Choices(dynamics=Dynamics("soft_movement")),
             "entries whose scores fall below a threshold; the sparsity follows",
-            "Sanh, Wolf & Rush 2020, arXiv 2005.07683",
             schedule="during_own",
         ),
         # the methods of `torch.nn.utils.prune`
