@@ -207,14 +207,6 @@ def _is_conv1d(kind: type) -> bool:
     return kind.__name__ == "Conv1D" and kind.__module__.partition(".")[0] == "transformers"
 
 
-def _is_experts(module: nn.Module) -> bool:
-    return bool(_expert_layouts(module))
-
-
-def _experts(module: nn.Module, leaf: str) -> WeightLayout | None:
-    return _expert_layouts(module).get(leaf)
-
-
 LINEAR = LayerKind(_of_class(nn.Linear), _weight("output", "input"), by_call=True)
 TRANSPOSED_LINEAR = LayerKind(_is_transformers_linear, _weight("input", "output"), by_call=True)
 TRANSPOSED_CONVOLUTION = LayerKind(_of_class(_ConvTransposeNd), _convolution, by_call=True)
@@ -224,7 +216,7 @@ ATTENTION = LayerKind(_of_class(nn.MultiheadAttention), _attention)
 RECURRENT = LayerKind(_of_class(nn.RNNBase), _recurrent)
 RECURRENT_CELL = LayerKind(_of_class(nn.RNNCellBase), _recurrent)
 EMBEDDING = LayerKind(_of_class(nn.Embedding, nn.EmbeddingBag), _weight("output", "input"))
-EXPERTS = LayerKind(_is_experts, _experts)
+EXPERTS = LayerKind(lambda layer: bool(_expert_layouts(layer)), lambda layer, leaf: _expert_layouts(layer).get(leaf))
 """Experts of a mixture whose matrices are stacked in parameters of one module."""
 KINDS = (
     *(LINEAR, TRANSPOSED_LINEAR, TRANSPOSED_CONVOLUTION, CONVOLUTION, BILINEAR),

@@ -28,13 +28,9 @@ PACKAGES = ("orchestrator", "pruning", "hydra_plugins")
 
 def hide(root: str) -> None:
     """Make this project impossible to import: take its directory from the path, and block its packages' names."""
-    kept = [place for place in sys.path if Path(place or ".").resolve() != Path(root) or _holds_transformers(place)]
-    sys.path[:] = kept
+    own = [place for place in sys.path if Path(place or ".").resolve() == Path(root)]
+    sys.path[:] = [place for place in sys.path if place not in own or Path(place, "transformers").is_dir()]
     sys.modules.update(dict.fromkeys(PACKAGES))  # type: ignore[arg-type]  # None stops an import of the name
-
-
-def _holds_transformers(place: str) -> bool:
-    return Path(place, "transformers").is_dir()
 
 
 def answers(network: Any, questions: Mapping[str, Tensor]) -> dict[str, Tensor]:

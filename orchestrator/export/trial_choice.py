@@ -13,7 +13,7 @@ from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.deploy.formats.format import ExportError
-from orchestrator.planning.number_formats import counted, percent, significant
+from orchestrator.planning.number_formats import counted, first_few, percent, significant
 
 RELATIONS: Mapping[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -220,14 +220,14 @@ def trial_named(text: str | None, plan: Plan, records: Mapping[str, StageRecord]
     Raises:
         ExportError: no trial matches, several do, or the trial is not finished
     """
-    names = [trial.name for trial in plan.trials]
+    names = [repr(trial.name) for trial in plan.trials]
     trials = [trial for trial in plan.trials if text is None or trial.name == text]
     trials = trials or [trial for trial in plan.trials if text is not None and trial.name.startswith(text)]
     if not trials:
-        raise ExportError(f"`--trial` (={text!r}) is not in the sweep, which has {_listing(names)}.")
+        raise ExportError(f"`--trial` (={text!r}) is not in the sweep, which has {first_few(names, 20, ', ')}.")
     if len(trials) > 1:
         what = "`--trial` or `--best` must be given" if text is None else f"`--trial` (={text!r}) matches several"
-        raise ExportError(f"{what}: the sweep has {_listing([trial.name for trial in trials])}.")
+        raise ExportError(f"{what}: the sweep has {first_few([repr(each.name) for each in trials], 20, ', ')}.")
     stage = trials[0].stages[-1]
     if stage not in records:
         raise ExportError(f"`--trial` (={trials[0].name!r}) is not finished; run the sweep again, {WITH_NONE}.")
@@ -258,8 +258,3 @@ def _mean(condition: Condition, stages: Sequence[str], records: Mapping[str, Sta
 def _figure_text(condition: Condition, value: float, dense: float) -> str:
     beside = f", dense {significant(dense)}" if condition.dense else ""
     return f"val/{condition.metric} {significant(value)}{beside}"
-
-
-def _listing(names: Sequence[str], most: int = 20) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(map(repr, names[:most]))}{more}"

@@ -83,7 +83,7 @@ def taken(forecast: Forecast, plan: Plan, records: Mapping[str, StageRecord]) ->
         wall=wall,
         slots=forecast.slots,
         steps=KnownAmount(sum(plan.added({key: record.steps for key, record in found.items()}).values())),
-        bytes=KnownAmount(sum(_stored_bytes(record) for record in found.values())),
+        bytes=KnownAmount(sum(each.text_bytes + sum(f.bytes for f in each.files.values()) for each in found.values())),
     )
 
 
@@ -142,10 +142,6 @@ def _sum(values: Iterable[float | None]) -> KnownAmount:
     found = list(values)
     known = [value for value in found if value is not None]
     return KnownAmount(sum(known), len(found) - len(known))
-
-
-def _stored_bytes(record: StageRecord) -> int:
-    return record.text_bytes + sum(info.bytes for info in record.files.values())
 
 
 def _bytes(expected: Expected, kept: bool) -> float | None:

@@ -30,10 +30,10 @@ def counted(number: int, noun: str) -> str:
     return f"{whole_number(number)} {noun}" if number == 1 else f"{whole_number(number)} {noun}s"
 
 
-def first_few(names: Sequence[str], most: int = 5) -> str:
-    """A; b; c; d; e; and 13 more."""
-    more = f"; and {len(names) - most} more" if len(names) > most else ""
-    return f"{'; '.join(names[:most])}{more}"
+def first_few(names: Sequence[str], most: int = 5, joint: str = "; ") -> str:
+    """A; b; c; d; e and 13 more."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{joint.join(names[:most])}{more}"
 
 
 def ratio(value: float) -> str:

@@ -181,15 +181,11 @@ def _needless_revision(model: Mapping[str, Any]) -> Iterator[str]:
     """Yield an error for a revision without a name on the hub."""
     names = [model.get("weights"), model.get("path") if from_transformers(model) else None]
     given = [name for name in names if name]
-    if model.get("revision") and given and all(_is_no_hub_name(name) for name in given):
+    if model.get("revision") and given and all("://" in name or os.path.exists(absolute(name)) for name in given):
         yield (
             f"`model.revision` (={model['revision']}) must be null, as {' and '.join(map(redact, given))} is a file, a "
             "directory or a URI, and not a name on the hub; leave `model.revision` out."
         )
-
-
-def _is_no_hub_name(name: str) -> bool:
-    return "://" in name or os.path.exists(absolute(name))
 
 
 def _missing(key: str, value: str, find: Callable[[], object]) -> Iterator[str]:

@@ -36,6 +36,7 @@ from orchestrator.core.specs import (
 )
 from orchestrator.core.stage_kinds import Place
 from orchestrator.planning import pinned_content
+from orchestrator.planning.number_formats import first_few
 from orchestrator.planning.round_parts import parts_of, rung_violations
 from orchestrator.planning.versions import version_of, version_of_restart, versions_of, versions_of_deployment
 from orchestrator.trial import rules
@@ -290,9 +291,7 @@ def refusal(wrong: Mapping[str, Sequence[str]], total: int, verdict: str) -> str
     for reason, names in list(wrong.items())[:LISTED]:
         lines.append(f"  {reason}")
         if total > 1:
-            shown = "; ".join(names[:3])
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            lines.append(f"    in {shown}{more}")
+            lines.append(f"    in {first_few(names, 3)}")
     if len(wrong) > LISTED:
         lines.append(f"  and {len(wrong) - LISTED} more reasons")
     return "\n".join(lines)

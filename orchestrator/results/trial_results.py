@@ -16,6 +16,7 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import shown, shown_tree
 from orchestrator.core.specs import TrialSpec
 from orchestrator.core.stage_kinds import KINDS
+from orchestrator.planning.number_formats import first_few
 from orchestrator.results import frames
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
@@ -51,8 +52,7 @@ def not_there(argument: str, value: object, known: Sequence[str], what: str) -> 
         what: subject and verb before the known names, for example `the sweep has`
     """
     near = get_close_matches(str(value), known, n=3)
-    more = f" and {len(known) - LISTED} more" if len(known) > LISTED else ""
-    held = f"{', '.join(map(repr, known[:LISTED]))}{more}" if known else "none"
+    held = first_few([*map(repr, known)], LISTED, ", ") or "none"
     meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     return ResultsError(shown(f"`{argument}` (={quoted(value)}) is not there; {meant}{what} {held}."))
 

@@ -229,7 +229,7 @@ def hold_finite(metrics: Mapping[str, float], where: str, blame: Callable[[str],
         )
 
 
-def hold_laws(
+def details(
     chosen: Sequence[Prunable],
     asked: Round,
     parent: MaskSet,
@@ -238,10 +238,11 @@ def hold_laws(
     scoring: Mapping[str, Any] = MappingProxyType({}),
     *,
     at_target: bool = True,
-) -> tuple[str, ...]:
-    """Check a round; return the names of dead tensors, whose masks are all 0 so that nothing passes through.
+) -> dict[str, Any]:
+    """Check a round; return the details for its record.
 
-    The residual stream of a transformer goes around a removed layer, so units of a transformer leave no dead tensors.
+    Dead tensors are those whose masks are all 0, so that nothing passes through. The residual stream of a transformer
+    goes around a removed layer, so units of a transformer leave none.
 
     Args:
         chosen: the parameters that are pruned.
@@ -265,9 +266,8 @@ def hold_laws(
             raise LawBroken(f"pruned weights are not zero: {name} has other values where its mask is 0.")
     if at_target and asked.fields.target is not None and (said := _off_target(chosen, asked, masks, scoring)):
         raise LawBroken(said)
-    if asked.choices.unit.of_transformer:
-        return ()
-    return tuple(name for name, mask in masks.items() if not bool(mask.any()))
+    dead = [] if asked.choices.unit.of_transformer else [name for name, mask in masks.items() if not bool(mask.any())]
+    return {"dead_tensors": dead, "rounding": rounding(chosen, asked, scoring), "scoring": scoring}
 
 
 def _off_target(chosen: Sequence[Prunable], asked: Round, masks: MaskSet, scoring: Mapping[str, Any]) -> str | None:
@@ -311,21 +311,6 @@ def _slack(groups: Groups) -> float:
     if scope.kind == "row":
         return float(sum(layout.units // max(1, layout.pool) for layout in groups))
     return 0.5 * (len(groups.sizes) if scope.kind == "layer" and scope.allocation == "each" else 1)
-
-
-def details(
-    chosen: Sequence[Prunable],
-    asked: Round,
-    parent: MaskSet,
-    masks: MaskSet,
-    weights: Mapping[str, Tensor],
-    scoring: Mapping[str, Any],
-    *,
-    at_target: bool = True,
-) -> dict[str, Any]:
-    """Check a round with `hold_laws`; return the details for its record."""
-    dead = hold_laws(chosen, asked, parent, masks, weights, scoring, at_target=at_target)
-    return {"dead_tensors": [*dead], "rounding": rounding(chosen, asked, scoring), "scoring": scoring}
 
 
 def hold_rewound(weights: Mapping[str, Tensor], saved: Mapping[str, Tensor], masks: MaskSet) -> None:

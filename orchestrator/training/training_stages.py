@@ -68,10 +68,6 @@ def train_network(stage: StageInputs, job: TrainingJob, run: Run) -> FitResult:
     return next(fit for way in ways if (fit := way.train(stage, job, run)) is not None)
 
 
-def _train_plain(_stage: StageInputs, job: TrainingJob, run: Run) -> FitResult:
-    return run(job, None)
-
-
 def _train_hooked(_stage: StageInputs, job: TrainingJob, run: Run) -> FitResult:
     """Train under masks that forward hooks apply, as `torch.nn.utils.prune` does."""
     in_order = masks_of(job.model, job.masks)
@@ -110,7 +106,7 @@ def _train_low_rank(stage: StageInputs, job: TrainingJob, run: Run) -> FitResult
 
 
 WAYS = (
-    Way(lambda stage: not KINDS[stage.spec.kind].prunes, _train_plain),
+    Way(lambda stage: not KINDS[stage.spec.kind].prunes, lambda _, job, run: run(job, None)),
     Way(lambda stage: stage.is_small, from_scratch.train_anew),
     Way(lambda stage: from_scratch.may_be_smaller(stage.spec), from_scratch.train_smaller),
     Way(lambda stage: stage.asked.choices.dynamics.row.in_training, sparse_training.train_changing),

@@ -15,6 +15,7 @@ from orchestrator.config.round_schema import Prune
 from orchestrator.core.errors import ModelError
 from orchestrator.core.seeding import seeded
 from orchestrator.core.specs import PruneFields
+from orchestrator.planning.number_formats import first_few
 from orchestrator.workloads.targets import FILLED, create, given
 from pruning.holding.default_weights import default_weights
 from pruning.holding.parameter import plain_parameters
@@ -149,6 +150,5 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _listing(names: Sequence[str], most: int = 40) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{len(names)} parameters: {', '.join(names[:most])}{more}"
+def _listing(names: Sequence[str]) -> str:
+    return f"{len(names)} parameters: {first_few(names, 40, ', ')}"

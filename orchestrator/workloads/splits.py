@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -94,7 +95,42 @@ class Split(Protocol):
 
 
 @dataclass(frozen=True)
-class TensorSplit:
+class Reading:
+    """How a split is read: the arguments of `Split.batches`."""
+
+    size: int
+    device: torch.device
+    seed: int | None
+    drop_last: bool
+    share: Share | None
+
+    def until(self, length: int) -> int:
+        """Return the number of examples of an epoch that are read, of `length`."""
+        return length // self.size * self.size if self.drop_last else length
+
+
+class ReadSplit(ABC):
+    """Base of splits."""
+
+    def batches(
+        self,
+        batch_size: int,
+        *,
+        device: torch.device,
+        seed: int | None = None,
+        drop_last: bool = False,
+        share: Share | None = None,
+    ) -> Batches:
+        """Return batches on `device`; `seed` draws a new order for each epoch, None keeps the stored order."""
+        return self.read(Reading(batch_size, device, seed, drop_last, share))
+
+    @abstractmethod
+    def read(self, how: Reading) -> Batches:
+        """Return the batches."""
+
+
+@dataclass(frozen=True)
+class TensorSplit(ReadSplit):
     """Split held in memory; all trials of a process share its tensors, so they must not be modified.
 
     `images` has shape (stored examples, ...) and `labels` (stored examples,); they may be mapped from a file that other
@@ -145,21 +181,13 @@ class TensorSplit:
             return TensorSplit(*self.take(rows))
         return replace(self, rows=rows if self.rows is None else self.rows[rows], _resident={})
 
-    def batches(
-        self,
-        batch_size: int,
-        *,
-        device: torch.device,
-        seed: int | None = None,
-        drop_last: bool = False,
-        share: Share | None = None,
-    ) -> Batches:
-        """Return batches on `device`; `seed` draws a new order for each epoch, None keeps the stored order."""
-        return _TensorBatches(self.to(device), batch_size, _Orders(len(self), seed), drop_last, share)
+    def read(self, how: Reading) -> Batches:
+        """Return batches of the examples held in memory."""
+        return _TensorBatches(self.to(how.device), how)
 
 
 @dataclass(frozen=True)
-class LoaderSplit:
+class LoaderSplit(ReadSplit):
     """Split read example by example from a Dataset, for data that do not fit in memory or are augmented."""
 
     dataset: Dataset[Any]
@@ -198,28 +226,18 @@ class LoaderSplit:
         examples = (transformed(self.dataset[index], self.transform) for index in indices)
         return [(self.collate or default_collate)([example]) for example in examples]
 
-    def batches(
-        self,
-        batch_size: int,
-        *,
-        device: torch.device,
-        seed: int | None = None,
-        drop_last: bool = False,
-        share: Share | None = None,
-    ) -> Batches:
-        """Return batches on `device`; `seed` draws a new order for each epoch, None keeps the stored order.
+    def read(self, how: Reading) -> Batches:
+        """Return batches of a loader.
 
         The Dataset's draws from global generators depend only on `seed`, the epoch and the batch, not on the process
         that reads it. Worker processes live through all epochs.
         """
-        if seed is not None or not self.num_workers:
-            return _LoaderBatches(self, batch_size, device, _Orders(len(self), seed), drop_last, share)
-        asked = batch_size, device, drop_last, share
-        if asked not in self._eval_loader:
+        if how.seed is not None or not self.num_workers:
+            return _LoaderBatches(self, how)
+        if how not in self._eval_loader:
             self._eval_loader.clear()
-            stored = _Orders(len(self), None)
-            self._eval_loader[asked] = _LoaderBatches(self, batch_size, device, stored, drop_last, share)
-        return self._eval_loader[asked]
+            self._eval_loader[how] = _LoaderBatches(self, how)
+        return self._eval_loader[how]
 
 
 def _length(dataset: Dataset[Any]) -> int:
@@ -260,13 +278,9 @@ class _Orders:
 
 
 class _TensorBatches:
-    def __init__(
-        self, split: TensorSplit, size: int, orders: _Orders, drop_last: bool, share: Share | None = None
-    ) -> None:
-        self.split, self.share = split, share
-        self.size = size
-        self.orders = orders
-        self.stop = len(split) // size * size if drop_last else len(split)
+    def __init__(self, split: TensorSplit, how: Reading) -> None:
+        self.split, self.share, self.size = split, how.share, how.size
+        self.orders, self.stop = _Orders(len(split), how.seed), how.until(len(split))
 
     def __len__(self) -> int:
         return -(-self.stop // self.size)
@@ -286,25 +300,17 @@ class _TensorBatches:
 
 
 class _LoaderBatches:
-    def __init__(
-        self,
-        split: LoaderSplit,
-        size: int,
-        device: torch.device,
-        orders: _Orders,
-        drop_last: bool,
-        share: Share | None = None,
-    ) -> None:
-        self.device, self.share = device, share
-        self.reads = _BatchSampler(orders, size, drop_last, share)
+    def __init__(self, split: LoaderSplit, how: Reading) -> None:
+        self.device, self.share = how.device, how.share
+        self.reads = _BatchSampler(len(split), how)
         self.loader: DataLoader[Any] = DataLoader(
-            _Seeded(split.dataset, orders.seed or 0, split.transform),
+            _Seeded(split.dataset, how.seed or 0, split.transform),
             batch_sampler=self.reads,
             collate_fn=split.collate,
             generator=torch.Generator(),  # the default is the global generator
             num_workers=split.num_workers,
             persistent_workers=split.num_workers > 0,
-            pin_memory=device.type == "cuda",
+            pin_memory=how.device.type == "cuda",
         )
 
     def __len__(self) -> int:
@@ -331,9 +337,9 @@ class _BatchRead:
 class _BatchSampler(Sampler[Any]):
     """Sampler of the batches of `epoch`, from batch `start` on."""
 
-    def __init__(self, orders: _Orders, size: int, drop_last: bool, share: Share | None = None) -> None:
-        self.orders, self.size, self.share = orders, size, share
-        self.stop = orders.length // size * size if drop_last else orders.length
+    def __init__(self, length: int, how: Reading) -> None:
+        self.orders, self.size, self.share = _Orders(length, how.seed), how.size, how.share
+        self.stop = how.until(length)
         self.epoch = self.start = 0
 
     def __len__(self) -> int:

@@ -12,12 +12,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, defa
 
 from orchestrator.core.errors import DataError
 from orchestrator.core.seeding import derive, seeded
-from orchestrator.workloads.splits import Batch, Batches, Part, Share
+from orchestrator.workloads.splits import Batch, Batches, Part, Reading, ReadSplit, Share
 from orchestrator.workloads.tasks.batch import moved, transformed
 
 
 @dataclass(frozen=True)
-class StreamSplit:
+class StreamSplit(ReadSplit):
     """Split read from an IterableDataset: `steps` batches per epoch in training, all examples in evaluation."""
 
     dataset: IterableDataset[Any]
@@ -74,47 +74,36 @@ class StreamSplit:
         chosen = (transformed(example, self.transform) for example in islice(self.examples(), count))
         return [(self.collate or default_collate)([example]) for example in chosen]
 
-    def batches(
-        self,
-        batch_size: int,
-        *,
-        device: torch.device,
-        seed: int | None = None,
-        drop_last: bool = False,
-        share: Share | None = None,
-    ) -> Batches:
-        """Return batches on `device`, in the order of the stream.
+    def read(self, how: Reading) -> Batches:
+        """Return batches in the order of the stream.
 
         Each epoch starts the stream again and passes the epoch's number to its `set_epoch`, if it has that method. The
         stream's draws from global generators depend only on `seed`, the epoch and the batch, not on the process that
         reads it. Every batch of a training is full, whatever `drop_last` says.
         """
-        del drop_last
         if self.steps is not None:
-            return _StreamBatches(self, batch_size, device, seed or 0, share)
-        asked = batch_size, device, seed, share
-        if asked not in self._eval_loader:
+            return _StreamBatches(self, how)
+        how = replace(how, drop_last=False)
+        if how not in self._eval_loader:
             self._eval_loader.clear()
-            self._eval_loader[asked] = _StreamBatches(self, batch_size, device, seed or 0, share)
-        return self._eval_loader[asked]
+            self._eval_loader[how] = _StreamBatches(self, how)
+        return self._eval_loader[how]
 
 
 class _StreamBatches:
-    def __init__(
-        self, split: StreamSplit, size: int, device: torch.device, seed: int, share: Share | None = None
-    ) -> None:
-        self.device, self.share, self.size = device, share, size
+    def __init__(self, split: StreamSplit, how: Reading) -> None:
+        self.device, self.share, self.size = how.device, how.share, how.size
         workers = split.num_workers if split.steps is not None else min(split.num_workers, 1)
         self.reads = _StreamSampler(split.steps, max(workers, 1))
         self.loader: DataLoader[Any] = DataLoader(
-            _WorkersPart(split, size, seed, self.reads.shares, share),
+            _WorkersPart(split, how.size, how.seed or 0, self.reads.shares, how.share),
             batch_size=None,
             sampler=self.reads,
             collate_fn=_identity,
             generator=torch.Generator(),  # the default is the global generator
             num_workers=workers,
             persistent_workers=workers > 0,
-            pin_memory=device.type == "cuda",
+            pin_memory=how.device.type == "cuda",
         )
 
     def __len__(self) -> int:

@@ -26,7 +26,7 @@ class Method:
     Args:
         name: the name that users type.
         choices: the choices of the pruning engine.
-        meaning: one sentence; may be empty if there is a paper.
+        words: one sentence; may be empty if there is a paper, or the dynamics says it.
         source: the paper, if it is not that of the dynamics or the score.
         schedule: the schedule preset of a sweep (a file in `conf/schedule`) that the paper prescribes.
         restart: the preset for the weights from which a sweep's rounds train on (a file in `conf/restart`) that the
@@ -35,10 +35,16 @@ class Method:
 
     name: str
     choices: Choices
-    meaning: str = ""
+    words: str = ""
     source: str = ""
     schedule: str = ""
     restart: str = ""
+
+    @property
+    def meaning(self) -> str:
+        """One sentence; may be empty if there is a paper."""
+        row = self.choices.dynamics.row
+        return self.words or (row.meaning if row.in_training else "")
 
     @property
     def paper(self) -> str:
@@ -175,18 +181,8 @@ PUBLISHED: Mapping[str, Method] = named(
             "magnitude, more and more along a cubic",
             schedule="during",
         ),
-        Method(
-            "set",
-            Choices(Score("random"), scope=_ERK, dynamics=Dynamics("set")),
-            "the weights nearest to 0 move to random places",
-            schedule="during",
-        ),
-        Method(
-            "rigl",
-            Choices(Score("random"), scope=_ERK, dynamics=Dynamics("rigl")),
-            "the smallest weights move to the places of the largest gradients",
-            schedule="during",
-        ),
+        Method("set", Choices(Score("random"), scope=_ERK, dynamics=Dynamics("set")), schedule="during"),
+        Method("rigl", Choices(Score("random"), scope=_ERK, dynamics=Dynamics("rigl")), schedule="during"),
         Method(
             "sr_ste",
             Choices(scope=Scope("window"), dynamics=Dynamics("sr_ste")),
@@ -199,12 +195,7 @@ PUBLISHED: Mapping[str, Method] = named(
             "2 of each 4 by magnitude, chosen in each step; the others train on",
             schedule="during_own",
         ),
-        Method(
-            "movement",
-            Choices(dynamics=Dynamics("movement")),
-            "weights that move to 0, more and more along a cubic",
-            schedule="during",
-        ),
+        Method("movement", Choices(dynamics=Dynamics("movement")), schedule="during"),
         Method(
             "soft_movement",
             Choices(dynamics=Dynamics("soft_movement")),

@@ -33,7 +33,7 @@ SHARED = {
     "rows": ["pruning.selection.allocation.kept_of_rows"],
     "channels": [f"pruning.engine.scoring.{name}" for name in ("spared_weights", "output_weights")],
     "weights": ["pruning.holding.default_weights.default_weights"],
-    "round": [f"{TRAINING}.pruning_rounds.{name}" for name in ("prune_round", "hold_laws", "hold_finite")],
+    "round": [f"{TRAINING}.pruning_rounds.{name}" for name in ("prune_round", "details", "hold_finite")],
 }
 ALONE = ("own_class", "deploy", "layerwise", "lora", "ranks", "smaller", "rows", "channels", "weights")
 """Shared code that not every training or round uses."""

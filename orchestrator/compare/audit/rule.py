@@ -11,7 +11,7 @@ from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.core.stage_kinds import KINDS
-from orchestrator.planning.number_formats import percent
+from orchestrator.planning.number_formats import first_few, percent
 
 RuleVerdict = Literal["pass", "fail", "n/a"]
 RuleAnswer = tuple[RuleVerdict, str]
@@ -91,6 +91,4 @@ def at(point: Point) -> str:
 
 def some(texts: Iterable[str]) -> str:
     """Join the first few texts, and the number of the others."""
-    listed = list(texts)
-    more = f" and {len(listed) - _EXAMPLES} more" if len(listed) > _EXAMPLES else ""
-    return "; ".join(listed[:_EXAMPLES]) + more
+    return first_few([*texts], _EXAMPLES)

@@ -307,7 +307,7 @@ def _reporting() -> Iterator[Report]:
         if time.monotonic() - last >= POINTS_EVERY:
             reported.add(key)
             with suppress(Exception):  # a problem of the display must not fail the stage
-                _internal_kv_put(key, _point_as_bytes(point, metric), namespace=POINTS)
+                _internal_kv_put(key, json.dumps([asdict(point), asdict(metric)]).encode(), namespace=POINTS)
             last = time.monotonic()
 
     try:
@@ -316,10 +316,6 @@ def _reporting() -> Iterator[Report]:
         for key in reported:
             with suppress(Exception):
                 _internal_kv_del(key, namespace=POINTS)
-
-
-def _point_as_bytes(point: CurvePoint, metric: Metric) -> bytes:
-    return json.dumps([asdict(point), asdict(metric)]).encode()
 
 
 def _point_from(content: bytes) -> tuple[CurvePoint, Metric]:

@@ -27,7 +27,7 @@ from orchestrator.training.state.train_state import module_state, restore_module
 from pruning import MaskSet, Shrunk
 from pruning.dependencies.families.smaller_transformer import Left
 from pruning.dependencies.families.stock_transformer import stock_transformer
-from pruning.measure.macs import in_mode
+from pruning.measure.macs import arguments_on, in_mode
 
 if TYPE_CHECKING:
     from orchestrator.training.stage_record import StageInputs
@@ -277,11 +277,10 @@ def _equal_outputs(
     small: nn.Module, whole: nn.Module, example: Sequence[Any] | Mapping[str, Any], count: int | None = None
 ) -> bool:
     """Whether the first `count` outputs of two networks are equal, up to `TOLERANCE` of the largest."""
-    device, outputs = next(whole.parameters()).device, []
-    example = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, example)
+    outputs, (args, kwargs) = [], arguments_on(whole, example if isinstance(example, Mapping) else tuple(example))
     for model in (small, whole):
         with torch.no_grad(), in_mode(model, training=False):
-            found = model(**example) if isinstance(example, Mapping) else model(*example)
+            found = model(*args, **kwargs)
         numbers = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
         outputs.append(numbers[:count])
     pairs = zip(*outputs, strict=True)

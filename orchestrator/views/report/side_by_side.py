@@ -14,7 +14,15 @@ from orchestrator.compare.statistics import LEVEL
 from orchestrator.compare.two_sweeps import SPARSITY, Difference, PairedPoint, TwoSweeps
 from orchestrator.compare.verdicts import LATENCY, SPEEDUP, Verdict, counted
 from orchestrator.core.redact import shown
-from orchestrator.planning.number_formats import in_points, milliseconds, percent, ratio, significant, whole_number
+from orchestrator.planning.number_formats import (
+    first_few,
+    in_points,
+    milliseconds,
+    percent,
+    ratio,
+    significant,
+    whole_number,
+)
 from orchestrator.views.report.columns import difference
 from orchestrator.views.report.plain_files import parts, table_csv
 from orchestrator.views.report.table import Row, Table
@@ -305,4 +313,4 @@ def _listed(points: Sequence[Point]) -> str:
     for point in points:
         lines.setdefault(f"{point.line} of {point.model} on {point.data}", []).append(percent(point.asked_sparsity))
     listed = [line if line.startswith("dense") else f"{line} at {', '.join(at)}" for line, at in lines.items()]
-    return ", ".join(listed[:LISTED]) + (f" and {len(listed) - LISTED} more" if len(listed) > LISTED else "")
+    return first_few(listed, LISTED, ", ")

@@ -154,21 +154,16 @@ class ByAxis:
         last = [key.rpartition(".")[2] for key in self._axes]
         for (key, values), name in zip(self._axes.items(), last, strict=True):
             label = name if last.count(name) == 1 else key
-            yield (
-                label,
-                [
-                    AxisGroup(value, self._done(trials), len(trials), "" if key == SEED else self._best(trials)[0])
-                    for value, trials in values.items()
-                ],
-            )
+            groups = []
+            for value, trials in values.items():
+                done = sum(self._tally.state(trial) == "done" for trial in trials)
+                groups.append(AxisGroup(value, done, len(trials), "" if key == SEED else self._best(trials)[0]))
+            yield label, groups
 
     def best(self) -> str:
         """Return a line about the best trial so far on validation; empty if trials differ in their primary metric."""
         value, trial = self._best(range(len(self._plan.trials)))
         return f"best so far on validation: {value}, {trial}" if value else ""
-
-    def _done(self, trials: Sequence[int]) -> int:
-        return sum(self._tally.state(trial) == "done" for trial in trials)
 
     def _best(self, trials: Sequence[int]) -> tuple[str, str]:
         records: Mapping[str, StageRecord] = self._tally.records

@@ -17,7 +17,7 @@ from orchestrator.core.records import NOWHERE, CurvePoint, Reached, StageRecord
 from orchestrator.core.redact import shown
 from orchestrator.core.specs import Plan
 from orchestrator.core.stage_kinds import KINDS
-from orchestrator.planning.number_formats import counted, duration, known_duration, percent
+from orchestrator.planning.number_formats import counted, duration, first_few, known_duration, percent
 from orchestrator.planning.pace import Pace
 from orchestrator.planning.preview import by_kind
 from orchestrator.views.terminal.frame import MOST_RUNNING, ByAxis, Running, frame, with_speeds
@@ -144,8 +144,7 @@ class Progress:
         if search:
             self.say(search)
         if resumed := [f"{named(self._plan, key)} from {place}" for key, place in (reached or {}).items()]:
-            more = f" and {len(resumed) - 3} more" if len(resumed) > 3 else ""
-            self.say(f"Resumed from checkpoints: {'; '.join(resumed[:3])}{more}.")
+            self.say(f"Resumed from checkpoints: {first_few(resumed, 3)}.")
         several = sorted({processes(each.config) for each in self._plan.trials if "parallel" in each.config})
         if several and several[-1] > 1:
             self.say(f"Each trial trains in {' or '.join(map(str, several))} processes (`parallel.processes`).")

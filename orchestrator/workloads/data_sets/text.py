@@ -13,6 +13,7 @@ from torch import Tensor
 
 from orchestrator.core.errors import DataError, OrchestratorError
 from orchestrator.planning.file_places import GGUF, Misplaced, texts
+from orchestrator.planning.number_formats import first_few
 from orchestrator.planning.pinned_content import content_of_text, release_of, text_bytes
 from orchestrator.workloads import node_cache
 from orchestrator.workloads.networks.gguf_files import tokenizer_of
@@ -47,10 +48,9 @@ class Characters:
         """Return a token for each character; raise `DataError` for a character that is not in `letters`."""
         number = {letter: token for token, letter in enumerate(self.letters)}
         if unknown := list(dict.fromkeys(letter for letter in text if letter not in number)):
-            more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
-            listed = " ".join(map(repr, unknown[:SHOWN]))
+            listed = first_few([*map(repr, unknown)], SHOWN, " ")
             raise DataError(
-                f"must have only characters of `data.root`, as `data.tokenizer` is characters, but has {listed}{more}; "
+                f"must have only characters of `data.root`, as `data.tokenizer` is characters, but has {listed}; "
                 "leave them out, or pass data.tokenizer=bytes."
             )
         return [number[letter] for letter in text]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from orchestrator.config.sources import file_digest
 from orchestrator.core.errors import ModelError
+from orchestrator.planning.number_formats import first_few
 from orchestrator.planning.pinned_content import release_of
 from orchestrator.workloads import node_cache
 
@@ -97,8 +98,7 @@ def _converted(path: str, said: str) -> dict[str, Tensor]:
             "again, or pass a directory of Hugging Face."
         ) from error
     if missing := sorted({*loading["missing_keys"]} - {*(model.all_tied_weights_keys or ())}):
-        more = f" and {len(missing) - LISTED} more" if len(missing) > LISTED else ""
-        raise ModelError(f"{said} lacks {', '.join(missing[:LISTED])}{more}; copy the file again, or pass another.")
+        raise ModelError(f"{said} lacks {first_few(missing, LISTED, ', ')}; copy the file again, or pass another.")
     config = {key: value for key, value in model.config.to_dict().items() if key not in OF_FILE}
     parts = {CONFIG: json.dumps(config, sort_keys=True), TOKENIZER: tokenizer.backend_tokenizer.to_str()}
     texts = {key: torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) for key, text in parts.items()}

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from orchestrator.config.sources import file_digest
 from orchestrator.core.redact import redact
 from orchestrator.planning.file_places import GGUF, INDEX, is_uri, parts_of_weights
+from orchestrator.planning.number_formats import first_few
 from orchestrator.planning.pinned_content import weights_digest
 from orchestrator.store.finished_stages import tensors_in
 from orchestrator.store.local_backend import node_folder, tidy
@@ -74,9 +75,8 @@ def initialise(model: nn.Module, place: str, expected: str, keep: Sequence[str] 
         named = {n: own[n] if each.convert else found[each.sources[0]] for each in made for n in each.targets}
         wrong = [*faults, *misfits(own, taken, named, model)]
         if wrong:
-            more = f", and {len(wrong) - LISTED} more" if len(wrong) > LISTED else ""
             raise CheckpointError(
-                f"{said} does not fit this network: {'; '.join(wrong[:LISTED])}{more}; choose the model that it was "
+                f"{said} does not fit this network: {first_few(wrong, LISTED)}; choose the model that it was "
                 "saved from, or name the tensors that keep their initialisation, as in model.reinitialise=['fc.*']."
             )
         with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -41,7 +42,7 @@ class WindowSums:
         group = max(1, -(-len(self._losses) // MOST_WINDOWS))
         losses = [sum(self._losses[start : start + group]) for start in range(0, len(self._losses), group)]
         tokens = [sum(self._tokens[start : start + group]) for start in range(0, len(self._tokens), group)]
-        if not all(map(_is_finite, losses)):
+        if not all(map(math.isfinite, losses)):
             return {}
         return {"loss": [round(loss, DECIMALS) for loss in losses], "tokens": tokens}
 
@@ -85,10 +86,6 @@ def _is_pair(batch: Any) -> bool:
     if not isinstance(batch, list | tuple) or len(batch) != 2:
         return False
     return all(isinstance(each, Tensor) and each.ndim == 2 for each in batch) and batch[0].shape == batch[1].shape
-
-
-def _is_finite(value: float) -> bool:
-    return abs(value) < float("inf")
 
 
 def add_comparison(totals: Totals, outputs: Tensor, dense: Tensor, known: Tensor) -> None:

@@ -35,7 +35,7 @@ def test_a_percentage_has_its_sign_without_a_space_and_no_negative_zero() -> Non
 def test_whole_numbers_group_their_digits() -> None:
     assert [whole_number(999.4), whole_number(12345.6), whole_number(1_000_000)] == ["999", "12,346", "1,000,000"]
     assert [counted(0, "trial"), counted(1, "trial"), counted(1000, "trial")] == ["0 trials", "1 trial", "1,000 trials"]
-    assert first_few(["a", "b", "c"], 2) == "a; b; and 1 more"
+    assert first_few(["a", "b", "c"], 2) == "a; b and 1 more"
 
 
 @pytest.mark.parametrize(

@@ -334,14 +334,14 @@ def test_the_laws_are_held() -> None:
     weights = {"weight": masks["weight"].float()}
     fields = Round.of(StageFields.of({"method": RANDOM, "target": 0.25}))
 
-    assert pruning_rounds.hold_laws(chosen, fields, parent, masks, weights) == ()
+    assert pruning_rounds.details(chosen, fields, parent, masks, weights)["dead_tensors"] == []
     with pytest.raises(LawBroken, match="not nested"):
-        pruning_rounds.hold_laws(chosen, fields, MaskSet({"weight": 1 - masks["weight"].int()}), masks, weights)
+        pruning_rounds.details(chosen, fields, MaskSet({"weight": 1 - masks["weight"].int()}), masks, weights)
     with pytest.raises(LawBroken, match="not zero: weight"):
-        pruning_rounds.hold_laws(chosen, fields, parent, masks, {"weight": torch.ones(2, 4)})
+        pruning_rounds.details(chosen, fields, parent, masks, {"weight": torch.ones(2, 4)})
     half = Round.of(StageFields.of({"method": RANDOM, "target": 0.5}))
     with pytest.raises(LawBroken, match=r"is not the requested 0\.5"):
-        pruning_rounds.hold_laws(chosen, half, parent, masks, weights)
+        pruning_rounds.details(chosen, half, parent, masks, weights)
     with pytest.raises(LawBroken, match="is nan"):
         pruning_rounds.hold_finite({"loss": float("nan")}, "finetune", str)
 

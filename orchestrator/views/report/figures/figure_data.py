@@ -159,12 +159,12 @@ def tradeoff(comparison: Comparison, against: str = "compression", text: str = "
     for panel in panels(comparison):
 
         def places(points: Iterable[Point], on: str = text) -> list[tuple[Value, Value]]:
-            return [(_quantity(point, against), _figure_on(point, on)) for point in points]
+            return [(_quantity(point, against), point.on(on)) for point in points]
 
         lines = _drawn({line: places(points) for line, points in panel.lines.items()})
         if (text != "test" and not lines) or (costs and (len(lines) < 2 or not _spread_out(lines))):
             continue
-        dense = [_figure_on(point, text) for point in panel.dense]
+        dense = [point.on(text) for point in panel.dense]
         if against == "training_macs":
             lines, dense = (*lines, *_drawn({point.line: places([point]) for point in panel.dense})), []
         name = panel.title if text == "test" else f"{panel.title}: {text}"
@@ -227,7 +227,7 @@ def curves(plan: Plan, records: Mapping[str, StageRecord], comparison: Compariso
         found = []
         for label, points in list(panel.lines.items())[:CURVES]:
             point = max(points, key=lambda point: point.sparsity)
-            chains = [_chain(plan, records, key) for key in point.stages]
+            chains = [[*(records[spec.key] for spec in plan.lineage(key)), records[key]] for key in point.stages]
             found.append(_mean_curve(f"{label} to {percent(point.sparsity)}", chains))
         if _spread_out(found):
             words = "optimizer steps from initialisation"
@@ -368,7 +368,7 @@ def token_speed(comparison: Comparison) -> tuple[Plot, ...]:
                 rates = [
                     _dense_rate(each) for point in panel.points for each in _of_kind(point, kind) if each in deployed
                 ]
-                lines |= {DENSE: [(fmean(rates), _figure_on(point, text)) for point in panel.dense]}
+                lines |= {DENSE: [(fmean(rates), point.on(text)) for point in panel.dense]}
                 name = f"{panel.title}{'' if text == 'test' else f': {text}'}, {words}"
                 label = "tokens a second, generated one by one, measured"
                 plots.append(Plot(name, panel.metric, _drawn(lines), None, label))
@@ -393,7 +393,7 @@ def _dense_rate(each: DeployedPoint) -> float:
 
 def _by_window(comparison: Comparison, point: Point, text: str) -> Estimate | None:
     """Return the metric on a text; with the interval of its difference from dense by window, where there is one."""
-    own = _figure_on(point, text)
+    own = point.on(text)
     if own is None or point.metric.name != "perplexity":
         return own
     for found in comparison.windows:
@@ -410,25 +410,10 @@ def _validated(points: Sequence[Point]) -> float:
     return fmean(gains) if gains else -math.inf
 
 
-def _figure_on(point: Point, text: str) -> Estimate | None:
-    """Return the primary metric of a point on `test` or on a further test set."""
-    return point.test if text == "test" else next((each.test for each in point.further if each.name == text), None)
-
-
 def _spread_out(found: Iterable[Series]) -> bool:
     """Whether the points lie apart on an x axis that begins at 0."""
     places = [x for each in found for x in each.x]
     return bool(places) and max(places) > (1 + EQUAL_COST) * min(places)
-
-
-def _chain(plan: Plan, records: Mapping[str, StageRecord], key: str) -> list[StageRecord]:
-    """Return the records from the first stage of the chain to stage `key`."""
-    chain: list[StageRecord] = []
-    following: str | None = key
-    while following is not None:
-        chain.insert(0, records[following])
-        following = plan.stages[following].parent
-    return chain
 
 
 def _curve(chain: Sequence[StageRecord]) -> Iterator[tuple[tuple[int, int], float]]:
