@@ -79,6 +79,7 @@ class InputGuard:
         positional: number of positional arguments of the example.
         keywords: names of its keyword arguments, in the order of the trace.
         rules: conditions on the inputs as Python code, such as `x.shape[0] % 2 == 0`; all must hold.
+        order: names of the parameters that the network's forward takes by position.
         seen: (shape, dtype) of inputs of a single tensor that were checked.
     """
 
@@ -86,6 +87,7 @@ class InputGuard:
     positional: int
     keywords: tuple[str, ...]
     rules: tuple[str, ...] = ()
+    order: tuple[str, ...] = ()
     seen: set[tuple[torch.Size, torch.dtype]] = field(default_factory=set, init=False, compare=False, repr=False)
     _conditions: tuple[Callable[..., bool], ...] = field(init=False, compare=False, repr=False)
 
@@ -95,15 +97,18 @@ class InputGuard:
         object.__setattr__(self, "_conditions", compiled)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return InputGuard, (self.inputs, self.positional, self.keywords, self.rules)
+        return InputGuard, (self.inputs, self.positional, self.keywords, self.rules, self.order)
 
     @classmethod
-    def of(cls, graph: fx.Graph, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, strided: bool) -> InputGuard:
+    def of(
+        cls, graph: fx.Graph, args: tuple[Any, ...], kwargs: Mapping[str, Any], order: tuple[str, ...], *, strided: bool
+    ) -> InputGuard:
         """Return the guard of a program's graph.
 
         Args:
             graph: the program's graph.
             args, kwargs: inputs of the trace.
+            order: see the class.
             strided: whether the network asks if tensors are contiguous.
         """
         leaves, nodes = tree_leaves((args, dict(kwargs))), graph.find_nodes(op="placeholder")
@@ -121,7 +126,7 @@ class InputGuard:
                         guards = size.node.shape_env.guards
                 known = TensorInput((_name(leaf.dtype),), tuple(sizes), leaf.is_contiguous() if strided else None)
             inputs.append((str(node.target), known))
-        return cls(tuple(inputs), len(args), tuple(kwargs), tuple(dict.fromkeys(_rules(guards, symbols))))
+        return cls(tuple(inputs), len(args), tuple(kwargs), tuple(dict.fromkeys(_rules(guards, symbols))), order)
 
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Check the inputs of a call.
@@ -159,7 +164,8 @@ class InputGuard:
         names = [name for name, _ in self.inputs]
         if set(kwargs) == set(self.keywords) and len(args) == self.positional:
             return tree_leaves((args, {name: kwargs[name] for name in self.keywords}))
-        if set(kwargs) == set(names[len(args) :]) and len(names) == self.positional + len(self.keywords):
+        placed = names[self.positional : len(args)] == [*self.order[self.positional : len(args)]]
+        if placed and set(kwargs) == set(names[len(args) :]) and len(names) == self.positional + len(self.keywords):
             return [*args, *(kwargs[name] for name in names[len(args) :])]
         return []
 

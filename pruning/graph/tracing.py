@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import copy
+import inspect
 import io
 import logging
 import sys
@@ -170,10 +171,12 @@ def traced_part(model: nn.Module, given: Inputs, sizes: Sizes, path: str = "") -
 
 
 def _traced(plain: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Sizes) -> Part:
+    order = _by_position(plain)
+    kwargs = {name: kwargs[name] for name in order if name in kwargs} | kwargs
     strided = sizes != "example" and _asks_for_strides(plain, (args, kwargs))
     with quiet(), _any_size(), _any_length(), patch.object(builtins, "len", _length):
         program = exported(plain, args, kwargs, sizes=sizes)
-        guard = InputGuard.of(program.graph, args, kwargs, strided=strided)
+        guard = InputGuard.of(program.graph, args, kwargs, order, strided=strided)
         table = _decompositions()
         if _writes_to_views(program.graph) or any(node.target in table for node in program.graph.nodes):
             program = program.run_decompositions(table)
@@ -209,6 +212,12 @@ def _written(whole: Tensor, part: Tensor, dim: int = 0, start: Any = None, end: 
     before = [whole.narrow(dim, 0, first)] if first else []
     after = [whole.narrow(dim, last, left)] if last < sys.maxsize and (left := whole.shape[dim] - last) > 0 else []
     return torch.cat([*before, part, *after], dim)
+
+
+def _by_position(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the parameters that a network's forward takes by position."""
+    taken = inspect.signature(model.forward).parameters.values()
+    return tuple(each.name for each in taken if each.kind is each.POSITIONAL_OR_KEYWORD)
 
 
 def _any_size() -> contextlib.AbstractContextManager[Any]:

@@ -301,3 +301,27 @@ def test_an_input_may_be_a_container_of_one_tensor(given: Any) -> None:
 
     for other in (pruning.shrink(model, {"given": given}), pruning.to_sparse(model, {"given": given})):
         torch.testing.assert_close(other(given=given), model(given))
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(4, 16), nn.Linear(4, 16), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, more: Tensor | None = None, *, last: Tensor) -> Tensor:
+        one, two = torch.split(F.relu(self.a(x)) + F.relu(self.b(last)), [8, 8], 1)
+        found: Tensor = self.out(one - two if more is None else one - two * more)
+        return found
+
+
+def test_inputs_by_position_are_those_of_the_forward_in_whatever_order_the_example_names_them() -> None:
+    torch.manual_seed(0)
+    model, x, last = Two().eval(), torch.randn(3, 4), torch.randn(3, 4)
+    pruning.prune(model, "magnitude", sparsity=0.4, unit="group", example={"last": last, "x": x})
+
+    copied = pickle.loads(pickle.dumps(pruning.shrink(model, {"last": last, "x": x})))
+
+    torch.testing.assert_close(copied(x, last=last), model(x, last=last))
+    torch.testing.assert_close(copied(last=last, x=x), model(x, last=last))
+    with pytest.raises(ValueError, match=r"the call \(..., ...\) must have the inputs x, last"):
+        copied(x, last)
