@@ -128,6 +128,21 @@ class InputGuard:
             inputs.append((str(node.target), known))
         return cls(tuple(inputs), len(args), tuple(kwargs), tuple(dict.fromkeys(_rules(guards, symbols))), order)
 
+    def within(self, earlier: InputGuard) -> InputGuard:
+        """Return the guard of a graph that is traced again: torch.export does not call its checks."""
+        names = {old: new for (old, _), (new, _) in zip(earlier.inputs, self.inputs, strict=True)}
+        rules = (
+            re.sub(r"(?<![.\w])[A-Za-z_]\w*", lambda match: names.get(match[0], match[0]), each)
+            for each in earlier.rules
+        )
+        inputs = []
+        for (name, known), (_, before) in zip(self.inputs, earlier.inputs, strict=True):
+            if isinstance(known, TensorInput) and isinstance(before, TensorInput):
+                sizes = (new if old is None else old for old, new in zip(before.sizes, known.sizes, strict=True))
+                known = replace(known, sizes=tuple(sizes))
+            inputs.append((name, known))
+        return replace(self, inputs=tuple(inputs), rules=tuple(dict.fromkeys([*rules, *self.rules])))
+
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Check the inputs of a call.
 

@@ -281,6 +281,33 @@ def test_a_graph_of_a_recurrent_layer_takes_any_length_and_any_len_of_a_batch(
     )
 
 
+class EvenLengths(nn.Module):
+    """Does more with sequences of even lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 16), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs at each step."""
+        one, two = self.a(x).split([8, 8], -1)
+        y = one * torch.sigmoid(two)
+        found: Tensor = self.c(torch.relu(self.b(y)) if x.shape[1] % 2 == 0 else y)
+        return found
+
+
+def test_a_graph_that_is_traced_again_keeps_the_conditions_of_its_first_trace() -> None:
+    torch.manual_seed(0)
+    model, x = EvenLengths().eval(), torch.randn(1, 6, 6)
+    pruning.prune(model, "magnitude", unit="group", sparsity=0.4, example=x)
+    smaller: Any = pruning.shrink(model, x)
+    assert smaller.shrunk.form == "graph"
+
+    for network in (smaller, pruning.shrink(smaller, x), pruning.to_sparse(smaller, x)):
+        taken = [agrees(network, model, torch.randn(2, length, 6)) for length in (6, 8, 3, 1)]
+        assert taken == [True, True, False, False]
+
+
 class OfOne(nn.Module):
     """Takes a container of one tensor."""
 
