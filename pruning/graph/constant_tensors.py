@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
+from torch.utils._pytree import tree_map
 
 from pruning.graph.tracing import (
     CHANNELWISE_NORMALISATIONS,
@@ -28,6 +29,7 @@ from pruning.graph.tracing import (
     Recurrence,
     Traced,
     arguments,
+    first_line,
     is_entrywise,
     is_in_place,
     name_of,
@@ -53,8 +55,16 @@ class Constants(fx.Interpreter):
         self.varying: set[fx.Node] = set()
         """Nodes whose integers or truth values depend on the inputs."""
         self._traced = traced
-        with torch.no_grad():
-            self.run(*traced.inputs, enable_io_processing=False)  # the graph's placeholders take the flat leaves
+        try:
+            with torch.no_grad():
+                self.run(*traced.inputs, enable_io_processing=False)  # the graph's placeholders take the flat leaves
+        except RuntimeError as error:
+            if not any(name_of(node) in ("item", "_local_scalar_dense") for node in traced.graph.graph.nodes):
+                raise
+            raise ValueError(
+                f"{type(traced.model).__name__} takes sizes of tensors from the values of its inputs, so channels "
+                f"cannot be followed ({first_line(error)}); make tensors of fixed sizes in the forward."
+            ) from error
 
     def run_node(self, n: fx.Node) -> Any:
         written = n.args[0] if is_in_place(n) and isinstance(n.args[0], fx.Node) else None
@@ -73,7 +83,7 @@ class Constants(fx.Interpreter):
         if node.op == "output" or not self._varies(node):
             return _wide(super().run_node(node))
         name = name_of(node)
-        if name in _RULES:
+        if name in _RULES and not any(_is_complex(self.values[each]) for each in node.all_input_nodes):
             return _RULES[name](fx.map_arg(arguments(node), lambda each: self.values[each]))
         result = _wide(super().run_node(node))
         if name in ("to", "_to_copy", "type_as") and _is_float(result):
@@ -86,9 +96,11 @@ class Constants(fx.Interpreter):
         return self._marked(node, name, result)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if target is torch.ops.aten.view.default:  # strides differ from the traced run, so a view may fail
-            return args[0].reshape(args[1])
-        return super().call_function(target, args, kwargs)
+        try:
+            return super().call_function(target, args, kwargs)
+        except RuntimeError:  # strides differ from the traced run, so a view may fail
+            plain = tree_map(lambda leaf: leaf.contiguous() if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+            return super().call_function(target, *plain)
 
     def _input(self, node: fx.Node, value: Any) -> Any:
         if isinstance(value, Tensor) and not value.is_floating_point():
@@ -164,6 +176,10 @@ def _without_copies(value: Any) -> Any:
 
 def _is_float(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _is_complex(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_complex()
 
 
 def _has_nan(value: Any) -> bool:

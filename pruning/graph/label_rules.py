@@ -455,17 +455,12 @@ def _rows(flow: Flow, fields: Fields, shape: torch.Size, dim: int, why: str) -> 
     return field.squeeze(other)
 
 
-def labels_of_rows(flow: Flow, rows: Tensor) -> Tensor:
-    """Make a label for each row of (batch ..., positions) that is kept if any label of the row is kept.
-
-    Returns:
-        labels of shape (batch ...); rows with equal labels share one.
-    """
-    flat = rows.reshape(-1, rows.shape[-1])
-    unique, inverse = np.unique(flow.labels.roots(flat).numpy(), axis=0, return_inverse=True)
-    labels = flow.labels.fresh(len(unique))
-    flow.shapes.same.append((labels[:, None], torch.from_numpy(unique)))
-    return labels[torch.from_numpy(inverse.reshape(-1))].reshape(rows.shape[:-1])
+def _distinct(flow: Flow, rows: Tensor, zero: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the different rows of labels, the place of each row among them, and where all equal rows are zero."""
+    found, places = np.unique(flow.labels.roots(rows).numpy(), axis=0, return_inverse=True)
+    place = torch.from_numpy(places.reshape(-1))
+    others = torch.zeros(len(found), zero.shape[1]).index_add_(0, place, (~zero).float())
+    return torch.from_numpy(found), place, others == 0
 
 
 def contract(flow: Flow, node: fx.Node, one: Factor, other: Factor, dims: tuple[int, int]) -> Tensor | None:
@@ -485,15 +480,16 @@ def contract(flow: Flow, node: fx.Node, one: Factor, other: Factor, dims: tuple[
     both = rows[0].expand((rows[0] + rows[1]).shape)
     zero = [_zero(each.value, dim, both.ndim) for each, dim in zip((one, other), dims, strict=True)]
     nothing = _reduced_to(zero[0] | zero[1], both.shape).expand(both.shape)
-    constant = torch.where(nothing, 0.0, NAN).double()
+    rows_left, place, silent = _distinct(flow, *(each.reshape(-1, both.shape[-1]) for each in (both, nothing)))
+    constant = torch.where(silent, 0.0, NAN).double().flatten()
     if all(size == 1 for size in both.shape[:-1]):
-        fixed = torch.full((1,), FIXED)
-        flow.sites.append(Site(node, both.flatten(), fixed, None, constant.flatten(), why))
+        flow.sites.append(Site(node, rows_left.flatten(), torch.full((1,), FIXED), None, constant, why))
         return None
-    labels = labels_of_rows(flow, both)
-    flat, blocks = labels.flatten(), torch.eye(labels.numel(), dtype=torch.bool).repeat_interleave(both.shape[-1], 1)
-    flow.sites.append(Site(node, both.flatten(), flat, blocks, constant.flatten(), why))
-    return labels
+    labels = flow.labels.fresh(len(rows_left))
+    flow.shapes.same.append((labels[:, None], rows_left))
+    blocks = torch.eye(len(labels), dtype=torch.bool).repeat_interleave(both.shape[-1], 1)
+    flow.sites.append(Site(node, rows_left.flatten(), labels, blocks, constant, why))
+    return labels[place].reshape(both.shape[:-1])
 
 
 def _zero(value: Tensor, dim: int, ndim: int) -> Tensor:
@@ -532,10 +528,12 @@ def weighted_sum(flow: Flow, node: fx.Node, weights: Tensor | None, other: Facto
     field = of_heads[0]
     lead = field.reshape(field.shape[:-2].numel(), -1)
     heads = torch.broadcast_to(weights, field.shape[:-2]).flatten()
-    flow.shapes.same.append((heads[:, None], lead))
     zero = _reduced_to((other.value == 0).all(-2), field.squeeze(-2).shape).reshape(lead.shape)
-    reads = torch.eye(len(heads), dtype=torch.bool).repeat_interleave(lead.shape[1], 0) & ~zero.flatten()[:, None]
-    flow.sites.append(Site(node, heads, lead.flatten(), reads, torch.full((len(heads),), NAN).double(), why))
+    rows, _, silent = _distinct(flow, torch.cat([heads[:, None], lead], 1), zero)
+    flow.shapes.same.append((rows[:, :1], rows[:, 1:]))
+    reads = torch.eye(len(rows), dtype=torch.bool).repeat_interleave(lead.shape[1], 0) & ~silent.flatten()[:, None]
+    constant = torch.full((len(rows),), NAN).double()
+    flow.sites.append(Site(node, rows[:, 0], rows[:, 1:].flatten(), reads, constant, why))
     return fields
 
 
