@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from pruning.compact.traced_network import TracedNetwork
 from pruning.graph.input_guard import REASON, Inputs, other_inputs
-from pruning.graph.tracing import first_line, output_difference, outputs_of
+from pruning.graph.tracing import caching_configs, first_line, output_difference, outputs_of
 from pruning.holding.copies import values_with_history
 
 
@@ -28,6 +28,7 @@ class OtherInputs:
     def __init__(self, model: nn.Module, given: Inputs, rules: Iterable[str]) -> None:
         model = copy.deepcopy(model, values_with_history(model))
         self._expected: list[tuple[Inputs, list[Tensor]]] = []
+        self._cached = given if caching_configs(model) and not _failure(model, given) else None
         for each in other_inputs(given, rules):
             try:
                 self._expected.append((each, outputs_of(model, each)))
@@ -55,6 +56,8 @@ class OtherInputs:
             smaller: the smaller network, whose buffers may change.
             tolerance: largest allowed difference, relative to the largest output.
         """
+        if self._cached and not isinstance(smaller, TracedNetwork) and (failure := _failure(smaller, self._cached)):
+            return f"{failure} where the network returns a cache"
         for given, expected in self._expected:
             try:
                 difference = output_difference(outputs_of(smaller, given), expected)
@@ -65,6 +68,15 @@ class OtherInputs:
             if difference > tolerance:
                 return f"outputs differ by {difference:.2g} of the largest for {_described(given)}"
         return ""
+
+
+def _failure(model: nn.Module, given: Inputs) -> str:
+    """Return why a network fails where it also returns caches, which other calls leave out; "" if it runs."""
+    try:
+        outputs_of(model, given, caching=True)
+    except Exception as error:  # as above
+        return first_line(error)
+    return ""
 
 
 def _described(given: Inputs) -> str:

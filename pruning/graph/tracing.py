@@ -348,11 +348,16 @@ def _attributes_kept(model: nn.Module) -> Iterator[None]:
             vars(module).update(own)
 
 
+def caching_configs(model: nn.Module) -> list[Any]:
+    """Return the configurations of a network that let it return a cache of keys or states."""
+    configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
+    return [config for config in configs.values() if getattr(config, "use_cache", None) is True]
+
+
 @contextlib.contextmanager
 def without_key_caches(model: nn.Module) -> Iterator[None]:
     """Set `use_cache` of the configurations of transformers' models to False; a cache of keys is no output here."""
-    configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
-    caching = [config for config in configs.values() if getattr(config, "use_cache", None) is True]
+    caching = caching_configs(model)
     for config in caching:
         config.use_cache = False
     try:
@@ -378,10 +383,10 @@ def copied(given: Inputs) -> Inputs:
     return found
 
 
-def outputs_of(model: nn.Module, given: Inputs) -> list[Tensor]:
-    """Return all tensors that a network returns, without gradients, caches of keys, warnings and logs."""
+def outputs_of(model: nn.Module, given: Inputs, *, caching: bool = False) -> list[Tensor]:
+    """Return all tensors that a network returns, without gradients, warnings and logs; with caches of keys if asked."""
     args, kwargs = copied(given)  # a forward may write to its inputs
-    with torch.no_grad(), quiet(), without_key_caches(model):
+    with torch.no_grad(), quiet(), contextlib.nullcontext() if caching else without_key_caches(model):
         return [leaf for leaf in tree_leaves(model(*args, **kwargs)) if isinstance(leaf, Tensor)]
 
 

@@ -7,6 +7,7 @@ import pickle
 import re
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -702,3 +703,31 @@ def test_a_graph_runs_where_smaller_sizes_lie_in_memory_in_another_order() -> No
 
     assert (smaller.shrunk.form, smaller.get_parameter("q.weight").shape[0]) == ("graph", 20)
     torch.testing.assert_close(smaller(tokens), model(tokens))
+
+
+class Stated(nn.Module):
+    """Two layers, and a state as wide as its configuration says, which it returns and adds unless caches are off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(use_cache=True, width=8)
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        if self.config.use_cache:
+            y = y + torch.zeros(self.config.width, dtype=y.dtype)
+        found: Tensor = self.last(y)
+        return found
+
+
+def test_a_class_that_fails_where_it_keeps_a_cache_becomes_a_graph() -> None:
+    torch.manual_seed(0)
+    model, x = Stated().double().eval(), torch.randn(2, 4).double()
+    zero(model.first.weight[:3])
+    zero(model.first.bias[:3])
+    smaller = pruning.shrink(model, x)
+
+    assert (smaller.shrunk.form, smaller.shrunk.removed["first.bias"]) == ("graph", ((8,), (5,)))
+    assert "where the network returns a cache" in smaller.shrunk.tried[0]
+    agree(smaller, model, x)
