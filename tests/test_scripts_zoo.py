@@ -232,7 +232,7 @@ def test_the_page_counts_random_networks(tmp_path: Path) -> None:
     file.write_text("\n".join(map(json.dumps, (record, record | {"seed": 7}, worse))))
     text = page(Results(), read_random(file))
 
-    assert "2 seeds with torch 2.\n" in text
+    assert "2 seeds of 300; the others have no result yet, with torch 2.\n" in text
     assert "| shrink | 2 | 2 |  |" in text
     assert "| graph | 2 | 1 | 1 |" in text
     assert "- refused: 4\n\n        one size\n" in text

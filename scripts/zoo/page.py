@@ -46,6 +46,8 @@ no small network or no inputs for it, which says nothing about the engine.
 """
 RANDOM_PARTS = ("shrink", "graph", "sparse")
 """Parts of random networks."""
+RANDOM_SEEDS = 300
+"""Seeds of a whole run."""
 RANDOM_HEAD = """\
 ## Random networks
 
@@ -119,7 +121,8 @@ def _random(records: Mapping[int, Any]) -> Iterator[str]:
     releases = ", ".join(sorted({record["torch"] for record in records.values()}))
     commits = {record["commit"] for record in records.values()}
     states = ", by several states of the engine" if len(commits) > 1 else ""
-    yield f"{len(records)} seeds with torch {releases}{states}.\n"
+    others = "" if len(records) >= RANDOM_SEEDS else f" of {RANDOM_SEEDS}; the others have no result yet"
+    yield f"{len(records)} seeds{others}, with torch {releases}{states}.\n"
     yield _row("part", "networks", *VERDICTS[:-1])
     yield _row("---", *["---:"] * len(VERDICTS))
     for part in RANDOM_PARTS:

@@ -49,7 +49,7 @@ from pruning.kernels.sparse_weight import LayerShape, SparseWeight
 from scripts.zoo import parts
 from scripts.zoo.__main__ import PAGE, RANDOM, RESULTS, ROOT, current_commit
 from scripts.zoo.libraries import versions
-from scripts.zoo.page import RANDOM_PARTS, page, read, read_random
+from scripts.zoo.page import RANDOM_PARTS, RANDOM_SEEDS, page, read, read_random
 from scripts.zoo.parts import Outcome, different, judged, outcome, prune_groups, shrunk, told
 from scripts.zoo.random_networks import RandomNetwork, drawn
 
@@ -261,7 +261,9 @@ def run(seeds: Sequence[int], given: argparse.Namespace) -> None:
 def main() -> None:
     """Run what is missing, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=range(300), help="seeds to run; 0 to 299 by default")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=range(RANDOM_SEEDS), help="seeds to run; 0 to 299 by default"
+    )
     parser.add_argument("--parts", nargs="+", choices=RANDOM_PARTS, default=RANDOM_PARTS, help="parts to run")
     parser.add_argument("--again", action="store_true", help="run seeds that have a result")
     parser.add_argument("--show", action="store_true", help="print records and errors in full, and write nothing")
