@@ -86,6 +86,7 @@ class TracedNetwork(fx.GraphModule):
         return _unpickled, (type(self).__mro__[1], _packed(self.graph), self.graph._codegen, self._own())
 
 
+MEMORY_FORMATS = [each for each in vars(torch).values() if isinstance(each, torch.memory_format)]
 OF_MODULES = frozenset(vars(nn.Module()))
 OF_GRAPHS = frozenset(vars(fx.GraphModule(nn.Module(), fx.Graph()))) | {"_in_spec", "_out_spec"}
 
@@ -99,12 +100,14 @@ def _network(kind: type[TracedNetwork], graph: fx.Graph, own: Mapping[str, Any])
 
 @dataclass(frozen=True)
 class _Named:
-    """A node or an operation in a pickle."""
+    """A node, an operation or a memory format in a pickle; the protocol of `torch.save` has no memory formats."""
 
     name: str
 
 
 def _as_named(leaf: Any) -> Any:
+    if isinstance(leaf, torch.memory_format):
+        return _Named(str(leaf))
     return _Named(leaf.name) if isinstance(leaf, fx.Node) else leaf
 
 
@@ -121,7 +124,7 @@ def _packed(graph: fx.Graph) -> list[tuple[Any, ...]]:
 def _unpickled(
     kind: type[TracedNetwork], nodes: list[tuple[Any, ...]], codegen: Any, own: Mapping[str, Any]
 ) -> TracedNetwork:
-    graph, made = fx.Graph(), dict[str, fx.Node]()
+    graph, made = fx.Graph(), dict[str, Any]({str(each): each for each in MEMORY_FORMATS})
     for name, op, target, given in nodes:
         args: Any = map_aggregate(given, lambda leaf: made[leaf.name] if isinstance(leaf, _Named) else leaf)
         target = attrgetter(target.name)(torch.ops) if isinstance(target, _Named) else target
