@@ -280,7 +280,7 @@ def _moved(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Any:
     rest, options = tree_map(
         lambda each: flow.constants.values[each] if isinstance(each, fx.Node) else each, (node.args[1:], node.kwargs)
     )
-    target = torch.ops.aten.reshape.default if name_of(node) == "view" else node.target
+    target = torch.ops.aten.reshape.default if name_of(node) in ("view", "_unsafe_view") else node.target
     results = [target(field.expand(shape).double(), *rest, **options) for field in fields]  # type: ignore[operator]
     why = f"{described(node)} does not keep it apart"
     if name_of(node) in ("slice", "narrow") and _is_table(source):

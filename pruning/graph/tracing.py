@@ -176,12 +176,12 @@ def _traced(plain: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], siz
     strided = sizes != "example" and _asks_for_strides(plain, (args, kwargs))
     with quiet(), _any_size(), _any_length(), patch.object(builtins, "len", _length):
         program = exported(plain, args, kwargs, sizes=sizes)
-        guard = InputGuard.of(program.graph, args, kwargs, order, strided=strided)
-        if isinstance(earlier := getattr(plain, "guard", None), InputGuard):
-            guard = guard.within(earlier)
         table = _decompositions()
         if _writes_to_views(program.graph) or any(node.target in table for node in program.graph.nodes):
             program = program.run_decompositions(table)
+        guard = InputGuard.of(program.graph, args, kwargs, order, strided=strided)
+        if isinstance(earlier := getattr(plain, "guard", None), InputGuard):
+            guard = guard.within(earlier)
         module = _module_of(program, plain)
     graph = fx.GraphModule(module, module.graph)
     _plain_calls(graph.graph, args, kwargs)

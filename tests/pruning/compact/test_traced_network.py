@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import pruning
 from pruning.compact.traced_network import TracedNetwork
+from pruning.graph.tracing import traced
 
 Condition = Callable[..., bool]
 
@@ -314,6 +315,55 @@ def test_a_graph_that_is_traced_again_keeps_the_conditions_of_its_first_trace() 
     for network in (smaller, pruning.shrink(smaller, x), pruning.to_sparse(smaller, x)):
         taken = [agrees(saved(network), model, torch.randn(2, length, 6)) for length in (6, 8, 3, 1)]
         assert taken == [True, True, False, False]
+
+
+class LinearAttention(nn.Module):
+    """Attention by products of einsum, which a trace decomposes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.out = nn.Linear(6, 24), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs at each step."""
+        one, two, three = (each.unflatten(-1, (2, -1)) for each in self.a(x).chunk(3, dim=-1))
+        both = torch.einsum("bthd,bthe->bhde", two, three)
+        found: Tensor = self.out(torch.einsum("bthd,bhde->bthe", one, both).flatten(-2))
+        return found
+
+
+def test_sizes_that_a_decomposition_fixes_are_conditions() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(LinearAttention(), nn.GRU(3, 4, batch_first=True)).eval()
+    x = torch.randn(2, 5, 6)
+    (part,) = traced(model, x, sizes="any").parts
+
+    for length in (3, 5, 9):
+        given = torch.randn(2, length, 6)
+        if not part.guard.refusal((given,), {}):
+            torch.testing.assert_close(part.graph(given), model(given))
+    assert not part.guard.refusal((x,), {})
+
+
+def test_labels_follow_einsum_over_inputs_in_any_layout() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Turned(), LinearAttention()).eval(), torch.randn(1, 6, 6)
+    pruning.prune(model, "magnitude", unit="group", sparsity=0.3, example=x)
+
+    smaller: Any = pruning.shrink(model, x)
+    assert smaller.shrunk.after < smaller.shrunk.before
+
+
+class Turned(nn.Module):
+    """Convolution over time, whose outputs lie in memory by channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(6, 6, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs at each step."""
+        return torch.relu(self.conv(x.transpose(1, 2))).transpose(1, 2)
 
 
 class OfOne(nn.Module):
