@@ -283,7 +283,7 @@ class Passed:
     primary: Metric | None = None
     """Primary metric of the task; None if the stage was not built."""
     told: tuple[str, ...] = ()
-    """Sentences about matrix weights that the rounds leave dense."""
+    """Sentences about matrix weights that the rounds leave dense, and about experts that they leave."""
 
 
 Item = TypeVar("Item", StageRecord, Passed)

@@ -17,6 +17,7 @@ from orchestrator.config.schema import MATCHING, objectives
 from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.specs import Plan, PruneFields, StageSpec
 from orchestrator.core.stage_kinds import KINDS
+from pruning.choices.axes import SPANNING
 
 RELEASES = ("orchestrator", "python", "torch", "numpy")
 """Packages whose releases affect whether a combination can run."""
@@ -72,7 +73,7 @@ def combinations(
         chain = (root,) if most is root else (root, most)
         found.append(
             Combination(
-                digest(group + canonical_json([_demand(most)[0], *told])),
+                digest(group + canonical_json([_reach(most), *told])),
                 chain,
                 tuple(plan.trials[index].name for index in concerned),
                 told,
@@ -111,6 +112,12 @@ def _asked(spec: StageSpec) -> list[Any]:
     name, value = ("target", typed.target) if typed.amount is None else ("amount", typed.amount)
     own = bool(typed.method._target_ or typed.score._target_)
     return [name, value if own or isinstance(value, int) else None]
+
+
+def _reach(spec: StageSpec) -> float:
+    """Return the part of a round's demand that may be out of reach: a count, or a fraction of units of many tensors."""
+    count, fraction = _demand(spec)
+    return fraction if spec.typed.unit.kind in SPANNING else count
 
 
 def _demand(spec: StageSpec) -> tuple[int, float]:

@@ -69,7 +69,7 @@ def preview(
         *_table(plan, finished),
         "",
         "Nothing was run, because of dry_run=true. A real run first tries whether built-in parts fit each other and "
-        "names under `prune` fit the network, and says which large weights stay dense.",
+        "names under `prune` fit the network, and says which large weights stay dense and how many experts are left.",
     ]
     return "\n".join(lines)
 

@@ -57,6 +57,7 @@ from pruning.layouts import (
 from pruning.masks.mask_set import MaskSet
 from pruning.mixtures.finding import mixtures
 from pruning.mixtures.routing import routed_of
+from pruning.mixtures.survivors import routing_among_all
 
 
 class Use(NamedTuple):
@@ -284,6 +285,7 @@ def counted(model: nn.Module, example: Any, masks: MaskSet) -> Counter:
         stack.enter_context(sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]))  # others pad features
         stack.enter_context(eagerly())  # a dispatch mode does not see the products of compiled code
         stack.enter_context(in_mode(model, training=False))
+        stack.enter_context(routing_among_all(model))  # routers have a product for each expert, masked or not
         with torch.no_grad(), Products(counter.product):
             called(unwrapped(model), arguments_on(model, example), "example")
     return counter

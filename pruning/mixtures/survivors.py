@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,6 +95,24 @@ def stop_routing_among_survivors(model: nn.Module) -> None:
                 each.pop(key, None)
 
 
+@contextmanager
+def routing_among_all(model: nn.Module) -> Iterator[None]:
+    """Let routers choose among all experts inside the context, also among those that were removed."""
+    hooks = [
+        hook
+        for _, module in plain_modules(model)
+        for hook in module._forward_pre_hooks.values()
+        if isinstance(hook, _Fewer | _Numbered)
+    ]
+    for hook in hooks:
+        hook.paused = True
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.paused = False
+
+
 def _hook(module: nn.Module, fewer: _Fewer) -> None:
     module.register_forward_pre_hook(fewer)
     module.register_forward_hook(_Restored(fewer), always_call=True)
@@ -136,15 +155,19 @@ class _Fewer:
         kept: numbers of those that are left.
         tensors: (module below, leaf) of each tensor with a row for each expert.
         counters: (module below, attribute) of each number of experts.
+        paused: whether the mixture keeps all its experts for now.
     """
 
     count: int
     kept: Tensor
     tensors: tuple[tuple[str, str], ...]
     counters: tuple[tuple[str, str], ...]
+    paused: bool = False
     held: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
 
     def __call__(self, module: nn.Module, _given: object) -> None:
+        if self.paused:
+            return
         for path, leaf in self.tensors:
             owner = module.get_submodule(path)
             for place in (owner._parameters, owner._buffers, owner.__dict__):  # with those of a pruned parameter
@@ -177,10 +200,13 @@ class _Numbered:
     """Hook that gives experts the numbers of those that a router of fewer experts chose."""
 
     kept: Tensor
+    paused: bool = False
 
     def __call__(
         self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if self.paused:
+            return args, kwargs
         chosen = routed_of(args, kwargs).experts
         numbered = self.kept.to(chosen.device)[chosen]
         changed: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(

@@ -22,6 +22,7 @@ from orchestrator.core.seeding import seeded
 from orchestrator.core.specs import DENSE, TEACHER, StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import Passed, StageOrder, WorkOrder
+from orchestrator.planning.number_formats import counted
 from orchestrator.training import pruning_rounds
 from orchestrator.training.loop import training_loop
 from orchestrator.training.loop.evaluation import monitored
@@ -52,6 +53,7 @@ from orchestrator.workloads.tasks.segmentation import Segmentation
 from orchestrator.workloads.tasks.task import Measured, TestInputs
 from pruning.measure.macs import in_mode
 from pruning.measure.matrix_weights import considered
+from pruning.mixtures.finding import mixtures
 
 CHUNK = 256
 """Number of examples held in memory that are searched at a time."""
@@ -94,7 +96,7 @@ def run_preflight(order: WorkOrder) -> Iterator[Passed]:
     if rehearsal is None:
         yield Passed(unmatched)
     else:
-        yield Passed(unmatched, rehearsal.figures, rehearsal.stage.task.metrics[0], rehearsal.left_dense())
+        yield Passed(unmatched, rehearsal.figures, rehearsal.stage.task.metrics[0], rehearsal.told())
 
 
 def _require_device(device: str) -> None:
@@ -171,13 +173,22 @@ class _Rehearsal:
             )
         return unmatched
 
-    def left_dense(self) -> tuple[str, ...]:
-        """Return what the round leaves dense, as its record will warn of it."""
+    def told(self) -> tuple[str, ...]:
+        """Return what the round leaves dense, as its record will warn of it, and how many experts it leaves."""
         stage = self.stage
         if not KINDS[stage.spec.kind].prunes:
             return ()
         chosen = pruning_rounds.chosen_weights(stage.model, stage.asked, stage.data)
-        return model_building.untold(considered(stage.model, [each.name for each in chosen]), stage.spec.typed.prune)
+        dense = considered(stage.model, [each.name for each in chosen])
+        return (*self._experts_left(), *model_building.untold(dense, stage.spec.typed.prune))
+
+    def _experts_left(self) -> Iterator[str]:
+        """Yield how many experts the round leaves in each layer."""
+        found, target = mixtures(self.stage.model), self.stage.spec.typed.target
+        if found and target is not None and self.stage.asked.counts_experts:
+            count, parts = found[0].count, found[0].groups
+            left = count - parts * round(target * (count // parts))
+            yield f"sparsity {target:g} leaves {left} of {count} experts in each of {counted(len(found), 'layer')}"
 
     def require_finite(self) -> None:
         """Raise `DataError` if an example of the user's own data has NaN or infinity and spoils the loss or a gradient.
