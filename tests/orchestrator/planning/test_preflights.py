@@ -48,6 +48,16 @@ def test_seeds_rounds_and_sparsities_share_one_combination() -> None:
     assert dense.trials == pruned.trials == ("t0", "t1", "t2", "t3")
 
 
+def test_a_larger_fraction_of_units_of_many_tensors_is_tried_again() -> None:
+    entries, experts = (
+        [tried(chain("net", {"target": target, "unit": {"kind": unit}}))[-1].key for target in (0.5, 0.9)]
+        for unit in ("entry", "expert")
+    )
+
+    assert entries[0] == entries[1], "entries are never out of reach"
+    assert experts[0] != experts[1], "fewer experts than a token is routed to are refused"
+
+
 def test_a_method_of_the_users_own_is_tried_at_each_sparsity() -> None:
     assert asked(tried(chain("net", {"target": 0.4}, {"target": 0.5}, own=True))) == [None, 0.4, 0.5]
 

@@ -1,0 +1,63 @@
+"""Sweeps that remove whole experts of a stock mixture: counts, nested rounds, restored networks and refusals."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from composition import composed
+
+import pruning
+from orchestrator.config.schema import ConfigError
+from orchestrator.core.specs import Job
+from orchestrator.sweep import conductor
+from orchestrator.sweep.outcome import Outcome
+from orchestrator.workloads.weight_files import load_state, plain_state
+
+pytest.importorskip("transformers")
+from small_mixtures import TOKENS, network_of
+
+SHORT = (
+    *("+sweep=language_model", "cluster=inline", "tracking=none", "data.block=8", "train.steps=4", "finetune.steps=2"),
+    *("train.eval_every=null", "data.root=book.txt", "model=huggingface", "model.path=net"),
+    *("unit=expert", "score=reap", "score.examples=8"),
+)
+
+
+@pytest.fixture(autouse=True)
+def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").write_text(" ".join(random.Random(0).choices(["the", "cat", "sat", "on"], k=400)))
+    network_of("deepseek_v3").config.save_pretrained(tmp_path / "net")
+
+
+def run(*line: str) -> Outcome:
+    return conductor.run([Job(line, composed(*SHORT, *line))])
+
+
+def test_rounds_remove_experts_of_each_group(capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = run("schedule=geometric", "schedule.sparsity=0.5", "schedule.rounds=2")
+    rounds = sorted((r for r in outcome.records.values() if r.kind == "round"), key=lambda r: r.sparsity)
+
+    assert outcome.status == "finished"
+    assert [record.details["scoring"]["removed"] for record in rounds] == [0.25, 0.5]
+    assert all(record.details["scoring"]["score"] == "reap" for record in rounds)
+    said = capsys.readouterr().out
+    assert "sparsity 0.5 leaves 4 of 8 experts in each of 1 layer." in said
+    assert "50.00% of experts" in said
+
+
+def test_experts_out_of_reach_are_refused_before_anything_is_trained() -> None:
+    with pytest.raises(ConfigError, match=r"nothing was trained(.|\n)*leaves 1 of the 4 experts of .* at most 0.5"):
+        run("schedule.sparsity=0.75", "schedule.rounds=3")
+
+
+def test_a_network_rebuilt_from_its_weights_routes_among_survivors() -> None:
+    model, rebuilt = (network_of("mixtral").float() for _ in range(2))
+    pruning.prune(model, "reap", sparsity=0.5, batches=[TOKENS])
+    state: dict[str, Any] = plain_state(model)
+    load_state(rebuilt, state)
+    torch.testing.assert_close(rebuilt(TOKENS).logits, model(TOKENS).logits)
