@@ -51,7 +51,8 @@ class Schedule:
     """Scoring steps of a round, without training in between; each masks an equal fraction of the survivors."""
     order: str | None = key(None, one_of("at_once", "sequential").or_null())
     """`at_once` scores all layers before any is pruned; `sequential` prunes block by block, each with the inputs that
-    the pruned blocks before it give; null: `sequential` for sparsegpt and alps, else `at_once`."""
+    the pruned blocks before it give; null: `sequential` for sparsegpt and alps, and for wanda by rows and windows, else
+    `at_once`."""
     rounds: int = key(
         1,
         Rule(lambda rounds: rounds >= 1, "be at least 1; pass 1 to prune in one step"),

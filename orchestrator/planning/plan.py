@@ -253,7 +253,7 @@ def _deployment(name: str, dense: StageSpec, network: StageSpec) -> StageSpec:
 
 def _order(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the order of the layers as a field of a round, which rounds without it have at once."""
-    found = order_of(config["schedule"]["order"], config["score"], config["method"])
+    found = order_of(config)
     return {} if found == "at_once" else {"order": found}
 
 

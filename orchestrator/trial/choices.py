@@ -10,6 +10,7 @@ from pruning.catalogue.methods import METHODS
 from pruning.catalogue.reconstructions import SOLVERS
 from pruning.choices import axes
 from pruning.choices.combining import Choices
+from pruning.choices.published import PUBLISHED
 from pruning.refused import Refused
 
 RANKING = "l1_unstructured"
@@ -41,10 +42,22 @@ def prunes_channels(method: Mapping[str, Any]) -> bool:
     return row is not None and row.channels
 
 
-def order_of(order: str | None, score: Mapping[str, Any], method: Mapping[str, Any]) -> str:
-    """Return the order in which a round prunes its layers; null in the configuration follows the score."""
-    is_solver = score.get("kind") in SOLVERS and not decides_itself(method)
-    return str(order or ("sequential" if is_solver else "at_once"))
+def order_of(config: Mapping[str, Any]) -> str:
+    """Return the order in which a round prunes its layers; null in the configuration follows the published method.
+
+    Args:
+        config: configuration of a trial.
+    """
+    kind, asked = config["score"].get("kind"), config.get("schedule", {}).get("order")
+    published = (
+        each.choices.schedule.order
+        for each in PUBLISHED.values()
+        if each.choices.score.kind == kind
+        and all(config.get(axis, {}).get("kind") == getattr(each.choices, axis).kind for axis in ("unit", "scope"))
+    )
+    if asked is not None or decides_itself(config["method"]):
+        return str(asked or "at_once")
+    return "sequential" if kind in SOLVERS else next(published, "at_once")
 
 
 def choices_of(typed: StageFields) -> Choices:

@@ -13,7 +13,7 @@ from orchestrator.config.well_formed import with_written_infinities
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.redact import redact_argument
 from orchestrator.core.specs import Job
-from orchestrator.trial.choices import RANKING, decides_itself
+from orchestrator.trial.choices import RANKING, decides_itself, order_of
 from pruning.catalogue.dynamics import DYNAMICS, DynamicsRow
 from pruning.choices.combining import Choices
 from pruning.choices.published import PUBLISHED, Method
@@ -97,6 +97,8 @@ def _ranked_by(config: Mapping[str, Any]) -> str | None:
     if decides_itself(method) or (published is None and method.get("kind") != RANKING):
         return name
     usual = published.choices.score.kind if published else "magnitude"
+    if kind == usual and published and published.choices.schedule.order != (order := order_of(config)):
+        return f"{name}, order={order}"
     if kind == usual:
         units = [] if published or name not in (None, RANKING) else [*_other_units(config)]
         return ", ".join(["magnitude", *units]) if units else name

@@ -52,9 +52,14 @@ def choices_of_trial(trial: Config) -> Choices:
     """Return the choices of a trial's rounds; raise `Refused` for choices that conflict."""
     fields = {name: getattr(trial, name) for name in ("method", "score", "dynamics", "repair")}
     fields |= {"unit": vars(trial.unit), "scope": without_file(vars(trial.scope))}
-    fields |= {"inner": trial.schedule.inner, "order": order_of(trial.schedule.order, trial.score, trial.method)}
+    fields |= {"inner": trial.schedule.inner, "order": _order(trial)}
     fields["restart"] = {"control": trial.restart.control}
     return choices_of(StageFields.of(fields))
+
+
+def _order(trial: Config) -> str:
+    parts = {name: vars(getattr(trial, name)) for name in ("schedule", "unit", "scope")}
+    return order_of({**parts, "score": trial.score, "method": trial.method})
 
 
 def _choices(trial: Config) -> Iterator[str]:
@@ -97,7 +102,7 @@ def _choices(trial: Config) -> Iterator[str]:
     if choices.schedule.order == "sequential" and control.shuffles:
         yield (
             f"`restart.control` (={control.name}) shuffles a mask, but in the sequential order the weights are updated "
-            "for it; pass restart.control=none, or method=random for a control."
+            "for it; pass restart.control=none, or method=random for a control, or schedule.order=at_once for a score."
         )
     scope, rounds, sparsity = choices.scope, schedule.rounds, schedule.sparsity
     if scope.kind == "window":
@@ -127,7 +132,7 @@ def _of_a_class(trial: Config) -> Iterator[str]:
         "dynamics": (_named(trial.dynamics), plain.dynamics.kind),
         "repair": (trial.repair["kind"], plain.repair.kind),
         "schedule.inner": (trial.schedule.inner, plain.schedule.inner),
-        "schedule.order": (order_of(trial.schedule.order, trial.score, method), plain.schedule.order),
+        "schedule.order": (_order(trial), plain.schedule.order),
     }
     for name, (value, default) in chosen.items():
         if value != default:

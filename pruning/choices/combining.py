@@ -202,6 +202,8 @@ def _check_order(choices: Choices) -> None:
         "control.kind": (choices.control.kind, (Control().kind,)),
     }
     more = {"scope.kind": f", and scope.allocation {_either(allocations)}"}
+    if kind in SCORES:
+        more = {name: f"{more.get(name, '')}; or schedule.order must be 'at_once'" for name in taken}
     _refuse_others(taken, f"score.kind={kind!r} in the order 'sequential', layer by layer;", more)
 
 

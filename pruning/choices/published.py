@@ -96,7 +96,11 @@ PUBLISHED: Mapping[str, Method] = named(
         Method("fisher", Choices(Score("fisher"), scope=_GLOBAL)),
         Method("obd", Choices(Score("obd"), scope=_GLOBAL)),
         Method("obs", Choices(Score("obs"), scope=_GLOBAL, repair=Repair("obs"))),
-        Method("wanda", Choices(Score("wanda"), scope=Scope("row"))),
+        Method(
+            "wanda",
+            Choices(Score("wanda"), scope=Scope("row"), schedule=Schedule(order="sequential")),
+            "layer by layer, each with the pruned layers before it; order=at_once takes norms of the dense network",
+        ),
         Method(
             "sparsegpt",
             Choices(Score("sparsegpt"), schedule=Schedule(order="sequential")),
@@ -148,7 +152,12 @@ PUBLISHED: Mapping[str, Method] = named(
             "Mishra et al. 2021, arXiv 2104.08378",
             schedule="half",
         ),
-        Method("wanda_n_m", Choices(Score("wanda"), scope=Scope("window")), "2 of each 4", schedule="half"),
+        Method(
+            "wanda_n_m",
+            Choices(Score("wanda"), scope=Scope("window"), schedule=Schedule(order="sequential")),
+            "layer by layer, 2 of each 4",
+            schedule="half",
+        ),
         Method(
             "sparsegpt_n_m",
             Choices(Score("sparsegpt"), scope=Scope("window"), schedule=Schedule(order="sequential")),

@@ -330,9 +330,11 @@ def score_for(score: Score, unit: str) -> Score:
 
 def no_plan(score: Score) -> ValueError:
     """Return the error for a method that prunes layer by layer, where one plan for all layers is asked for."""
+    also = ", or pass order='at_once', which takes statistics of the network as it is" if score.kind in SCORES else ""
     return RefusedValue("schedule.order", "sequential").because(
         f"prunes by {_name(score)} layer by layer, each with the pruned layers before it, so no plan comes first; call "
-        f"pruning.layerwise(model, {_name(score)!r}, batches, sparsity=0.5) with batches that the model is called with."
+        f"pruning.layerwise(model, {_name(score)!r}, batches, sparsity=0.5) with batches that the model is called with"
+        f"{also}."
     )
 
 

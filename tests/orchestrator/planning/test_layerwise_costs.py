@@ -38,7 +38,7 @@ def test_operations_are_those_of_passes_and_statistics() -> None:
     assert block_sizes({"head.weight": (3, 2)}) is None
 
 
-@pytest.mark.parametrize(("method", "lines"), [("sparsegpt", 2), ("wanda", 0)])
+@pytest.mark.parametrize(("method", "lines"), [("sparsegpt", 2), ("wanda", 2), ("magnitude", 0)])
 def test_a_plan_tells_the_costs_of_stages_that_prune_layer_by_layer(tmp_path: Path, method: str, lines: int) -> None:
     write_gguf(tmp_path / "tiny.gguf")
     write_text(tmp_path / "a.txt")

@@ -38,7 +38,7 @@ ONE_ROUND = ("schedule=one_shot", "schedule.sparsity=0.5", "score.batch_size=8")
 ORDERS = {
     "sparsegpt": ONE_ROUND,
     "alps": (*ONE_ROUND, "score.rounds=20"),
-    "wanda": (*ONE_ROUND, "schedule.order=sequential"),
+    "wanda": ONE_ROUND,
     "sparsegpt 2:4": ("method=sparsegpt", "scope=window", "schedule=half", "score.batch_size=8"),
 }
 """Name -> overrides of a method that prunes layer by layer."""
@@ -215,8 +215,13 @@ def test_an_order_that_follows_the_score_is_no_other_stage() -> None:
     def keys(*overrides: str) -> tuple[str, ...]:
         return planned(composed(*SHORT, *ONE_ROUND, *overrides)).trials[0].stages
 
-    assert keys("method=wanda") == keys("method=wanda", "schedule.order=at_once")
-    assert keys("method=wanda")[-1] != keys("method=wanda", "schedule.order=sequential")[-1]
+    at_once_too = ("schedule.order=at_once",)
+    assert keys("method=wanda") == keys("method=wanda", "schedule.order=sequential")
+    assert keys("method=wanda")[-1] != keys("method=wanda", "schedule.order=at_once")[-1]
+    at_once = ("method=wanda", "score=wanda", "scope=layer")
+    assert keys(*at_once) == keys(*at_once, "schedule.order=at_once"), "not the published method"
+    trials = [planned(composed(*SHORT, *ONE_ROUND, "method=wanda", *more)).trials[0] for more in ((), at_once_too)]
+    assert [trial.config["method"]["name"] for trial in trials] == ["wanda", "wanda, order=at_once"]
     assert keys("method=sparsegpt") == keys("method=magnitude", "score=sparsegpt")
     assert keys("method=sparsegpt") == keys("method=sparsegpt", "schedule.order=sequential")
 
@@ -230,7 +235,8 @@ def test_an_order_that_follows_the_score_is_no_other_stage() -> None:
         ((*ORDERS["magnitude, own"], "scope=global"), "it must be 'layer' or 'window'"),
         (("method=random_unstructured", "schedule.order=sequential"), "leave out `schedule.order`"),
         (("method=sparsegpt", "scope=row"), "it must be 'layer' or 'window'"),
-        (("method=wanda", "schedule.order=sequential", "scope=layer"), "it must be 'row' or 'window'"),
+        (("method=wanda", "schedule.order=sequential", "scope=layer"), "must be 'row' or 'window', and"),
+        (("method=wanda", "schedule.inner=3"), "it must be 1; or schedule.order must be 'at_once'."),
         (("method=sparsegpt", "scope=global"), "'layer' or 'window', and scope.allocation 'each' or 'given'."),
         (("method=sparsegpt", "unit=channel"), "`unit.kind` (='channel') cannot be combined"),
         (("method=sparsegpt", "scope=erk"), "`scope.allocation` (='erk') cannot be combined"),

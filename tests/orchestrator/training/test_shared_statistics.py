@@ -20,7 +20,14 @@ from pruning.scores import input_norms
 
 SHORT = (
     *("model=mlp", "model.hidden=[16,12]", "train.epochs=null", "train.steps=4", "train.batch_size=32"),
-    *("method=wanda", "schedule=one_shot", "finetune.epochs=0", "prune.exclude=[]", "score.examples=24"),
+    *(
+        "method=wanda",
+        "schedule.order=at_once",
+        "schedule=one_shot",
+        "finetune.epochs=0",
+        "prune.exclude=[]",
+        "score.examples=24",
+    ),
 )
 BATCHES = 3
 

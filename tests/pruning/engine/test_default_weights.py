@@ -136,9 +136,10 @@ def test_channels_of_inputs_are_those_of_all_layers_and_spare_last_stays() -> No
 def test_wanda_leaves_the_head_of_a_language_model_dense() -> None:
     model, batches = nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 6), nn.Linear(6, 9)), [torch.arange(8).view(2, 4)]
 
-    assert [*pruning.plan(model, "wanda", batches=batches, sparsity=0.5).masks] == ["1.weight"]
+    assert [*pruning.plan(model, "wanda", order="at_once", batches=batches, sparsity=0.5).masks] == ["1.weight"]
     assert [*pruning.plan(model, "magnitude", sparsity=0.5).masks] == ["1.weight", "2.weight"]
-    named = pruning.plan(model, "wanda", batches=batches, sparsity=0.5, parameters=["2.weight"]).masks
+    given: Any = {"order": "at_once", "batches": batches, "parameters": ["2.weight"]}
+    named = pruning.plan(model, "wanda", sparsity=0.5, **given).masks
     assert named["2.weight"].sum() == 27
     with pytest.warns(UserWarning, match=r"stay dense: 2.weight .54 entries.; to prune them, name"):
         assert [*pruning.layerwise(copy.deepcopy(model), "wanda", batches, sparsity=0.5).masks] == ["1.weight"]

@@ -39,7 +39,8 @@ def test_obs_ranks_blocks_that_go_at_once_by_what_all_of_each_costs():
 
 @pytest.mark.parametrize("given", [{"sparsity": 0.5}, {"scope": "window"}])
 def test_wanda_by_rows_and_windows(given):
-    masks = pruning.prune(Golden(), "wanda", parameters=["fc1.weight"], batches=[BATCHES[0][0]], **given).masks
+    asked = {"parameters": ["fc1.weight"], "batches": [BATCHES[0][0]], "order": "at_once", **given}
+    masks = pruning.prune(Golden(), "wanda", **asked).masks
 
     assert "".join(str(int(kept)) for kept in masks["fc1.weight"].flatten()) == "0110110001100110"
 

@@ -643,7 +643,7 @@ def test_what_cannot_be_combined_is_refused(make, said):
         ("l1_unstructured", {}),
         ("global_l1_unstructured", {}),
         ("ln_structured", {}),
-        ("wanda", {"batches": BATCHES}),
+        ("wanda", {"batches": BATCHES, "order": "at_once"}),
     ],
 )
 @pytest.mark.filterwarnings("ignore:without `example`")
