@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import pruning
+from pruning.measure.macs import macs
 from pruning.mixtures.finding import expert_dim, mixtures
 from pruning.mixtures.survivors import stop_routing_among_survivors
 
@@ -150,6 +151,15 @@ def test_after_five_steps_with_momentum_masked_still_equals_smaller(holder: str)
     with torch.no_grad():
         torch.testing.assert_close(model(TOKENS).logits, smaller(TOKENS).logits, rtol=1e-4, atol=1e-4)
     hold_law(model, plan)
+
+
+def test_products_that_remain_are_those_of_the_smaller_network() -> None:
+    model = network_of("mixtral").float()
+    dense = macs(model, TOKENS)
+    smaller = macs(without(model, removed_of(prune(model))), TOKENS)
+    masked = macs(model, TOKENS)
+    assert sum(each.total for each in masked.layers.values()) == sum(each.total for each in dense.layers.values())
+    assert sum(each.remaining for each in masked.layers.values()) == sum(each.total for each in smaller.layers.values())
 
 
 def test_tokens_are_generated_as_by_the_smaller_network() -> None:
