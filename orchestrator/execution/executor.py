@@ -1,4 +1,4 @@
-"""What executors share: the settings of a run, cancelling, and the context that starts and ends them."""
+"""Base of all executors: the settings of a run, cancelling, and the context that starts and ends them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a mixture routes to each expert, and the products that its experts compute, while a network runs."""
+"""Tokens that a mixture routes to each expert, and the products that its experts compute, while a network runs."""
 
 from __future__ import annotations
 

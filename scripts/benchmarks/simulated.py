@@ -149,7 +149,7 @@ class SimulatedExecutor(RayExecutor):
         """Do nothing: there is no Ray."""
 
     def _watching(self) -> Watch:
-        return Watch(self._cluster, self._wanted, lambda: self._there)
+        return Watch(self.cluster, self._wanted, lambda: self._there)
 
     def _tasks(self, wanted: dict[str, float] | None = None) -> Any:
         del wanted
