@@ -42,7 +42,7 @@ class Plain(nn.Module):
         for index, share in enumerate(torch.arange(len(tokens)).chunk(len(self.into))):
             gate, up = self.into[str(index)](tokens[share]).chunk(2, dim=-1)
             found.index_add_(0, share, self.out[str(index)](nn.functional.silu(gate) * up))
-        return found.unflatten(0, (TOP_K, *hidden_states.shape[:2])).sum(0)
+        return found.view(TOP_K, *hidden_states.shape).sum(0)
 
 
 def networks(experts: int, width: int) -> tuple[nn.Module, nn.Module]:
