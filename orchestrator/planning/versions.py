@@ -24,19 +24,21 @@ SHARED: Mapping[str, int] = {
     "round": 4,
     "own_class": 2,
     "deploy": 2,
-    "layerwise": 2,
+    "layerwise": 3,
     "lora": 1,
     "ranks": 2,
     "smaller": 1,
-    "rows": 1,
-    "channels": 1,
+    "rows": 2,
+    "channels": 2,
+    "groups": 1,
     "weights": 1,
 }
 """Versions of shared code. `training`: building, splitting, training and evaluating, in every stage; `round`: pruning;
 `own_class`: the call of a user's own method class; `deploy`: shrinking and measuring;
 `layerwise`: pruning in the sequential order; `lora`: training of low-rank updates; `ranks`: several processes;
 `smaller`: training of the smaller transformer that masks leave; `rows`: counts of rows; `channels`: which layers lose
-channels; `weights`: which weights of networks of other packages, and of the user's own, are pruned."""
+channels; `groups`: which channels lie in a group; `weights`: which weights of networks of other packages, and of the
+user's own, are pruned."""
 
 
 class Versioned(Protocol):
@@ -98,10 +100,12 @@ def versions_of(
 def _of_choice(parts: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[str]:
     """Yield the components that choose the weights of a round, and their numbers, in ways of their own."""
     unit, score = parts.get("unit", {}), SCORES.get(str(parts.get("score", {}).get("kind")))
-    if parts.get("scope", {}).get("kind") == "row" and not (score is not None and score.keeps_head):
+    if parts.get("scope", {}).get("kind") == "row":
         yield "rows"
-    if unit.get("kind") == "channel" and not unit["spare_last"] and not (score is not None and score.of_batch_norm):
+    if unit.get("kind") == "channel" and not (score is not None and score.of_batch_norm):
         yield "channels"
+    if unit.get("kind") == "group":
+        yield "groups"
     network = MODELS.get(str(model.get("kind")))
     if model.get("_target_") or (network is not None and network.named_by):
         yield "weights"

@@ -63,7 +63,7 @@ METHODS: Mapping[str, MethodClass] = named(
             (_DIM,),
             in_sweeps={"dim": 0},
             channels=True,
-            version=2,
+            version=3,
             baseline="random",
         ),
         MethodClass(
@@ -73,7 +73,7 @@ METHODS: Mapping[str, MethodClass] = named(
             (_DIM, Option("n", Any, REQUIRED, "The order of the norm.", (_NORM,))),
             in_sweeps={"dim": 0, "n": 2},
             channels=True,
-            version=2,
+            version=3,
             baseline="magnitude",
         ),
         MethodClass(

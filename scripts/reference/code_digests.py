@@ -32,10 +32,11 @@ SHARED = {
     "smaller": [f"{TRAINING}.state.from_scratch.{name}" for name in ("transformer_left", "small_transformer_of")],
     "rows": ["pruning.selection.allocation.kept_of_rows"],
     "channels": [f"pruning.engine.scoring.{name}" for name in ("spared_weights", "output_weights")],
+    "groups": ["pruning.dependencies.group_finding.dependency_groups"],
     "weights": ["pruning.holding.default_weights.default_weights"],
     "round": [f"{TRAINING}.pruning_rounds.{name}" for name in ("prune_round", "details", "hold_finite")],
 }
-ALONE = ("own_class", "deploy", "layerwise", "lora", "ranks", "smaller", "rows", "channels", "weights")
+ALONE = ("own_class", "deploy", "layerwise", "lora", "ranks", "smaller", "rows", "channels", "groups", "weights")
 """Shared code that not every training or round uses."""
 HARMLESS = (
     *("orchestrator.config", "orchestrator.core", "orchestrator.store", "orchestrator.__version__"),
@@ -189,7 +190,7 @@ def closures() -> tuple[dict[str, ast.stmt], dict[str, ast.stmt]]:
     read = closure([root for root in SHARED["training"] if root.startswith(WORKLOADS)])
     left_out = [
         path
-        for name in ("layerwise", "lora", "ranks", "smaller", "rows", "channels", "weights")
+        for name in ("layerwise", "lora", "ranks", "smaller", "rows", "channels", "groups", "weights")
         for path in SHARED[name]
     ]
     apart = dict(filter(None, map(definition_at, left_out)))
