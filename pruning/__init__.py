@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from pruning.holding.reparam import mask_gradients as mask_gradients
     from pruning.masks.keeper import MaskKeeper as MaskKeeper
     from pruning.masks.mask_set import MaskSet as MaskSet
+    from pruning.measure.report import active_parameters as active_parameters
     from pruning.measure.report import latency as latency
     from pruning.measure.report import remaining_parameters as remaining_parameters
     from pruning.measure.report import report as report
@@ -100,7 +101,7 @@ _HOMES = {
         "holding.low_rank": "LowRankUpdates",
         "holding.reparam": "mask_gradients",
         "masks.mask_set": "MaskSet",
-        "measure.report": "latency remaining_parameters report sizes",
+        "measure.report": "active_parameters latency remaining_parameters report sizes",
         "methods.base": "BasePruningMethod PruningContainer",
         "methods.functions": "custom_from_mask global_structured global_unstructured identity is_pruned "
         "l1_unstructured ln_structured random_structured random_unstructured remove remove_all",

@@ -94,7 +94,7 @@ def budget_of(fields: StageFields) -> str:
         return CHANNELS
     unit = "entry" if fields.target is None else fields.unit.kind
     if unit in SPANNING:
-        return fields.scope.budget.replace("macs", "MACs")
+        return fields.scope.budget.replace("macs", "MACs").replace("_", " ")
     return CHANNELS if unit == "channel" else WEIGHTS
 
 

@@ -175,7 +175,7 @@ class ScopeFields(Component):
 
     kind: str = ""
     allocation: str = "each"
-    budget: Literal["channels", "parameters", "macs", "bytes"] = "channels"
+    budget: Literal["channels", "parameters", "active_parameters", "macs", "bytes"] = "channels"
 
 
 @dataclass(frozen=True)

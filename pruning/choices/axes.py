@@ -37,7 +37,7 @@ Reduction: TypeAlias = Literal["sum", "l1", "l2", "square_of_sum"]
 ScopeKind: TypeAlias = Literal["layer", "global", "row", "window"]
 Normalisation: TypeAlias = Literal["size", "group"]
 Order: TypeAlias = Literal["at_once", "sequential"]
-Budget: TypeAlias = Literal["channels", "parameters", "macs", "bytes"]
+Budget: TypeAlias = Literal["channels", "parameters", "active_parameters", "macs", "bytes"]
 ControlKind: TypeAlias = Literal["none", "shuffle", "invert"]
 
 
@@ -131,7 +131,8 @@ class Scope:
         n: number of entries that a window keeps.
         m: number of entries of a window; must divide the input dimension.
         budget: quantity of which the sparsity is a fraction, for dependency groups: their "channels", or "parameters",
-            "bytes" or "macs" (multiply-accumulates) of the whole network.
+            "active_parameters" (that one token uses, in a mixture of experts), "bytes" or "macs" (multiply-accumulates)
+            of the whole network.
         round_to: dependency groups that lose channels keep a multiple of this width.
         uniform: all layers keep equal numbers of "heads" or "mlp" units, as the configuration of a transformer demands;
             kind="layer" does so too, but "global" ranks over all layers.

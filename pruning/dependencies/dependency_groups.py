@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 
 from pruning.choices.axes import EQUAL_WIDTHS, Budget, Scope, Unit, counts_experts
 from pruning.holding.parameter import first_names
+from pruning.mixtures.finding import Mixture
 
 NO_EXAMPLE = (
     "`example` (=None) must be an input of the network if `unit.kind` is 'group': dependency groups are found by "
@@ -85,21 +87,30 @@ class DependencyGroup:
 
 @dataclass(frozen=True)
 class Held:
-    """Tensor of the network: its shape, the costs of its entries, and the dimension of its outputs."""
+    """Tensor of the network: its shape, the costs of its entries, and the dimension of its outputs.
+
+    If it stacks the parts of experts, `used` is how many of them a token uses, and `applied` counts the multiplications
+    of all experts by one entry of theirs: both stay as they are when experts go.
+    """
 
     shape: torch.Size
     itemsize: int
     trained: bool
     applied: int = 0
     outputs: int = 0
+    used: int = 0
 
     def cost(self, budget: Budget) -> int:
         """Return the cost of one entry: 1 if it is a parameter, its bytes, or its number of multiplications."""
-        return {"parameters": int(self.trained), "bytes": self.itemsize, "macs": self.applied}.get(budget, 0)
+        costs = {"parameters": int(self.trained), "bytes": self.itemsize, "macs": self.applied}
+        return {**costs, "active_parameters": int(self.trained) * (self.used or 1)}.get(budget, 0)
 
 
 def held_tensors(
-    tensors: Mapping[str, Tensor], applied: Mapping[str, int], outputs: Mapping[str, int]
+    tensors: Mapping[str, Tensor],
+    applied: Mapping[str, int],
+    outputs: Mapping[str, int],
+    found: Iterable[Mixture] = (),
 ) -> dict[str, Held]:
     """Return first name of a tensor -> the tensor with its costs.
 
@@ -107,10 +118,15 @@ def held_tensors(
         tensors: name -> each parameter and buffer, under all names of a tied one.
         applied: first name of a weight -> multiplications of each entry; 0 for others.
         outputs: first name of a tensor -> dimension of its outputs; 0 for others.
+        found: mixtures of the network.
     """
     first = first_names(tensors)
+    used = {name: each.top_k or each.count for each in found for name in each.stacks}
     return {
-        name: Held(t.shape, t.itemsize, isinstance(t, nn.Parameter), applied.get(name, 0), outputs.get(name, 0))
+        name: Held(
+            *(t.shape, t.itemsize, isinstance(t, nn.Parameter)),
+            *(applied.get(name, 0), outputs.get(name, 0), used.get(name, 0)),
+        )
         for name, t in tensors.items()
         if first[name] == name
     }
@@ -121,7 +137,7 @@ class Multiplied:
     """Activations that are multiplied: their shape, multiplications per entry, and positions of channels."""
 
     shape: torch.Size
-    applied: int
+    applied: int | Fraction
     members: tuple[tuple[str, Member], ...]
 
 
@@ -271,7 +287,8 @@ class DependencyGroups:
 
         Args:
             kept: name of a group -> bool for each channel.
-            budget: "channels" of these groups; "parameters" or "bytes" (with buffers) of the whole network; "macs":
+            budget: "channels" of these groups; "parameters" or "bytes" (with buffers) of the whole network;
+                "active_parameters": those that one token uses, with as many experts as it is routed to; "macs":
                 multiply-accumulates of the network for the example, as `pruning.measure` counts them, with attention.
             tensors: names of the tensors to count; None: all. Products of activations are always counted, and the
                 budget "channels" ignores the names.
@@ -285,18 +302,26 @@ class DependencyGroups:
         return sum(self.sizes.values()) if budget == "channels" else self._left({}, budget)
 
     def _left(self, kept: Mapping[str, Tensor], budget: Budget, tensors: Collection[str] | None = None) -> int:
-        left = sum(
-            cost * self.entries(name, kept)
+        left: int | Fraction = sum(
+            cost * (self.entries(name, kept) if budget in STORED else self._entries_of_expert(name, kept))
             for name in (self.tensors if tensors is None else tensors)
             if (cost := self.tensors[name].cost(budget))
         )
         if budget == "macs":
             left += sum(each.applied * _entries(each.shape, each.members, kept) for each in self.products)
-        return left
+        return int(left)
 
     def entries(self, name: str, kept: Mapping[str, Tensor]) -> int:
         """Return how many entries of a tensor remain after removing the channels that `kept` does not keep."""
         return _entries(self.tensors[name].shape, self._by_tensor.get(name, ()), kept)
+
+    def _entries_of_expert(self, name: str, kept: Mapping[str, Tensor]) -> int:
+        """Return how many entries of one expert remain, if a tensor stacks their parts; else of the whole tensor."""
+        held, members = self.tensors[name], self._by_tensor.get(name, ())
+        if not held.used:
+            return self.entries(name, kept)
+        inside = [(group, member) for group, member in members if member.dims != (0,)]
+        return _entries(torch.Size([1, *held.shape[1:]]), inside, kept)
 
     @cached_property
     def _by_tensor(self) -> Mapping[str, Sequence[tuple[str, Member]]]:
@@ -341,6 +366,8 @@ def any_of(mask: Tensor, channels: Tensor) -> Tensor:
     return mask.any(dims, keepdim=True) if dims else mask
 
 
+STORED = ("parameters", "bytes")
+"""Budgets that count all experts of a mixture; others count those that a token uses."""
 TINY = 1e-9
 """Tolerance for rounding errors, relative to the budget: 0.29 of 100 must count as 29."""
 

@@ -8,8 +8,9 @@ counts how often a network multiplies each entry of its weights and activations.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -44,6 +45,7 @@ from pruning.graph.tracing import (
 from pruning.holding.parameter import plain_modules, plain_tensors
 from pruning.measure.macs import Products, weight_macs
 from pruning.measure.matrix_weights import considered
+from pruning.mixtures.finding import Mixture, mixtures
 
 
 def dependency_groups(
@@ -93,7 +95,7 @@ def dependency_groups(
     groups = tuple(group for group, _ in found)
     products = multiplied_activations(flow, [(group.name, number) for group, number in found])
     made = DependencyGroups(
-        groups, _held(flow, tensors, names), unit or Unit("group"), scope or Scope(), tuple(products)
+        groups, _held(flow, tensors, names, mixtures(model)), unit or Unit("group"), scope or Scope(), tuple(products)
     )
     if not trace.refusal:
         return made
@@ -213,7 +215,10 @@ def _groups(flow: Flow, names: Mapping[int, str]) -> Iterator[tuple[DependencyGr
         yield DependencyGroup(name, len(units), width, members), number
 
 
-def _held(flow: Flow, tensors: Mapping[str, Tensor], names: Mapping[int, str]) -> dict[str, Held]:
+def _held(
+    flow: Flow, tensors: Mapping[str, Tensor], names: Mapping[int, str], found: Sequence[Mixture]
+) -> dict[str, Held]:
+    stacks = {name for each in found for name in each.stacks}
     applied: dict[str, int] = defaultdict(int)
     outputs: dict[str, int] = {}
     for node in flow.traced.graph.graph.nodes:
@@ -222,9 +227,10 @@ def _held(flow: Flow, tensors: Mapping[str, Tensor], names: Mapping[int, str]) -
         for use in [own] if own else _uses_of_recurrence(flow, node):
             weight = flow.traced.tensor(str(use.weight.target)) if use.weight.op == "get_attr" else None
             if id(weight) in names:
-                applied[names[id(weight)]] += use.times * calls
+                matrices = flow.value(use.weight).shape[0] if names[id(weight)] in stacks else 1
+                applied[names[id(weight)]] += int(use.times * matrices) * calls
                 outputs[names[id(weight)]] = use.dim
-    return held_tensors(tensors, applied, outputs)
+    return held_tensors(tensors, applied, outputs, found)
 
 
 WHOLE = ("addbmm", "mv", "addmv", "dot")
@@ -235,7 +241,7 @@ class Use(NamedTuple):
     """Use of a weight by a layer: how often each entry is multiplied, and the dimension of the outputs."""
 
     weight: fx.Node
-    times: int
+    times: int | Fraction
     dim: int
 
 
@@ -257,7 +263,7 @@ def use_of(flow: Flow, node: fx.Node) -> Use | None:
     if name in PRODUCTS and (weight.op != "get_attr" or len(shape) != 2):
         return None
     if name == GROUPED_PRODUCT:  # each row is multiplied with one matrix of the stack
-        return Use(weight, max(1, len(result) // shape[0]), 2)
+        return Use(weight, Fraction(len(result), shape[0]), 2)
     if "transpose" in name or bool(given.get("transposed")):
         return Use(weight, flow.value(source).numel() // shape[0], 1)
     return Use(weight, result.numel() // shape[int(by_inputs)], int(by_inputs))
@@ -290,7 +296,7 @@ def multiplied_activations(flow: Flow, numbers: Iterable[tuple[str, Tensor]]) ->
             yield Multiplied(flow.value(factor).shape, times * calls, own)
 
 
-def _factors(flow: Flow, node: fx.Node) -> Iterator[tuple[fx.Node, int]]:
+def _factors(flow: Flow, node: fx.Node) -> Iterator[tuple[fx.Node, int | Fraction]]:
     """Yield (factor, multiplications per entry of the factor) that together count a node's multiplications."""
     use, name = use_of(flow, node), name_of(node)
     if use and use.weight.op != "get_attr":

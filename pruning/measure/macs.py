@@ -55,7 +55,7 @@ from pruning.layouts import (
     layout_of,
 )
 from pruning.masks.mask_set import MaskSet
-from pruning.mixtures.finding import mixtures
+from pruning.mixtures.finding import experts_left, mixtures
 from pruning.mixtures.routing import routed_of
 from pruning.mixtures.survivors import routing_among_all
 
@@ -75,10 +75,7 @@ class Use(NamedTuple):
 
     def alive(self, masks: Mapping[str, Tensor]) -> int | Tensor:
         """Return the number of experts that are left under masks; at least 1."""
-        if self.experts == 1 or any(name not in masks for name in self.stacks):
-            return self.experts
-        kept = [masks[name].reshape(self.experts, -1).any(1) for name in self.stacks]
-        return torch.stack(kept).any(0).sum().clamp(min=1)
+        return 1 if self.experts == 1 else experts_left(self.experts, self.stacks, masks)
 
 
 @dataclass(frozen=True)
@@ -409,8 +406,7 @@ class Counter:
     def _use_experts(self, path: str, name: str, times: int) -> None:
         """Count applications of the matrices of experts, which a weight stacks."""
         mixture = self._mixtures[path]
-        rows = [each for each, tensor in mixture.router.items() if tensor.ndim > 1 and len(tensor) == mixture.count]
-        use = Use(name.removeprefix(f"{path}."), times, experts=mixture.count, stacks=(*mixture.stacks, *rows))
+        use = Use(name.removeprefix(f"{path}."), times, experts=mixture.count, stacks=mixture.removable)
         self._use(path, self.modules[path], use)
 
     def _is_of_all_experts(self, product: Product) -> bool:

@@ -23,6 +23,7 @@ from pruning.measure.macs import LayerMacs as LayerMacs
 from pruning.measure.macs import Macs as Macs
 from pruning.measure.macs import in_mode
 from pruning.measure.macs import macs as macs
+from pruning.mixtures.finding import experts_left, mixtures
 
 CAVEAT = (
     "Masked weights are stored and multiplied densely, so they save no memory and no time. "
@@ -32,6 +33,8 @@ CAVEAT = (
 
 COMPUTED = "zeros of {} do not reach the product: the forward computes another tensor from the masked weight"
 """Sentence on layers whose masks save no multiplication."""
+A_TOKEN = "of the {1} parameters that one token uses, {0} remain"
+"""Line on the active parameters of a mixture of experts."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +66,19 @@ class Report:
 
     parameters: int
     remaining_parameters: int
+    active_parameters: int
+    remaining_active: int
     sparsities: dict[str, float]
     sparsity: float
     sizes: dict[str, TensorSize]
     macs: Macs
     latency: Latency
     dead: tuple[str, ...]
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether one token uses fewer parameters than the model has."""
+        return self.active_parameters < self.parameters
 
     def __str__(self) -> str:
         width = max([len(name) for name in self.sizes] + [6])
@@ -83,6 +93,7 @@ class Report:
             [
                 *lines,
                 f"sparsity {self.sparsity:.4f}; {self.remaining_parameters} of {self.parameters} parameters remain",
+                *([A_TOKEN.format(self.remaining_active, self.active_parameters)] if self.has_experts else []),
                 f"MACs {self.macs.total}, of unmasked weights {self.macs.remaining}{saved}",
                 "latency {:.3f} ms, quartiles {:.3f} to {:.3f}".format(*milliseconds),
                 *([f"entirely masked: {', '.join(self.dead)}"] if self.dead else []),
@@ -102,6 +113,22 @@ def remaining_parameters(model: nn.Module, masks: MaskSet | None = None) -> int:
     masks = MaskSet.collect(model) if masks is None else masks
     kept = masks.kept()
     return sum(kept.get(name, parameter.numel()) for name, parameter in _named(model))
+
+
+def active_parameters(model: nn.Module, masks: MaskSet | None = None) -> int:
+    """Return the number of unmasked entries of all parameters that one token uses; a tied parameter counts once.
+
+    Of stacked experts these are as many as a token is routed to, each with the mean of those that are left; experts
+    without entries, of which the router has no row either, are removed. All other parameters count.
+    """
+    masks = MaskSet.collect(model) if masks is None else masks
+    kept = {name: parameter.numel() for name, parameter in _named(model)} | masks.kept()
+    unused = 0
+    for mixture in mixtures(model):
+        left = int(experts_left(mixture.count, mixture.removable, masks))
+        of_experts = sum(kept.get(name, 0) for name in mixture.stacks)
+        unused += of_experts - round(of_experts * min(mixture.top_k or left, left) / left)
+    return remaining_parameters(model, masks) - unused
 
 
 def sizes(model: nn.Module, masks: MaskSet | None = None) -> dict[str, TensorSize]:
@@ -157,6 +184,8 @@ def report(model: nn.Module, example: Any, masks: MaskSet | None = None, *, samp
     return Report(
         parameters=parameters(model),
         remaining_parameters=remaining_parameters(model, masks),
+        active_parameters=active_parameters(model, MaskSet({})),
+        remaining_active=active_parameters(model, masks),
         sparsities=masks.sparsities(),
         sparsity=masks.sparsity(),
         sizes=sizes(model, masks),

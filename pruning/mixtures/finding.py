@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from pruning.holding.default_weights import stacks_of
@@ -52,6 +53,12 @@ class Mixture:
             return self.top_k or 1
         return max(2, -(-(self.top_k or 1) // self.top_groups))  # routers rank groups by their two best experts
 
+    @property
+    def removable(self) -> tuple[str, ...]:
+        """Names of the tensors with entries for each expert, all of which are 0 if an expert is removed."""
+        rows = [name for name, each in self.router.items() if each.ndim > 1 and len(each) == self.count]
+        return (*self.stacks, *rows)
+
 
 def mixtures(model: nn.Module) -> tuple[Mixture, ...]:
     """Return the mixtures of a network whose experts are stacked, in the order of its modules.
@@ -63,6 +70,14 @@ def mixtures(model: nn.Module) -> tuple[Mixture, ...]:
     """
     modules = dict(plain_modules(model))
     return tuple(_mixture(modules, experts, count) for experts, count in stacks_of(modules))
+
+
+def experts_left(count: int, names: Collection[str], masks: Mapping[str, Tensor]) -> int | Tensor:
+    """Return how many of `count` experts have entries in any of these tensors under masks; at least 1."""
+    if any(name not in masks for name in names):
+        return count
+    kept = [masks[name].reshape(count, -1).any(1) for name in names]
+    return torch.stack(kept).any(0).sum().clamp(min=1)
 
 
 def expert_dim(tensor: Tensor, count: int) -> int | None:
@@ -122,6 +137,6 @@ def _router(inside: Mapping[str, nn.Module], path: str, count: int) -> dict[str,
     (router,) = found
     holder = router.rpartition(".")[0]
     beside = [each for each in near if each.startswith(f"{router}.")]
-    own = {**tensors[router], **tensors.get(holder, {}), **tensors[path]}
+    own = {**tensors[router], **tensors.get(holder, {}), **tensors.get(path, {})}
     own |= {name: tensor for each in beside for name, tensor in tensors[each].items()}
     return {name: tensor for name, tensor in own.items() if expert_dim(tensor, count) is not None}

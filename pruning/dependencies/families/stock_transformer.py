@@ -25,6 +25,7 @@ from pruning.holding.parameter import first_names, joined, plain_modules, plain_
 from pruning.layouts import TRANSPOSED_LINEAR, kind_of, layout_of, required_layout
 from pruning.masks.mask_set import MaskSet
 from pruning.measure.macs import counted
+from pruning.mixtures.finding import mixtures
 
 
 @dataclass(frozen=True)
@@ -327,7 +328,8 @@ def _by_first_name(group: DependencyGroup, names: Mapping[str, str]) -> tuple[Me
 
 def _tensors(found: StockTransformer, uses: Mapping[str, int]) -> dict[str, Held]:
     transposed = [path for path, module in found.modules.items() if kind_of(module) is TRANSPOSED_LINEAR]
-    return held_tensors(found.tensors, uses, {joined(path, "weight"): 1 for path in transposed})
+    outputs, stacked = {joined(path, "weight"): 1 for path in transposed}, mixtures(found.modules[""])
+    return held_tensors(found.tensors, uses, outputs, stacked)
 
 
 def _costs(

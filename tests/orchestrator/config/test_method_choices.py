@@ -56,7 +56,7 @@ def test_a_stage_has_only_the_keys_that_its_unit_reads(unit: str, read: set[str]
 
 def test_equal_widths_are_for_heads_and_hidden_units() -> None:
     assert composed("unit=mlp", "scope.uniform=true")["scope"]["uniform"]
-    assert "`scope.uniform` (=True) is for unit.kind 'heads' or 'mlp' or 'layer_and_mlp', and unit.kind is" in refused(
+    assert "`scope.uniform` (=True) is for unit.kind 'heads' or 'mlp' or 'expert' or 'layer_and_mlp', and" in refused(
         "unit=group", "scope.uniform=true"
     )
 
@@ -183,7 +183,10 @@ def test_given_densities_are_reached_round_by_round() -> None:
         (("scope=erk", "scope.power=1e20"), "`scope.power` (=1e+20) must lie in [-30, 30]"),
         (("scope.min_kept=-1",), "`scope.min_kept` (=-1) must be an int of at least 0"),
         (("scope=given",), "must give each tensor a density with `scope.allocation` given"),
-        (("scope.budget=macz",), "`scope.budget` (='macz') must be one of channels, parameters, macs, bytes"),
+        (
+            ("scope.budget=macz",),
+            "`scope.budget` (='macz') must be one of channels, parameters, active_parameters, macs, bytes",
+        ),
         (("scope=given", "+scope.densities={a: 0.5}"), "`schedule.sparsity` (=0.9) must be null with scope.allocation"),
         (("score=snip", "score.examples=null"), "`score.examples` (=null) must be given, or `score.per_class`"),
         (("score=snip", "score.per_class=3"), "`score.examples` (=128) and `score.per_class` (=3) are both given"),

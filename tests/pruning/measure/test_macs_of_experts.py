@@ -8,8 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from pruning.choices.axes import Scope, Unit
+from pruning.dependencies.group_finding import dependency_groups
 from pruning.masks.mask_set import MaskSet
 from pruning.measure.macs import macs, weight_macs
+from pruning.measure.report import active_parameters, parameters, report
 
 EXPERTS, TOP, HIDDEN, WIDTH, TOKENS = 4, 2, 8, 12, 6
 STACKS = {"gate_up_proj": (EXPERTS, 2 * WIDTH, HIDDEN), "down_proj": (EXPERTS, HIDDEN, WIDTH)}
@@ -82,3 +85,32 @@ def test_removed_experts_lose_nothing_and_others_their_mean(asked: dict[str, Any
     assert counted.total - counted.remaining == pytest.approx(lost, abs=2)
     assert weights.total == counted.total
     assert weights.total - float(weights.remaining(found)) == pytest.approx(lost, abs=1)
+
+
+def test_a_token_uses_as_many_experts_as_it_is_routed_to() -> None:
+    model = mixture("mixtral")
+    others, one = parameters(model) - EXPERTS * 3 * WIDTH * HIDDEN, 3 * WIDTH * HIDDEN
+
+    assert active_parameters(model) == others + TOP * one
+    assert active_parameters(model.model.layers[0].mlp.experts) == EXPERTS * one, "without a router: all experts"
+    removed, entries = (MaskSet(masks(model, **each)) for each in ({"expert": 1, "router": True}, {"expert": 1}))
+    assert active_parameters(model, removed) == others - HIDDEN + TOP * one, "its tokens go to the others"
+    assert active_parameters(model, entries) == others + TOP * one * (EXPERTS - 1) // EXPERTS
+    said = str(report(model, EXAMPLE, removed, samples=2))
+    assert f"of the {others + TOP * one} parameters that one token uses, {others + TOP * one - HIDDEN} remain" in said
+    assert "one token" not in str(report(torch.nn.Linear(2, 2), torch.ones(1, 2), samples=2))
+
+
+@pytest.mark.parametrize("unit", ["heads", "group"])
+@pytest.mark.parametrize("budget", ["active_parameters", "macs"])
+def test_budgets_count_what_a_token_uses(unit: Any, budget: Any) -> None:
+    model = mixture("mixtral")
+    groups = dependency_groups(model, EXAMPLE, Unit(unit), Scope(budget=budget))
+
+    counts = {"active_parameters": active_parameters(model), "macs": macs(model, EXAMPLE).total}
+    assert groups.whole(budget) == counts[budget]
+    first = next(each for each in groups if unit == "heads" or "experts" in each.name)
+    kept = {first.name: torch.arange(first.units) > 0}
+    lost = {"heads": 4 * 4 * HIDDEN, "group": TOP * 3 * HIDDEN}[unit]  # a head, or a hidden unit of two experts
+    if budget == "active_parameters":
+        assert counts[budget] - groups.remaining(kept, budget) == lost
