@@ -93,7 +93,7 @@ def test_a_token_uses_as_many_experts_as_it_is_routed_to() -> None:
 
     assert active_parameters(model) == others + TOP * one
     assert active_parameters(model.model.layers[0].mlp.experts) == EXPERTS * one, "without a router: all experts"
-    removed, entries = (MaskSet(masks(model, **each)) for each in ({"expert": 1, "router": True}, {"expert": 1}))
+    removed, entries = (MaskSet(masks(model, expert=1, router=router)) for router in (True, False))
     assert active_parameters(model, removed) == others - HIDDEN + TOP * one, "its tokens go to the others"
     assert active_parameters(model, entries) == others + TOP * one * (EXPERTS - 1) // EXPERTS
     said = str(report(model, EXAMPLE, removed, samples=2))
