@@ -245,7 +245,7 @@ def test_a_table_of_positions_stays_for_longer_inputs(split: bool) -> None:
 class Halves(nn.Module):
     """Recurrent layer whose outputs are cut in halves of a fixed size, with a query for each item of the batch."""
 
-    def __init__(self, kind: type[nn.RNNBase], **options: Any) -> None:
+    def __init__(self, kind: Any, **options: Any) -> None:
         super().__init__()
         self.rnn, self.query = kind(6, 8, **options), nn.Parameter(torch.randn(1, 8))
         self.both, self.out = nn.Linear(8 * (1 + self.rnn.bidirectional), 16), nn.Linear(8, 3)
@@ -268,7 +268,7 @@ class Halves(nn.Module):
     ],
 )
 def test_a_graph_of_a_recurrent_layer_takes_any_length_and_any_len_of_a_batch(
-    kind: type[nn.RNNBase], options: dict[str, Any]
+    kind: Any, options: dict[str, Any]
 ) -> None:
     torch.manual_seed(0)
     model, x = Halves(kind, **options).eval(), torch.randn(1, 5, 6)
