@@ -42,6 +42,7 @@ from pruning.graph.tracing import (
     SPATIAL,
     Recurrence,
     Traced,
+    arguments,
     described,
     name_of,
     read_for_labels,
@@ -299,10 +300,16 @@ def _moved(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Any:
 
 
 def _is_table(node: fx.Node) -> bool:
-    """Return whether a node is a parameter or buffer of which one slice is read, as of positions up to a length."""
-    while name_of(node) in ("slice", "narrow") and len(node.users) == 1 and isinstance(node.args[0], fx.Node):
+    """Return whether slices of a parameter or buffer begin at one place, as of positions up to a length."""
+    while name_of(node) in ("slice", "narrow") and _begin_alike(node) and isinstance(node.args[0], fx.Node):
         node = node.args[0]
-    return node.op == "get_attr" and len(node.users) == 1
+    return node.op == "get_attr" and _begin_alike(node)
+
+
+def _begin_alike(node: fx.Node) -> bool:
+    """Return whether all that read a node are slices with one beginning."""
+    given = [arguments(user) if name_of(user) in ("slice", "narrow") else {} for user in node.users]
+    return all(given) and len({(each["dim"], each["start"] or 0) for each in given}) == 1
 
 
 def _by_index(flow: Flow, node: fx.Node, given: dict[str, Any]) -> set[int]:

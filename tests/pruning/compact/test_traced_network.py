@@ -242,6 +242,35 @@ def test_a_table_of_positions_stays_for_longer_inputs(split: bool) -> None:
     )
 
 
+class Masked(nn.Module):
+    """Attention with a table of masks, which is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.register_buffer("bias", torch.tril(torch.ones(20, 20)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs at each step."""
+        length, bias = x.shape[1], self.get_buffer("bias")
+        q, k, v = self.qkv(x).split(8, dim=-1)
+        scores = (q @ k.mT).masked_fill(bias[:length, :length] == 0, float("-inf"))
+        found: Tensor = self.out(scores.softmax(-1) @ v)
+        return found
+
+
+def test_a_table_that_a_shared_layer_reads_twice_stays_for_longer_inputs() -> None:
+    torch.manual_seed(0)
+    layer = Masked()
+    model, x = nn.Sequential(nn.Linear(6, 8), layer, nn.Tanh(), layer, nn.Linear(8, 3)).eval(), torch.randn(1, 5, 6)
+    pruning.prune(model, "magnitude", unit="group", sparsity=0.4, example=x)
+    smaller: Any = pruning.shrink(model, x)
+
+    assert smaller.shrunk.after < smaller.shrunk.before
+    assert smaller.get_buffer("1.bias").shape == (20, 20)
+    assert all(agrees(smaller, model, torch.randn(2, length, 6)) for length in (5, 9, 20))
+
+
 class Halves(nn.Module):
     """Recurrent layer whose outputs are cut in halves of a fixed size, with a query for each item of the batch."""
 
