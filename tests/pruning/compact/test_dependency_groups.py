@@ -504,5 +504,5 @@ def test_hidden_units_of_fused_experts_are_a_group() -> None:
     assert [tuple(each.shape) for each in (smaller.up, smaller.bias, smaller.down)] == [(3, 8, 6), (3, 8), (3, 6, 4)]
     for rows in (x, torch.randn(20, 6)):
         torch.testing.assert_close(smaller(rows), model(rows))
-    rows = {each.applied * each.shape.numel() for each in groups.products}
-    assert rows == {7 * 6 * 16, 7 * 8 * 6}, "each of 7 rows by one of three matrices"
+    counts = {each.applied * each.shape.numel() for each in groups.products}
+    assert counts == {7 * 6 * 16, 7 * 8 * 6}, "each of 7 rows by one of three matrices"
