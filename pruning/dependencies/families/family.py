@@ -7,7 +7,7 @@ optional norm or a head of another task needs no family of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +34,9 @@ class Keys:
         experts: number of experts of each mixture; None: the family has none.
         norm_eps: the constant that norms add to the variance.
         by_layer: lists with one entry for each layer.
+        numbers: lists of numbers of layers.
+        first: numbers of layers at the start that are of another kind.
+        last: numbers of last layers of a kind.
     """
 
     layers: str = "num_hidden_layers"
@@ -45,6 +48,26 @@ class Keys:
     experts: str | None = None
     norm_eps: str = "layer_norm_eps"
     by_layer: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()
+    last: tuple[str, ...] = ()
+
+    def of_layers(self, config: Any, kept: Sequence[int]) -> dict[str, Any]:
+        """Return the values of keys that tell layers apart, for a network of some layers of one with `config`."""
+        found: dict[str, Any] = {self.layers: len(kept)}
+        for key in (*self.by_layer, *self.numbers, *self.first, *self.last):
+            value = getattr(config, key, None)
+            if value is None or (key in self.by_layer and not value):
+                continue
+            if key in self.by_layer:
+                found[key] = [value[number] for number in kept]
+            elif key in self.numbers:
+                found[key] = [new for new, old in enumerate(kept) if old in value]
+            else:
+                found[key] = (
+                    sum(old < value for old in kept) if key in self.first else sum(n <= value for n in kept) - 1
+                )
+        return found
 
 
 @dataclass(frozen=True)
@@ -59,6 +82,7 @@ class Family:
         layers: list of layers in the base network.
         queries, keys_and_values: modules in a layer whose outputs are heads; empty if heads are refused.
         attention_output: module in a layer that reads the heads; empty if heads are refused.
+        beside_queries: modules, or parameters, in a layer that have outputs, or entries, for the heads of queries.
         mlp_inputs: modules in a layer whose outputs are hidden units; gates are among them.
         mlp_output: module in a layer that reads the hidden units.
         norms: norms in a layer.
@@ -82,6 +106,7 @@ class Family:
     queries: str = ""
     keys_and_values: tuple[str, ...] = ()
     attention_output: str = ""
+    beside_queries: tuple[str, ...] = ()
     norms_after: bool = False
     root_mean_square: bool = False
     head_norms: Mapping[str, str] = field(default_factory=dict)
@@ -95,7 +120,7 @@ class Family:
         if unit in self.refused:
             return ()
         found: dict[FamilyUnit, tuple[str | None, ...]] = {
-            "layer": (self.keys.layers, *self.keys.by_layer),
+            "layer": (self.keys.layers, *self.keys.by_layer, *self.keys.numbers, *self.keys.first, *self.keys.last),
             "heads": (self.keys.heads, self.keys.key_value_heads, self.keys.head_size),
             "mlp": (self.keys.mlp,),
             "residual": (self.keys.residual, self.keys.head_size, self.keys.norm_eps),
@@ -146,16 +171,109 @@ QWEN_AND_MISTRAL = replace(
 )
 
 _IN_STACKS = "its parts are stacked in the parameters of experts; prune unit='expert' instead"
-MIXTRAL = replace(
-    QWEN_AND_MISTRAL,
-    name="Mixtral",
-    model_types=("mixtral",),
-    keys=replace(LLAMA.keys, experts="num_local_experts"),
-    refused={"mlp": _IN_STACKS, "residual": _IN_STACKS},
+_NORM_OF_ALL_HEADS = "its queries and keys are normalised over all heads together; prune unit='expert' instead"
+_COMPRESSED_HEADS = "its heads are built from compressed queries, keys and values; prune unit='expert' instead"
+_STREAM_OF_NORMS = (
+    "its residual stream begins anew at each norm, so no layer can be left out; prune unit='expert' instead"
 )
-QWEN_MOE = replace(
-    MIXTRAL, name="Qwen3-MoE", model_types=("qwen3_moe",), keys=replace(LLAMA.keys, experts="num_experts")
+_SHARED_HEADS = "its linear attention has as many heads by the same key; prune unit='expert' instead"
+_ROUTED_INPUTS = (
+    "its router weighs the inputs of experts, not their outputs; prune unit='layer' or unit='heads' instead"
 )
+
+
+def _mixture(
+    name: str,
+    *model_types: str,
+    experts: str | None,
+    by_layer: tuple[str, ...] = ("layer_types",),
+    numbers: tuple[str, ...] = (),
+    first: tuple[str, ...] = (),
+    last: tuple[str, ...] = (),
+    refused: Mapping[FamilyUnit, str] | None = None,
+    needs: Mapping[FamilyUnit, Mapping[str, Any]] | None = None,
+    beside_queries: tuple[str, ...] = (),
+) -> Family:
+    """Return a family of mixtures of experts, whose attention is as in Llama."""
+    return replace(
+        LLAMA,
+        name=name,
+        model_types=model_types,
+        keys=replace(LLAMA.keys, experts=experts, by_layer=by_layer, numbers=numbers, first=first, last=last),
+        refused={"mlp": _IN_STACKS, "residual": _IN_STACKS, **(refused or {})},
+        needs=needs or {},
+        beside_queries=beside_queries,
+        heads_divide_width=False,
+    )
+
+
+_MLP_ONLY: Mapping[FamilyUnit, Mapping[str, Any]] = {"layer": {"decoder_sparse_step": 1}}
+MIXTURES = (
+    _mixture(
+        "Mixtral, Granite-MoE", "mixtral", "phimoe", "granitemoe", "granitemoeshared", experts="num_local_experts"
+    ),
+    _mixture(
+        "Qwen-MoE",
+        *("qwen2_moe", "qwen3_moe", "qwen3_next"),
+        experts="num_experts",
+        numbers=("mlp_only_layers",),
+        needs=_MLP_ONLY,
+    ),
+    _mixture("OLMoE", "olmoe", "flex_olmo", experts="num_experts", refused={"heads": _NORM_OF_ALL_HEADS}),
+    _mixture("GPT-OSS", "gpt_oss", experts="num_local_experts", beside_queries=("self_attn.sinks",)),
+    _mixture(
+        "MiniMax",
+        "minimax",
+        experts="num_local_experts",
+        refused={"layer": _STREAM_OF_NORMS, "heads": _SHARED_HEADS},
+    ),
+    _mixture("MiniMax-M2", "minimax_m2", experts="num_local_experts", refused={"heads": _NORM_OF_ALL_HEADS}),
+    _mixture(
+        "DeepSeek",
+        *("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
+        experts="n_routed_experts",
+        by_layer=("layer_types", "mlp_layer_types"),
+        first=("first_k_dense_replace",),
+        refused={"heads": _COMPRESSED_HEADS},
+    ),
+    _mixture(
+        "GLM-4-MoE, dots.llm1",
+        *("glm4_moe", "dots1", "solar_open"),
+        experts="n_routed_experts",
+        first=("first_k_dense_replace",),
+    ),
+    _mixture(
+        "EXAONE-MoE, Command-MoE, Hunyuan 3",
+        *("exaone_moe", "cohere2_moe", "hy_v3"),
+        experts="num_experts",
+        by_layer=("layer_types", "mlp_layer_types"),
+        first=("first_k_dense_replace",),
+    ),
+    _mixture(
+        "Ernie 4.5 MoE",
+        "ernie4_5_moe",
+        experts="moe_num_experts",
+        first=("moe_layer_start_index",),
+        last=("moe_layer_end_index",),
+        needs={"layer": {"moe_layer_interval": 1}},
+    ),
+    _mixture(
+        "AFMoE",
+        "afmoe",
+        experts="num_experts",
+        first=("num_dense_layers",),
+        beside_queries=("self_attn.gate_proj",),
+    ),
+    _mixture(
+        "Llama 4",
+        "llama4_text",
+        experts="num_local_experts",
+        by_layer=("layer_types", "no_rope_layers"),
+        numbers=("moe_layers",),
+        refused={"expert": _ROUTED_INPUTS},
+    ),
+)
+"""Families of mixtures of experts."""
 
 GPT2 = Family(
     name="GPT-2",
@@ -205,7 +323,7 @@ VIT = Family(
     readers={"classifier.weight": 1},
 )
 
-FAMILIES: tuple[Family, ...] = (LLAMA, QWEN_AND_MISTRAL, MIXTRAL, QWEN_MOE, GPT2, BERT, VIT)
+FAMILIES: tuple[Family, ...] = (LLAMA, QWEN_AND_MISTRAL, *MIXTURES, GPT2, BERT, VIT)
 """All families; another one is its value above and its place here."""
 
 MODEL_TYPES = ", ".join(name for family in FAMILIES for name in family.model_types)

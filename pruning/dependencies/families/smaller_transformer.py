@@ -145,15 +145,12 @@ def smaller_transformer(model: nn.Module, example: Any = None) -> nn.Module:
 
 def _cut(found: StockTransformer) -> _Cut:
     """Decide what a smaller network keeps."""
-    family, keys = found.family, found.family.keys
+    family = found.family
     cut = _Cut(list(range(len(found.layers))))
     for group in _groups(found, "layer"):
         cut.layers = _kept(found, [group], cut, "layer")[0].tolist()
     if len(cut.layers) < len(found.layers):
-        cut.sizes[keys.layers] = len(cut.layers)
-        for key in keys.by_layer:
-            if values := getattr(found.config, key, None):
-                cut.sizes[key] = [values[number] for number in cut.layers]
+        cut.sizes |= family.keys.of_layers(found.config, cut.layers)
         if family.norms_after:
             cut.differs.append("the masked network keeps the norms of removed layers, which this one has not")
     layers = tuple(f"{found.layers[number]}." for number in cut.layers)
@@ -219,7 +216,7 @@ def _alive(group: DependencyGroup, tensors: Mapping[str, Tensor], factors: tuple
     for member in group.members:
         tensor, path = tensors[member.tensor], member.tensor.rpartition(".")[0]
         if member.masked and isinstance(tensor, nn.Parameter):
-            here = any_of((tensor != 0).cpu(), member.channels)
+            here = any_of((tensor != 0).cpu(), member.channels) & (member.channels >= 0)
             for name in filled:
                 filled[name][member.channels[here]] |= path.endswith(name)
     return torch.stack([*filled.values()]).all(0)
@@ -251,7 +248,8 @@ def _sizes_of(found: StockTransformer, unit: FamilyUnit, count: int) -> dict[str
 def _head_size(found: StockTransformer) -> dict[str, Any]:
     """Return the size of a head, which the configuration would otherwise derive from other sizes."""
     key = found.family.keys.head_size
-    (place, *_) = found.outputs_of(joined(found.layers[0], found.family.queries))
+    readers = (joined(layer, found.family.attention_output) for layer in found.layers)
+    (place,) = next(own for path in readers if (own := [*found.inputs_of(path)]))
     return {str(key): found.tensors[place.tensor].shape[place.dim] // found.heads}
 
 

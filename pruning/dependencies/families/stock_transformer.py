@@ -126,8 +126,9 @@ def stock_transformer(model: nn.Module) -> StockTransformer | None:
     for path, network in modules.items():
         family = family_of(str(getattr(getattr(network, "config", None), "model_type", "")))
         prefix = str(getattr(network, "base_model_prefix", ""))
-        base = joined(path, prefix if joined(path, prefix) in modules else "")
-        if family is None or joined(base, family.layers) not in modules:
+        bases = [joined(path, each) for each in (prefix, "model", "")]  # a prefix may be that of a larger network
+        base = next((each for each in bases if family and joined(each, family.layers) in modules), None)
+        if family is None or base is None:
             continue  # a wrapper may have the configuration of the network inside it
         if sum(1 for _ in model.parameters()) == sum(1 for _ in network.parameters()):
             return StockTransformer(family, network, path, base, modules)
@@ -171,7 +172,7 @@ def check_unit(found: StockTransformer, unit: FamilyUnit) -> None:
         raise ValueError(
             f"`unit.kind` (={unit!r}) cannot be pruned in a {type(found.network).__name__}: {family.refused[unit]}."
         )
-    if not family.expresses(unit):
+    if not family.expresses(unit) or (unit == "expert" and not mixtures(found.modules[""])):
         raise ValueError(
             f"`unit.kind` (={unit!r}) cannot be pruned in a {type(found.network).__name__}, which has none by its "
             "configuration; prune another unit."
@@ -268,7 +269,10 @@ def unit_groups(found: StockTransformer, kind: FamilyUnit, spared: Collection[st
         yield _group(found, {place: torch.arange(width) for place in found.stream()}, tuple(counts))
     else:
         for layer in found.layers:
-            yield _heads(found, layer) if kind == "heads" else _hidden_units(found, layer)
+            if kind == "mlp":
+                yield _hidden_units(found, layer)
+            elif joined(layer, found.family.queries) in found.modules:  # linear attention has heads of its own
+                yield _heads(found, layer)
 
 
 def _layers(found: StockTransformer, spared: Collection[str]) -> DependencyGroup:
@@ -288,6 +292,8 @@ def _heads(found: StockTransformer, layer: str) -> DependencyGroup:
     family, groups = found.family, found.head_groups
     of_queries = [*found.outputs_of(joined(layer, family.queries))]
     of_queries += found.inputs_of(joined(layer, family.attention_output))
+    for path in (joined(layer, each) for each in family.beside_queries):
+        of_queries += [ParameterAxis(path, 0)] if path in found.tensors else found.outputs_of(path)
     of_keys = [place for path in family.keys_and_values for place in found.outputs_of(joined(layer, path))]
     numbers = {
         place: torch.arange(groups).repeat_interleave(found.tensors[place.tensor].shape[place.dim] // groups)
