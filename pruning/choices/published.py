@@ -125,6 +125,12 @@ PUBLISHED: Mapping[str, Method] = named(
             "arXiv 2606.15716",
         ),
         Method(
+            "expert_frequency",
+            Choices(Score("expert_frequency"), Unit("expert")),
+            "the experts that routers send the fewest tokens to",
+        ),
+        Method("random_experts", Choices(Score("random"), Unit("expert")), "random experts: the control"),
+        Method(
             "minitron_mlp",
             Choices(Score("activation"), Unit("mlp")),
             "hidden units of a transformer's MLPs, in all layers equally many",

@@ -75,7 +75,7 @@ class Distilled:
         with torch.no_grad():
             taught = forms.outputs_of(forms.answer_of(self._teacher, batch, labels=False))
             taught, _ = self._task.pair(taught, batch)
-        own = self._task.loss_of(answer, batch)
+        own = self._task.balanced(self._task.loss_of(answer, batch), answer, model)
         return (1 - self._weight) * own + self._weight * self._difference(outputs, taught, labels)
 
     def size(self, batch: Any) -> int:

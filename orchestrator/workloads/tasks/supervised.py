@@ -42,8 +42,12 @@ class Supervised(ABC):
         return found
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Return the mean loss, from the criterion that was set, else from the model, else from the default."""
-        return self.loss_of(forms.answer_of(model, batch), batch)
+        """Return the mean loss, from the criterion that was set, else from the model, else from the default.
+
+        A mixture of experts that returns the loss of its routers' balance is trained by it, too.
+        """
+        answer = forms.answer_of(model, batch)
+        return self.balanced(self.loss_of(answer, batch), answer, model)
 
     def loss_of(self, answer: Any, batch: Any) -> Tensor:
         """Return the mean loss for a model's result on `batch`; 0 if all its labels are ignored."""
@@ -58,6 +62,14 @@ class Supervised(ABC):
                 return loss  # the mean would be NaN if all labels were ignored
         known = None if labels is None else self.known(labels)
         return loss if known is None else _or_zero(loss, known.any())
+
+    def balanced(self, loss: Tensor, answer: Any, model: nn.Module) -> Tensor:
+        """Return the loss with the weighted `aux_loss` of a model of transformers, unless the model's loss holds it."""
+        inside = self.criterion is None and forms.own_loss(answer) is not None
+        found, config = getattr(answer, "aux_loss", None), getattr(model, "config", None)
+        if inside or not isinstance(found, Tensor) or not hasattr(config, "router_aux_loss_coef"):
+            return loss
+        return loss + float(config.router_aux_loss_coef) * found
 
     def known(self, labels: Tensor) -> Tensor | None:
         """Return a mask of the labels that are not ignored; None if no label can be, as with real numbers."""
