@@ -64,7 +64,7 @@ SIZES = {
 def network_of(kind: str, seed: int = 0, **given: Any) -> Any:
     """Return a small random mixture in evaluation mode."""
     plain = transformers.AutoConfig.for_model(kind)
-    sizes = {key: value for key, value in SIZES.items() if hasattr(plain, key)}
+    sizes: dict[str, Any] = {key: value for key, value in SIZES.items() if hasattr(plain, key)}
     if getattr(plain, "head_dim", None) is None:
         sizes.pop("head_dim", None)
     if kind in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
@@ -100,7 +100,8 @@ def random_sizes(kind: str, draw: random.Random) -> dict[str, Any]:
 def logits(network: nn.Module, **given: Any) -> Tensor:
     """Return the logits of a network."""
     with torch.no_grad():
-        return network(input_ids=TOKENS, **given).logits
+        found: Tensor = network(input_ids=TOKENS, **given).logits
+    return found
 
 
 def hold_law(kind: str, units: tuple[FamilyUnit, ...], folder: Path, seed: int = 0, **sizes: Any) -> Any:
