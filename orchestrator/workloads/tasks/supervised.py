@@ -66,10 +66,11 @@ class Supervised(ABC):
     def balanced(self, loss: Tensor, answer: Any, model: nn.Module) -> Tensor:
         """Return the loss with the weighted `aux_loss` of a model of transformers, unless the model's loss holds it."""
         inside = self.criterion is None and forms.own_loss(answer) is not None
-        found, config = getattr(answer, "aux_loss", None), getattr(model, "config", None)
-        if inside or not isinstance(found, Tensor) or not hasattr(config, "router_aux_loss_coef"):
+        found = getattr(answer, "aux_loss", None)
+        weight = getattr(getattr(model, "config", None), "router_aux_loss_coef", None)
+        if inside or not isinstance(found, Tensor) or weight is None:
             return loss
-        return loss + float(config.router_aux_loss_coef) * found
+        return loss + float(weight) * found
 
     def known(self, labels: Tensor) -> Tensor | None:
         """Return a mask of the labels that are not ignored; None if no label can be, as with real numbers."""
