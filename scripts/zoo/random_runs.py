@@ -164,7 +164,8 @@ class Loader:
         print(json.dumps({"seed": seed, "file": str(file)}), file=self._process.stdin, flush=True)
         line = self._process.stdout.readline()
         if not line:
-            status = self._process.wait()
+            with self._process as process:
+                status = process.wait()
             self._process = self._begun()
             return outcome(parts.TRACEBACK, f"the process that loads ended with status {status}")
         found: Outcome = json.loads(line)
@@ -172,8 +173,8 @@ class Loader:
 
     def close(self) -> None:
         """End the process."""
-        self._process.kill()
-        self._process.wait()
+        with self._process as process:  # which closes its pipes
+            process.kill()
 
 
 def load() -> None:
