@@ -285,10 +285,14 @@ SCORES: Mapping[str, ScoreRow] = named(
         ),
         _of_tokens("expert_frequency", "the number of tokens that are routed to an expert"),
         _of_tokens("router_weight", "the sum of an expert's gate weights over the tokens routed to it"),
-        _of_tokens("ean", "the sum of the norms of an expert's outputs", "arXiv 2504.05586"),
-        _of_tokens("man", "the mean norm of an expert's outputs", "arXiv 2606.15716"),
-        _of_tokens("msan", "the mean squared norm of an expert's outputs", "arXiv 2606.15716"),
-        _of_tokens("reap", "the mean norm of an expert's outputs times their gate weights", "arXiv 2510.13999"),
+        _of_tokens("ean", "the sum of the norms of an expert's outputs", "Jaiswal et al. 2025, arXiv 2504.05586"),
+        _of_tokens("man", "the mean norm of an expert's outputs", "a study of 2026, arXiv 2606.15716"),
+        _of_tokens("msan", "the mean squared norm of an expert's outputs", "a study of 2026, arXiv 2606.15716"),
+        _of_tokens(
+            "reap",
+            "the mean norm of an expert's outputs times their gate weights",
+            "Lasby et al. 2025, arXiv 2510.13999",
+        ),
         ScoreRow(
             "expert_magnitude",
             "pruning.scores.experts:expert_magnitude",

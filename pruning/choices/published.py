@@ -116,13 +116,13 @@ PUBLISHED: Mapping[str, Method] = named(
             "reap",
             Choices(Score("reap"), Unit("expert")),
             "the experts that add least to their tokens, gate weights counted",
-            "arXiv 2510.13999",
+            "Lasby et al. 2025, arXiv 2510.13999",
         ),
         Method(
             "man",
             Choices(Score("man"), Unit("expert")),
             "the experts that add least to their tokens, without gate weights",
-            "arXiv 2606.15716",
+            "a study of 2026, arXiv 2606.15716",
         ),
         Method(
             "expert_frequency",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import copy
 import inspect
@@ -10,7 +9,7 @@ import io
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from keyword import iskeyword
@@ -174,12 +173,14 @@ def _traced(plain: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], siz
     order = _by_position(plain)
     kwargs = {name: kwargs[name] for name in order if name in kwargs} | kwargs
     strided = sizes != "example" and _asks_for_strides(plain, (args, kwargs))
-    with quiet(), _any_size(), _any_length(), patch.object(builtins, "len", _length):
+    with quiet(), _any_size(), _any_length():
         program = exported(plain, args, kwargs, sizes=sizes)
         table = _decompositions()
-        if _writes_to_views(program.graph) or any(node.target in table for node in program.graph.nodes):
+        if any(node.target in table for node in program.graph.nodes):  # these may fix sizes
             program = program.run_decompositions(table)
         guard = InputGuard.of(program.graph, args, kwargs, order, strided=strided)
+        if _writes_to_views(program.graph):
+            program = program.run_decompositions({})
         if isinstance(earlier := getattr(plain, "guard", None), InputGuard):
             guard = guard.within(earlier)
         module = _module_of(program, plain)
@@ -228,11 +229,6 @@ def _any_size() -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
     setting: contextlib.AbstractContextManager[Any] = _config.patch(**{ANY_SIZE: True})  # type: ignore[attr-defined]
     return setting
-
-
-def _length(given: Any, /, of_others: Callable[[Any], int] = len) -> Any:
-    """Return the length of anything; that of a tensor stays a symbol in a trace, which `len` would make a number."""
-    return given.shape[0] if isinstance(given, Tensor) and given.ndim else of_others(given)
 
 
 @contextlib.contextmanager

@@ -114,7 +114,7 @@ TOGETHER: dict[tuple[str, ...], dict[str, str]] = {
     },
     ("+foo=1",): {
         "+sweep=snpi": "`sweep` (=snpi) must be an option; did you mean reproduce/snip? For one of your own, pass "
-        "--config-dir=DIR with DIR/sweep/snpi.yaml. The options are language_model, methods, random_amounts, "
+        "--config-dir=DIR with DIR/sweep/snpi.yaml. The options are experts, language_model, methods, random_amounts, "
         "sensitivity, smaller_lm, smollm2, reproduce/",
         "score=gradent": "did you mean gradient? For one of your own, pass --config-dir=DIR with DIR/score/gra",
         "train=${oc.decode:'3'}": "`train` (=${oc.decode:'3'}) must be the name of a choice, as in model=cnn.",
@@ -248,7 +248,7 @@ def test_what_hydra_takes_is_held_to_types_and_rules(line: dict[str, str]) -> No
         ),
         (
             [*OWN, "+sweep=foo"],
-            "The options are mysweep, noyaml, twice, unheaded, language_model, methods, random_amount",
+            "The options are mysweep, noyaml, twice, unheaded, experts, language_model, methods, rand",
         ),
         (
             ["search=none", "search.first=7"],

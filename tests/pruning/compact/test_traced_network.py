@@ -283,7 +283,7 @@ class Halves(nn.Module):
         """Return the outputs at each step, and the last states."""
         found, states = self.rnn(x if self.rnn.batch_first else x.transpose(0, 1))
         one, two = self.both(found if self.rnn.batch_first else found.transpose(0, 1)).split([8, 8], -1)
-        queries = self.query.expand(len(x), -1)[:, None]
+        queries = self.query.expand(x.shape[0], -1)[:, None]
         return self.out(one * torch.sigmoid(two) + queries), states[0] if isinstance(states, tuple) else states
 
 
@@ -296,9 +296,7 @@ class Halves(nn.Module):
         (nn.RNN, {"nonlinearity": "relu"}),
     ],
 )
-def test_a_graph_of_a_recurrent_layer_takes_any_length_and_any_len_of_a_batch(
-    kind: Any, options: dict[str, Any]
-) -> None:
+def test_a_graph_of_a_recurrent_layer_takes_any_length(kind: Any, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model, x = Halves(kind, **options).eval(), torch.randn(1, 5, 6)
     pruning.prune(model, "magnitude", unit="group", sparsity=0.3, example=x)
