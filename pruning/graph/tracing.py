@@ -180,7 +180,7 @@ def _traced(plain: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], siz
             program = program.run_decompositions(table)
         guard = InputGuard.of(program.graph, args, kwargs, order, strided=strided)
         if _writes_to_views(program.graph):
-            program = program.run_decompositions({})
+            program = program.run_decompositions(table)
         if isinstance(earlier := getattr(plain, "guard", None), InputGuard):
             guard = guard.within(earlier)
         module = _module_of(program, plain)
