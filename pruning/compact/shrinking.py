@@ -48,6 +48,8 @@ from pruning.holding.copies import values_with_history
 from pruning.layouts import layout_of, natural_layout
 from pruning.measure.matrix_weights import considered
 from pruning.measure.report import parameters
+from pruning.mixtures.finding import mixtures
+from pruning.mixtures.survivors import survivors
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,7 @@ def _refit_recurrent(module: nn.RNNBase | nn.RNNCellBase) -> None:
 Form: TypeAlias = Literal["module", "graph", "unchanged"]
 
 OUTSIDE = "it is outside of the parts that can be traced"
+EXPERTS = "they are experts that the router leaves out; smaller_transformer removes them from stock transformers"
 COMPUTED = "its weight is computed in each forward, as under a parametrization"
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-10}
 """dtype of the computation -> largest allowed difference of outputs, relative to the largest output."""
@@ -196,7 +199,7 @@ class Shrunk:
         folded: name of a bias -> number of removed channels whose constant output was added to it; some biases are
             new.
         kept: name of a weight -> reason -> number of its empty outputs that were kept for that reason; a computed
-            weight is named by its layer and operation.
+            weight is named by its layer and operation, and removed experts by the module that stacks them.
         form: "module": the network's own class; "graph": a `torch.fx.GraphModule` of its operations for evaluation, in
             place of the network or of a part of it; "unchanged": a copy.
         parts: name of each part that was traced -> its form; "" is the network itself.
@@ -278,6 +281,9 @@ class Analysis:
             layout = layout_of(self.flow.traced.model.get_submodule(path), leaf) or natural_layout(weight.ndim)
             if empty := int((layout.sums((weight != 0).float()) == 0).sum()):
                 found[name] = {OUTSIDE: empty}
+        for mixture in mixtures(self.flow.traced.model):
+            if removed := int((~survivors(mixture)).sum()):
+                found[mixture.experts] = {EXPERTS: removed}
         return found
 
     def outside(self) -> dict[str, int]:

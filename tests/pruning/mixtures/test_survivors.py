@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import pruning
 from pruning.mixtures.finding import mixtures
 from pruning.mixtures.routing import Routed, eager_experts, expert_outputs, routed
 from pruning.mixtures.survivors import route_among_survivors, stop_routing_among_survivors, survivors
@@ -108,3 +109,13 @@ def test_outputs_of_experts_times_their_weights_are_the_outputs_of_the_mixture(k
         assert call.experts.shape == (10, 2)
         parts = [expert_outputs(experts, call, slot) * call.weights[:, slot : slot + 1] for slot in range(2)]
     torch.testing.assert_close(sum(parts), whole)
+
+
+def test_a_traced_network_keeps_removed_experts_and_says_so() -> None:
+    masked = network("mixtral")
+    pruning.prune(masked, "magnitude", unit="expert", sparsity=1 / 3)
+    smaller: Any = pruning.shrink(masked, {"input_ids": TOKENS})
+    torch.testing.assert_close(smaller(TOKENS).logits, masked(TOKENS).logits)
+    assert {name: [*kept.values()] for name, kept in smaller.shrunk.kept.items()} == {
+        mixture.experts: [len(REMOVED)] for mixture in mixtures(masked)
+    }
