@@ -49,15 +49,17 @@ def order_of(config: Mapping[str, Any]) -> str:
         config: configuration of a trial.
     """
     kind, asked = config["score"].get("kind"), config.get("schedule", {}).get("order")
-    published = (
-        each.choices.schedule.order
-        for each in PUBLISHED.values()
-        if each.choices.score.kind == kind
-        and all(config.get(axis, {}).get("kind") == getattr(each.choices, axis).kind for axis in ("unit", "scope"))
-    )
     if asked is not None or decides_itself(config["method"]):
         return str(asked or "at_once")
-    return "sequential" if kind in SOLVERS else next(published, "at_once")
+    unit, scope = (config.get(axis, {}).get("kind") for axis in ("unit", "scope"))
+    return "sequential" if kind in SOLVERS else ORDERS.get((kind, unit, scope), "at_once")
+
+
+ORDERS = {
+    (each.choices.score.kind, each.choices.unit.kind, each.choices.scope.kind): each.choices.schedule.order
+    for each in reversed([*PUBLISHED.values()])
+}
+"""Kinds of score, unit and scope -> order of the first published method that has them."""
 
 
 def choices_of(typed: StageFields) -> Choices:

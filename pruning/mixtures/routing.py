@@ -30,6 +30,17 @@ class Routed:
     experts: Tensor
     weights: Tensor
 
+    def without_padding(self, counts: Tensor | None) -> Routed:
+        """Return the call with the tokens that count, or itself if the positions of `counts` are not its tokens.
+
+        Args:
+            counts: nonzero where a position of the batch is no padding; None: all count.
+        """
+        if counts is None or not counts.numel() == len(self.hidden) == len(self.experts):
+            return self
+        real = counts.flatten().to(self.hidden.device) != 0
+        return Routed(self.hidden[real], self.experts[real], self.weights[real])
+
 
 @contextmanager
 def routed(model: nn.Module, mixture: Mixture, on_call: Callable[[Routed], None]) -> Iterator[None]:

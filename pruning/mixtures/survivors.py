@@ -27,10 +27,9 @@ def survivors(mixture: Mixture, masks: Mapping[str, Tensor] | None = None) -> Te
         mixture: mixture of a network.
         masks: name -> mask of a tensor, nonzero where an entry is kept.
     """
-    rows = {n: each for n, each in mixture.router.items() if each.ndim > 1 and len(each) == mixture.count}
-    parts = []
-    for name, each in {**mixture.stacks, **rows}.items():
-        kept = (masks or {}).get(name)
+    parts, tensors = [], {**mixture.stacks, **mixture.router}
+    for name in mixture.removable:
+        each, kept = tensors[name], (masks or {}).get(name)
         values = each.detach() != 0 if kept is None else (each.detach() != 0) & (kept != 0).to(each.device)
         parts.append(values.flatten(1).any(dim=1).cpu())
     alive = torch.stack(parts).any(dim=0) if mixture.stacks else torch.zeros(mixture.count, dtype=torch.bool)
@@ -42,7 +41,8 @@ def route_among_survivors(model: nn.Module, masks: Mapping[str, Tensor] | None =
 
     While a mixture is called, its router has only the rows of survivors and is told of so many experts; the chosen ones
     are numbered anew for the experts. So it computes what the network without the removed experts computes, also the
-    losses that balance the load of experts. Networks without removed experts have no hooks.
+    losses that balance the load of experts. Networks without removed experts have no hooks. A mixture holds its fewer
+    rows while it is called, so several threads must not call one such network at once.
 
     Args:
         model: network whose removed experts hold zeros, or are masked: their matrices and their rows of the router.

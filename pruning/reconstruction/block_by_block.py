@@ -129,8 +129,12 @@ def layerwise(  # eighteen parameters: one call prunes a network from files to f
         raise ValueError(
             "`calibrate_all_experts` (=True) needs stacked experts among the weights to prune; leave it out."
         )
-    run = _BlockwiseRun(solve, targets, before, dtype, done or Layerwise(MaskSet({}), {}), reads_data)
-    run.calibrate_all_experts, run.statistics_bytes = calibrate_all_experts, statistics_bytes
+    so_far = done or Layerwise(MaskSet({}), {})
+    run = _BlockwiseRun(
+        *(solve, targets, before, dtype, so_far, reads_data),
+        calibrate_all_experts=calibrate_all_experts,
+        statistics_bytes=statistics_bytes,
+    )
     run.require_done(weights)
     run.streamed = _streamed(model, parts, listed, offload, output, run.done_blocks(parts))
     loaded = run.streamed.streaming(parts) if run.streamed else nullcontext()

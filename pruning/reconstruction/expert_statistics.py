@@ -76,6 +76,9 @@ class ExpertCollector:
     @contextmanager
     def collecting(self) -> Iterator[None]:
         """Read the inputs of the experts in one forward pass inside the context."""
+        if not self.stacks:  # the mode would slow down each operation of a network without experts
+            yield
+            return
         self._heard.clear()
         modules = dict.fromkeys(self.stacks.values())
         handles = (each.register_forward_pre_hook(self._ask, with_kwargs=True) for each in modules)
@@ -96,25 +99,22 @@ class ExpertCollector:
             return
         self._heard.discard(module)
         try:
-            call = routed_of(args, kwargs)
+            whole = routed_of(args, kwargs)
         except ValueError as error:
             if self.all_tokens:
                 raise ValueError(
                     f"`calibrate_all_experts` (=True) does not fit {type(module).__name__}: {error}"
                 ) from error
             return
-        is_padded = self.counts is not None and self.counts.numel() == len(call.hidden) == len(call.experts)
-        if is_padded and self.counts is not None:
-            counted = self.counts.flatten().to(call.hidden.device)
-            call = Routed(call.hidden[counted], call.experts[counted], call.weights[counted])
-        self._call = call
-        if (is_padded or self.all_tokens) and len(call.experts):
+        self._call = call = whole.without_padding(self.counts)
+        is_other = self.all_tokens or call is not whole
+        if is_other and len(call.experts):
             self._is_asking = True
             try:
                 self._ask_again(module, call)
             finally:
                 self._is_asking = False
-        if is_padded or self.all_tokens:
+        if is_other:
             self._heard.add(module)
 
     def _ask_again(self, module: nn.Module, call: Routed) -> None:

@@ -165,7 +165,8 @@ def _sums_over_tokens(net: Network, given: ScoringInput, score: str) -> dict[str
 
 def _add_tokens(experts: nn.Module, sums: Tensor, batches: list[Any], call: Routed) -> None:
     """Add the gate weights and the norms of outputs of one call, slot by slot, without padding."""
-    call = _without_padding(batches[-1], call)
+    mask = batches[-1].get("attention_mask") if isinstance(batches[-1], Mapping) else None
+    call = call.without_padding(mask if isinstance(mask, Tensor) else None)
     for slot in range(call.experts.shape[1] if len(call.hidden) else 0):
         norms = expert_outputs(experts, call, slot).double().norm(dim=-1).cpu()
         powers = norms[:, None] ** torch.arange(3)
@@ -173,12 +174,3 @@ def _add_tokens(experts: nn.Module, sums: Tensor, batches: list[Any], call: Rout
         chosen = call.experts[:, slot].cpu()
         real = chosen < len(sums)  # a router may choose to compute nothing, by a number beyond the experts
         sums.index_add_(0, chosen[real], (gates[:, :, None] * powers[:, None, :])[real])
-
-
-def _without_padding(batch: Any, call: Routed) -> Routed:
-    """Return a call without the tokens where an `attention_mask` of the batch is 0."""
-    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-    if not isinstance(mask, Tensor) or mask.numel() != len(call.hidden) or bool(mask.all()):
-        return call
-    real = mask.flatten().to(call.hidden.device) != 0
-    return Routed(call.hidden[real], call.experts[real], call.weights[real])
