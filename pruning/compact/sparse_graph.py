@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
+from pruning.catalogue.kernels import KERNELS
 from pruning.compact.fused_layers import FusedLayer, LstmCall, SparseLstm, chosen_lstm, is_worthwhile, sparse_lstm
 from pruning.compact.rewriting import call_functions
 from pruning.graph.tracing import arguments, is_in_place, name_of
@@ -23,11 +25,20 @@ LEAST_SPARSITY = 0.2
 
 @dataclass(frozen=True)
 class LayerReport:
-    """A layer of a sparse network: its name, its fraction of zeros, and the choice at each batch size."""
+    """A layer of a sparse network.
+
+    Args:
+        name: its name.
+        sparsity: its fraction of zeros.
+        choices: the choice at each batch size.
+        error: by how much rounding moves its outputs for exact inputs: root mean square, relative to that of the
+            outputs, the largest over batch sizes; 0 for layers in float32.
+    """
 
     name: str
     sparsity: float
     choices: tuple[KernelChoice, ...]
+    error: float = 0.0
 
 
 class KernelChoices(fx.Interpreter):
@@ -54,6 +65,7 @@ class KernelChoices(fx.Interpreter):
             if not all_dense and float((layer.weight == 0).double().mean()) >= LEAST_SPARSITY
         }
         self.found: dict[fx.Node, list[KernelChoice]] = {node: [] for node in self.layers}
+        self.errors = dict.fromkeys(self.layers, 0.0)
 
     def run_node(self, n: fx.Node) -> Any:
         """Run a node; at the last one of a layer, choose."""
@@ -64,6 +76,8 @@ class KernelChoices(fx.Interpreter):
                 choice = dense_choice(layer.shape.examples(x.shape))
             else:
                 choice = chosen(self.weights[n], layer.shape, layer.bias, x.clone(), added)
+                if KERNELS[choice.kernel].rounds:
+                    self.errors[n] = max(self.errors[n], rounding_error(self.weights[n], layer, choice, x, added))
             if choice.examples not in [each.examples for each in self.found[n]]:
                 self.found[n].append(choice)
         elif n in self.lstms:
@@ -95,9 +109,8 @@ class KernelChoices(fx.Interpreter):
         for node in self.graph.nodes:
             if node in self.layers:
                 layer = self.layers[node]
-                found.append(
-                    LayerReport(layer.name, float((layer.weight == 0).double().mean()), tuple(self.found[node]))
-                )
+                zeros = float((layer.weight == 0).double().mean())
+                found.append(LayerReport(layer.name, zeros, tuple(self.found[node]), self.errors[node]))
             if node in self.slow_lstms:
                 call = self.slow_lstms[node]
                 rows = [max(choice.examples for choice in choices) for choices, _ in self.of_lstms[node]]
@@ -107,6 +120,61 @@ class KernelChoices(fx.Interpreter):
                 each = zip(call.names(), call.products, self.lstm_choices(node), strict=True)
                 found += [LayerReport(name, weight.sparsity, choices) for name, (weight, _), choices in each]
         return tuple(found)
+
+
+def rounding_error(
+    weight: SparseWeight, layer: FusedLayer, choice: KernelChoice, x: Tensor, added: Tensor | None
+) -> float:
+    """Return by how much a kernel's outputs differ from PyTorch's, root mean square, relative to that of PyTorch's."""
+    rounded = SparseLayer(layer.shape, weight, layer.bias, [choice])(x, added)
+    exact = SparseLayer(layer.shape, weight, layer.bias, [dense_choice(choice.examples)])(x, added)
+    return float((rounded - exact).norm() / exact.norm().clamp_min(torch.finfo().tiny))
+
+
+class InputRanges(fx.Interpreter):
+    """The least and the largest input of each layer, over calibration batches; zero lies between them."""
+
+    def __init__(self, graph: fx.GraphModule, layers: Sequence[FusedLayer]) -> None:
+        super().__init__(graph, garbage_collect_values=False)
+        self.found = {layer.x: (torch.zeros(()), torch.zeros(())) for layer in layers}
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run a node, and widen its range."""
+        value = super().run_node(n)
+        if n in self.found and isinstance(value, Tensor) and value.numel():
+            low, high = value.float().aminmax()
+            self.found[n] = torch.minimum(self.found[n][0], low), torch.maximum(self.found[n][1], high)
+        return value
+
+
+def with_scales(
+    graph: fx.GraphModule, layers: Sequence[FusedLayer], batches: Sequence[Sequence[Any]]
+) -> list[FusedLayer]:
+    """Return layers whose inputs have a scale and a zero point: byte 0 is the least value of the batches, 255 the most.
+
+    Args:
+        graph: the traced network.
+        layers: its layers.
+        batches: inputs of the network, each as its leaves.
+
+    Raises:
+        ValueError: inputs of a layer are NaN or infinite.
+    """
+    ranges = InputRanges(graph, layers)
+    with torch.inference_mode():
+        for leaves in batches:
+            ranges.run(*leaves, enable_io_processing=False)
+    found = []
+    for layer in layers:
+        low, high = map(float, ranges.found[layer.x])
+        if not math.isfinite(high - low):
+            raise ValueError(
+                f"inputs of the layer {layer.name} (from {low} to {high}) must be finite in all `batches`; pass inputs "
+                "that the network was trained for."
+            )
+        scale = (high - low) / 255 or 1.0
+        found.append(replace(layer, shape=replace(layer.shape, scale=scale, zero=round(-low / scale))))
+    return found
 
 
 def sparse_graph(graph: fx.GraphModule, layers: Sequence[FusedLayer], choosing: KernelChoices) -> fx.GraphModule:

@@ -7,6 +7,7 @@ import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +16,13 @@ from torch.utils._pytree import tree_leaves
 from pruning.compact.fused_layers import fused_layers, lstm_calls
 from pruning.compact.other_inputs import OtherInputs
 from pruning.compact.shrinking import shrink
-from pruning.compact.sparse_graph import KernelChoices, LayerReport, sparse_graph
+from pruning.compact.sparse_graph import KernelChoices, LayerReport, sparse_graph, with_scales
 from pruning.compact.traced_network import TracedNetwork
 from pruning.graph.input_guard import Inputs
 from pruning.graph.tracing import (
     Example,
     Sizes,
+    Traced,
     arguments_of,
     copied,
     first_line,
@@ -62,12 +64,14 @@ class Sparse:
     reason: str = ""
 
     def __str__(self) -> str:
-        rows = [("layer", "sparsity", "rows", "kernel", "speed-up")]
+        rounds = any(layer.error for layer in self.layers)
+        rows = [("layer", "sparsity", "rows", "kernel", "speed-up", *["error"] * rounds)]
         for layer in self.layers:
+            error = [f"{100 * layer.error:.2g}%"] * rounds
             for choice in layer.choices:
                 kernel = " ".join([choice.kernel, *(f"{name}={value}" for name, value in choice.setting.items())])
                 cells = (f"{100 * layer.sparsity:.1f}%", str(choice.examples), kernel, f"{choice.speedup:.2f}x")
-                rows.append((layer.name, *cells))
+                rows.append((layer.name, *cells, *error))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         whole = ", ".join(f"{ratio:.2f}x at batch {size}" for size, ratio in self.speedups.items())
@@ -92,7 +96,14 @@ class SparseNetwork(TracedNetwork):
         return super()._apply(fn, recurse)
 
 
-def to_sparse(model: nn.Module, example: Example, *, examples: Sequence[Example] = ()) -> nn.Module:
+def to_sparse(
+    model: nn.Module,
+    example: Example,
+    *,
+    examples: Sequence[Example] = (),
+    int8: bool = False,
+    batches: Sequence[Example] = (),
+) -> nn.Module:
     """Return a network for inference that runs on the nonzero weights of linear layers and convolutions.
 
         faster = pruning.to_sparse(model, images[:2], examples=[images[:1], images[:32]])
@@ -104,6 +115,13 @@ def to_sparse(model: nn.Module, example: Example, *, examples: Sequence[Example]
     network runs in float32 on the CPU, without gradients. If it is not faster than the given one, or if its outputs
     differ by more than 1e-4 of the largest, an unchanged copy is returned, and its report says so.
 
+    With `int8`, kernels that round weights and inputs to bytes are measured, too, for layers that gain from zeros:
+    `pruning.kernels.byte_kernels` has their equations. Outputs then differ on purpose, and the report says by how much
+    each layer moves its outputs; measure your metric. They are fastest where zeros come in blocks of four consecutive
+    inputs of an output.
+
+        faster = pruning.to_sparse(model, images[:2], int8=True, batches=training_images)
+
     The kernels are compiled at first use by the system's C compiler; without one, all layers stay dense.
 
     Args:
@@ -111,31 +129,43 @@ def to_sparse(model: nn.Module, example: Example, *, examples: Sequence[Example]
         example: input of the network: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
         examples: inputs for whose batch sizes kernels are chosen, by default `example`; other batch sizes run on the
             kernels of the nearest one.
+        int8: offer kernels of bytes.
+        batches: inputs of the network that calibrate the bytes, by default `examples`: a layer's scale and zero point
+            span the values that its inputs have here; values beyond them are taken to the nearest.
 
     Returns:
         a network in evaluation mode, with the attribute `sparse` (a `Sparse`) and the method `report()`.
 
     Raises:
         ValueError: `torch.export` cannot trace the model, it does not run on an example, or it runs neither in float32
-            nor in float64.
-        TypeError: `example` is no tensor, tuple or mapping; `examples` is no list; the model is sparse already.
+            nor in float64; `batches` without `int8`, or with values that are not finite.
+        TypeError: `example` is no tensor, tuple or mapping; `examples` or `batches` is no list; the model is sparse
+            already.
     """
-    if isinstance(examples, Tensor | Mapping):
-        raise TypeError(
-            f"`examples` (a {type(examples).__name__}) must be a list of inputs; pass [images[:1], images]."
-        )
+    for name, given in (("examples", examples), ("batches", batches)):
+        if isinstance(given, Tensor | Mapping):
+            raise TypeError(f"`{name}` (a {type(given).__name__}) must be a list of inputs; pass [images[:1], images].")
+    if len(batches) and not int8:
+        raise ValueError(f"`batches` ({len(batches)} of them) calibrate int8 kernels; pass int8=True with them.")
     if isinstance(model, SparseNetwork):
         raise TypeError("`model` is sparse already; pass the network that `to_sparse` was given.")
     with torch.autocast("cpu", enabled=False):
-        return _to_sparse(model, example, examples)
+        return _to_sparse(model, example, examples or (example,), (batches or examples or (example,)) if int8 else ())
 
 
-def _to_sparse(model: nn.Module, example: Example, examples: Sequence[Example]) -> nn.Module:
+def _to_sparse(
+    model: nn.Module, example: Example, examples: Sequence[Example], batches: Sequence[Example]
+) -> nn.Module:
+    """Return the sparse network; its layers may be rounded if there are `batches`."""
     plain = plain_copy(model)
-    inputs = [arguments_of(each) for each in (examples or (example,))]
+    inputs, calibration = ([arguments_of(each) for each in given] for given in (examples, batches))
     _check_inputs(
         copy.deepcopy(plain, values_with_history(plain)),
-        [("example", arguments_of(example)), *(("examples", each) for each in inputs)],
+        [
+            ("example", arguments_of(example)),
+            *(("examples", each) for each in inputs),
+            *(("batches", each) for each in calibration),
+        ],
     )
     smaller = shrink(model, example)
     with quiet():  # copying a shrunk network with nested inputs makes torch warn of itself
@@ -143,13 +173,13 @@ def _to_sparse(model: nn.Module, example: Example, examples: Sequence[Example]) 
     before = _values(trace.graph)
     reason = _unavailable()
     layers, lstms = list(fused_layers(trace)), [] if reason else list(lstm_calls(trace))
+    if calibration:
+        layers = with_scales(trace.graph, layers, _leaves(trace, calibration))
     choosing = KernelChoices(trace.graph, layers, lstms, all_dense=bool(reason))
-    copies = [copied(each) for each in inputs]
-    choosing.measure(
-        [tree_leaves((args, {name: kwargs[name] for name in trace.whole.kwargs})) for args, kwargs in copies]
-    )
+    choosing.measure(_leaves(trace, inputs))
     reports = choosing.reports()
     with quiet():
+        exact = TracedNetwork.of(copy.deepcopy(trace.graph), trace.whole.guard) if calibration else None
         graph = sparse_graph(trace.graph, layers, choosing)
         network = SparseNetwork.of(graph, trace.whole.guard).requires_grad_(False)
     assert isinstance(network, SparseNetwork)
@@ -157,11 +187,13 @@ def _to_sparse(model: nn.Module, example: Example, examples: Sequence[Example]) 
     dense = copy.deepcopy(plain, values_with_history(plain))
     error = max(output_difference(outputs_of(network, each), outputs_of(dense, each)) for each in inputs)
     others = OtherInputs(plain, arguments_of(example), trace.whole.guard.rules)
-    if not (elsewhere := others.disagreement(network, TOLERANCE)):
-        others.relax(network, TOLERANCE)
+    traced_once = exact or network  # rounded outputs differ; the trace without rounding must hold
+    if not (elsewhere := others.disagreement(traced_once, TOLERANCE)):
+        others.relax(traced_once, TOLERANCE)
+        network.guard = traced_once.guard
     speedups = {_size(each): _speedup(dense, network, each) for each in inputs}
     _restore(network, before)
-    if error > TOLERANCE:
+    if error > TOLERANCE and not calibration:
         reason = f"unchanged copy: outputs of the sparse network differ by {error:.2g} of the largest"
     elif elsewhere:
         reason = f"unchanged copy: {elsewhere}"
@@ -177,6 +209,12 @@ def _to_sparse(model: nn.Module, example: Example, examples: Sequence[Example]) 
     plain.sparse = sparse  # type: ignore[assignment]
     plain.report = sparse.__str__  # type: ignore[assignment]
     return plain.eval()
+
+
+def _leaves(trace: Traced, inputs: Sequence[Inputs]) -> list[list[Any]]:
+    """Return copies of inputs as the leaves that the traced graph takes."""
+    copies = [copied(each) for each in inputs]
+    return [tree_leaves((args, {name: kwargs[name] for name in trace.whole.kwargs})) for args, kwargs in copies]
 
 
 def _sizes(example: Example) -> Sizes:

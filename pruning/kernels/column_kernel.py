@@ -16,11 +16,16 @@ DOUBLINGS = {0: 1, 1: 17, 2: 33}
 """Doublings of a tile's vectors to try -> the batch size from which they can be faster (with 16 floats a vector)."""
 
 
-def _settings(weight: SparseWeight, _layer: LayerShape, examples: int) -> Iterator[Setting]:
-    sizes = [*(size for size in BLOCKS if size < weight.row), weight.row]
+def settings(row: int, examples: int) -> Iterator[Setting]:
+    """Yield the settings for rows of so many elements."""
+    sizes = [*(size for size in BLOCKS if size < row), row]
     for doublings, least in DOUBLINGS.items():
         if least <= examples and (doublings + 1 not in DOUBLINGS or examples < 4 * DOUBLINGS[doublings + 1]):
             yield from ({"block": size, "doublings": doublings} for size in sizes)
+
+
+def _settings(weight: SparseWeight, _layer: LayerShape, examples: int) -> Iterator[Setting]:
+    yield from settings(weight.row, examples)
 
 
 def _pack(weight: SparseWeight, _layer: LayerShape, setting: Setting) -> list[Tensor]:

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "sources"
-FLAGS = ("-O3", "-fno-math-errno", "-shared", "-fPIC")
+FLAGS = ("-O3", "-fno-math-errno", "-fno-strict-aliasing", "-shared", "-fPIC")
 THREADED = ("-fopenmp",)
 MORE_FLAGS = "PRUNING_KERNEL_FLAGS"
 """Environment variable with further flags for the compiler, for example `-fsanitize=address`."""

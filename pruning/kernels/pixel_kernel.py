@@ -67,12 +67,13 @@ def _pack(weight: SparseWeight, layer: LayerShape, setting: Setting) -> list[Ten
     ]
 
 
-def _bind(layer: LayerShape, setting: Setting, arrays: Sequence[Tensor], bias: Tensor, shape: torch.Size) -> Run:
+def geometry(layer: LayerShape, setting: Setting, arrays: Sequence[Tensor], shape: torch.Size) -> Tensor:
+    """Return the struct `Geometry` of `sources/pixels.c` for a shape of inputs."""
     sizes = (1, *shape[2:]) if layer.flat else tuple(shape[2:])
     outputs = layer.output(shape)[2:]
     phases = _phases(layer)
     downs, rights = ([each[axis] for each in phases] + [0] * (MOST_PHASES - len(phases)) for axis in (0, 1))
-    geometry = torch.tensor(
+    return torch.tensor(
         [
             *(shape[0], layer.inputs, *sizes, layer.outputs, *((1, *outputs) if layer.flat else outputs)),
             *(*layer.stride, *layer.padding[:2], *_farthest(layer)),
@@ -80,7 +81,10 @@ def _bind(layer: LayerShape, setting: Setting, arrays: Sequence[Tensor], bias: T
         ],
         dtype=torch.int64,
     )
-    return compiled_call("pixels", (), (geometry, *arrays, bias), layer, shape)
+
+
+def _bind(layer: LayerShape, setting: Setting, arrays: Sequence[Tensor], bias: Tensor, shape: torch.Size) -> Run:
+    return compiled_call("pixels", (), (geometry(layer, setting, arrays, shape), *arrays, bias), layer, shape)
 
 
 KERNEL = Kernel(_settings, _pack, _bind)

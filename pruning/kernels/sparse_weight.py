@@ -21,7 +21,7 @@ class SparseWeight:
         shape: shape of the dense weight, (outputs, inputs, *kernel).
         starts: int32, shape (outputs + 1,): the place of each row's first nonzero, and their number.
         columns: int32, shape (nonzeros,): positions in the flattened row, ascending in each row.
-        values: float32, shape (nonzeros,).
+        values: float32, or int32 for blocks of four bytes, shape (nonzeros,).
     """
 
     shape: tuple[int, ...]
@@ -31,8 +31,9 @@ class SparseWeight:
 
     @classmethod
     def of(cls, weight: Tensor) -> SparseWeight:
-        """Return the nonzeros of a dense weight; NaN counts as nonzero."""
-        flat = weight.detach().flatten(1).float()
+        """Return the nonzeros of a dense weight, in float32 or, of whole numbers, int32; NaN counts as nonzero."""
+        flat = weight.detach().flatten(1)
+        flat = flat.float() if flat.is_floating_point() else flat.int()
         used = flat != 0
         rows, columns = used.nonzero(as_tuple=True)
         starts = torch.zeros(len(flat) + 1, dtype=torch.int32)
@@ -93,6 +94,7 @@ class LayerShape:
         kernel, stride, padding, dilation: down and right; `padding` has (top, left, bottom, right).
         groups: groups of a convolution's channels.
         low, high: outputs are clamped to this range, (0, inf) after a ReLU.
+        scale, zero: inputs as bytes are round(x / scale) + zero; a scale of 0 if they are not rounded.
     """
 
     kind: Literal["linear", "convolution"]
@@ -106,6 +108,8 @@ class LayerShape:
     groups: int = 1
     low: float = float("-inf")
     high: float = float("inf")
+    scale: float = 0.0
+    zero: int = 0
 
     def output(self, shape: Any) -> tuple[Any, ...]:
         """Return the shape of the outputs for inputs of a shape."""

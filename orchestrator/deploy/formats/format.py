@@ -183,6 +183,15 @@ def cut(example: Example, size: int, start: int = 0) -> Example:
     return {name: each[start : start + size] for name, each in example.items()}
 
 
+CALIBRATION, BATCH = 256, 32
+"""Number of training examples for the ranges of activations, and the batch size in which they run."""
+
+
+def calibration_batches(example: Example) -> list[Example]:
+    """Return the examples in batches of `BATCH`."""
+    return [cut(example, BATCH, start) for start in range(0, len(call_values(example)[0]), BATCH)]
+
+
 def resized(example: Example, size: int) -> Example:
     """Return an example with `size` examples, which repeat if it has fewer."""
     tensors = [leaf for leaf in tree_leaves(example) if isinstance(leaf, Tensor) and leaf.ndim]

@@ -16,7 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from orchestrator.deploy.formats.format import Codec, ExportError, Run, call_values, cut, fed, first_line, running
+from orchestrator.deploy.formats.format import (
+    CALIBRATION,
+    Codec,
+    ExportError,
+    Run,
+    calibration_batches,
+    cut,
+    fed,
+    first_line,
+    running,
+)
 from pruning.graph.tracing import Example, arguments_of, exported, quiet
 
 PROGRAM = "network.pt2"
@@ -118,8 +128,6 @@ ONNX = Codec(write_onnx, load_onnx, (ONNX_FILE,), "numpy", ONNX_SNIPPET)
 
 INT8_FILE = "network.int8.onnx"
 INT8_SNIPPET = ONNX_SNIPPET.replace(ONNX_FILE, INT8_FILE)
-CALIBRATION, BATCH = 256, 32
-"""Number of training examples for the ranges of activations, and the batch size in which they run."""
 SUFFIX = "_quantized"
 """Suffix that ONNX Runtime adds to a weight's name for its integers."""
 
@@ -168,8 +176,7 @@ def _reader(graph: Path, example: Example) -> Any:
     from onnxruntime.quantization import CalibrationDataReader
 
     names = [each.name for each in load(graph, load_external_data=False).graph.input]
-    count = len(call_values(example)[0])
-    parts = iter([fed(cut(example, BATCH, start), names) for start in range(0, count, BATCH)])
+    parts = iter([fed(each, names) for each in calibration_batches(example)])
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
         def get_next(self) -> Mapping[str, Any] | None:

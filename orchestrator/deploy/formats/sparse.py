@@ -1,11 +1,12 @@
-"""Format `sparse`: nonzero weights and their positions, and a generated module that runs on them.
+"""Formats `sparse` and `sparse_int8`: nonzero weights and their positions, and a generated module that runs on them.
 
-The module needs the package `pruning`, whose kernels compute the layers.
+In `sparse_int8` layers round weights and inputs to bytes where that is faster. The module needs the package `pruning`,
+whose kernels compute the layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,16 +14,25 @@ from torch import nn
 
 import pruning
 from orchestrator.deploy.formats import generated_module
-from orchestrator.deploy.formats.format import Codec, ExportError, Run, call_values, resized
+from orchestrator.deploy.formats.format import (
+    CALIBRATION,
+    Codec,
+    ExportError,
+    Run,
+    calibration_batches,
+    call_values,
+    cut,
+    resized,
+)
 from pruning.compact.rewriting import call_functions
-from pruning.compact.sparse_files import LAYERS, TENSORS, layers_of, save_layers, tensors_of
+from pruning.compact.sparse_files import STEM, layers_of, save_layers, tensors_of
 from pruning.compact.traced_network import TracedNetwork
 from pruning.graph.tracing import Example, traced
 from pruning.kernels.compiling import KernelsUnavailable
 from pruning.kernels.library import library
 
-MODULE = "sparse_network.py"
-SNIPPET = generated_module.SNIPPET.replace("network", "sparse_network")
+INT8 = "sparse_int8_network"
+"""Name of the files in 8 bits, without their endings."""
 TEMPLATE = '''\
 """{title} with sparse layers, written by pruning-orchestrator. The layers are in files in the same folder.
 
@@ -52,11 +62,19 @@ class Network(nn.Module):
 
 def load(folder=None):
     """Return the network with its layers and tensors, loaded from `folder` and checked."""
-    return load_layers(folder or Path(__file__).parent, Network(), NAMES, INPUTS)
+    return load_layers(folder or Path(__file__).parent, Network(), NAMES, INPUTS, {stem!r})
 '''
 
 
-def write(network: nn.Module, example: Example, folder: Path, *, batch_sizes: Sequence[int] = ()) -> None:
+def write(
+    network: nn.Module,
+    example: Example,
+    folder: Path,
+    *,
+    batch_sizes: Sequence[int] = (),
+    calibration: Sequence[Example] = (),
+    stem: str = STEM,
+) -> None:
     """Choose the kernels of a network by measurement, and write its layers and the operations between them.
 
     Args:
@@ -64,6 +82,8 @@ def write(network: nn.Module, example: Example, folder: Path, *, batch_sizes: Se
         example: its inputs, a batch of 2 or more.
         folder: where the files are written.
         batch_sizes: batch sizes for which kernels are chosen, by default 1 and the example's.
+        calibration: batches for the ranges of bytes; none: all layers stay in float32.
+        stem: the name of the files, without their endings.
 
     Raises:
         ExportError: no kernel can be compiled here, the network cannot be traced, or an operation cannot be written.
@@ -74,14 +94,15 @@ def write(network: nn.Module, example: Example, folder: Path, *, batch_sizes: Se
         raise ExportError(f"sparse layers cannot be measured here: {error}") from error
     sizes = dict.fromkeys(batch_sizes or (1, len(call_values(example)[0])))
     try:
-        sparse = pruning.to_sparse(network, example, examples=[resized(example, size) for size in sizes])
+        examples = [resized(example, size) for size in sizes]
+        sparse = pruning.to_sparse(network, example, examples=examples, int8=bool(calibration), batches=calibration)
         graph = sparse if isinstance(sparse, TracedNetwork) else _traced(sparse, example)
     except ValueError as error:
         raise ExportError(str(error)) from error
     tensors = tensors_of(graph)
     names = [*layers_of(graph), *tensors]
     inputs = [str(node.target) for node in graph.graph.find_nodes(op="placeholder")]
-    save_layers(graph, folder)
+    save_layers(graph, folder, stem)
     forward, imports = generated_module.forward_code(graph.graph, {name: name for name in tensors})
     text = TEMPLATE.format(
         title=type(network.network if hasattr(network, "network") else network).__name__,
@@ -90,8 +111,15 @@ def write(network: nn.Module, example: Example, folder: Path, *, batch_sizes: Se
         inputs_taken=replace(graph.guard, positional=len(inputs), keywords=()),
         names="".join(f"    {name!r},\n" for name in names),
         forward=forward,
+        stem=stem,
     )
-    (folder / MODULE).write_text(text)
+    (folder / f"{stem}.py").write_text(text)
+
+
+def write_int8(network: nn.Module, example: Example, folder: Path, *, batch_sizes: Sequence[int] = ()) -> None:
+    """Write the network as `write` does, with kernels of bytes; `example` has the examples that calibrate them."""
+    calibration, two = calibration_batches(example), cut(example, 2)
+    write(network, two, folder, batch_sizes=batch_sizes, calibration=calibration, stem=INT8)
 
 
 def _traced(network: nn.Module, example: Example) -> TracedNetwork:
@@ -101,19 +129,25 @@ def _traced(network: nn.Module, example: Example) -> TracedNetwork:
     return TracedNetwork.of(trace.graph, trace.whole.guard)
 
 
-def load(folder: Path, threads: int) -> Run:
-    """Return a function that runs the module. Loading executes the module's code, so only load your own files."""
-    return generated_module.loaded(folder / MODULE, threads)
+def codec(writer: Callable[..., None], stem: str, calibration: int = 0) -> Codec:
+    """Return the format of a writer; loading executes the module's code, so only load your own files."""
+
+    def load(folder: Path, threads: int) -> Run:
+        return generated_module.loaded(folder / f"{stem}.py", threads)
+
+    return Codec(
+        writer,
+        load,
+        (f"{stem}.py", f"{stem}.safetensors", f"{stem}.json"),
+        "torch",
+        generated_module.SNIPPET.replace("network", stem),
+        calibration=calibration,
+        runs_code=True,
+        takes_batch_sizes=True,
+        against_fastest=True,
+        needs_engine=True,
+    )
 
 
-CODEC = Codec(
-    write,
-    load,
-    (MODULE, TENSORS, LAYERS),
-    "torch",
-    SNIPPET,
-    runs_code=True,
-    takes_batch_sizes=True,
-    against_fastest=True,
-    needs_engine=True,
-)
+SPARSE = codec(write, STEM)
+SPARSE_INT8 = codec(write_int8, INT8, CALIBRATION)

@@ -46,14 +46,14 @@ static long tile_start(long vectors, long tile, long tiles) { return vectors * t
 
 #define INPUTS_AT_ONCE 64
 
-/* y[n][o] = clamp(bias[o] + sum of values * x[n][places])
+/* y[n][o] = clamp(sum of values * x[n][places]), for elements of four bytes
    numbers: examples, inputs, outputs, blocks, doublings (a tile has up to 2^doublings vectors); arrays: starts, places,
-   values, bias. */
-int columns(const Call *call, const float *x, const float *added, float *y, int threads) {
-    long examples = call->numbers[0], inputs = call->numbers[1], outputs = call->numbers[2];
+   values. */
+static int tiles_of(const Call *call, const float *x, long inputs, const Terms *terms, const float *added, float *y,
+                    int threads) {
+    long examples = call->numbers[0], outputs = call->numbers[2];
     long blocks = call->numbers[3], doublings = call->numbers[4];
     const int32_t *starts = call->arrays[0], *places = call->arrays[1];
-    const float *values = call->arrays[2], *bias = call->arrays[3];
     long vectors = up(examples, LANES), tiles = up(vectors, 1L << doublings), pitch = LANES << doublings;
     long chunks = up(outputs, ROWS_AT_ONCE), parts = up(inputs, INPUTS_AT_ONCE), together = least(tiles, threads);
     int shift = __builtin_ctzl(pitch);
@@ -76,8 +76,8 @@ int columns(const Call *call, const float *x, const float *added, float *y, int 
             long t = unit / chunks, first = unit % chunks * ROWS_AT_ONCE, rows = least(ROWS_AT_ONCE, outputs - first);
             long v = tile_start(vectors, tile + t, tiles), wide = tile_start(vectors, tile + t + 1, tiles) - v;
             float sums[SUMS];
-            tile_sums(first, rows, outputs, blocks, (int)wide, starts, places, shift, values,
-                      turned + t * inputs * pitch, bias, sums);
+            tile_sums(first, rows, outputs, blocks, (int)wide, starts, places, shift, terms,
+                      turned + t * inputs * pitch, sums);
             long n = v * LANES, held = least(wide * LANES, examples - n);
             if (added)
                 for (long r = 0; r < rows; r++)
@@ -88,4 +88,29 @@ int columns(const Call *call, const float *x, const float *added, float *y, int 
     }
     free(turned);
     return DONE;
+}
+
+/* y[n][o] = clamp(bias[o] + sum of values * x[n][places]); the last array is the bias. */
+int columns(const Call *call, const float *x, const float *added, float *y, int threads) {
+    Terms terms = float_terms(call->arrays[2], call->arrays[3]);
+    return tiles_of(call, x, call->numbers[1], &terms, added, y, threads);
+}
+
+/* The same on bytes: four inputs are an element. The further arrays: first sums, scales, 1 / scale and zero point of the
+   inputs, bias. */
+int columns_int8(const Call *call, const float *x, const float *added, float *y, int threads) {
+    long examples = call->numbers[0], inputs = call->numbers[1], fours = up(inputs, 4);
+    Terms terms = byte_terms(call->arrays[2], call->arrays[3], call->arrays[4], call->arrays[6]);
+    Rounding rounding = rounding_of(call->arrays[5]);
+    uint8_t *bytes = malloc(4 * most(1, examples * fours));
+    if (!bytes) return NO_MEMORY;
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (long n = 0; n < examples; n++) {
+        uint8_t *to = bytes + 4 * n * fours;
+        for (long k = 0; k < inputs; k++) to[k] = (uint8_t)byte_of(x[n * inputs + k], rounding);
+        for (long k = inputs; k < 4 * fours; k++) to[k] = 0;
+    }
+    int code = tiles_of(call, (const float *)(void *)bytes, fours, &terms, added, y, threads);
+    free(bytes);
+    return code;
 }

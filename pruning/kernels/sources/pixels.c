@@ -61,16 +61,16 @@ static void copy_even(float *to, const float *from, long count) {
     for (; i < count; i++) to[i] = from[2 * i];
 }
 
-static void fill_plane(const Geometry *g, const Layout *l, const float *x, long images, long f, float *plane) {
+static void fill_plane(const Geometry *g, const Layout *l, const float *x, long images, long f, int zero, float *plane) {
     long left = zeros_left(g, f), count = held_right(g, f), image_size = g->channels * g->height * g->width;
     long skipped = left * g->stride_right + g->phase_right[f] - g->pad_left;
     if (g->stride_right == 1 && g->stride_down == 1 && count == g->width && l->row == g->width && !g->pad_top &&
         g->out_height + g->farthest_down == g->height) {
         for (long n = 0; n < images; n++) copy(plane + n * l->image, x + n * image_size, l->image);
-        memset(plane + images * l->image, 0, sizeof(float) * (l->plane - images * l->image));
+        memset(plane + images * l->image, zero, sizeof(float) * (l->plane - images * l->image));
         return;
     }
-    memset(plane, 0, sizeof(float) * l->plane);
+    memset(plane, zero, sizeof(float) * l->plane);
     for (long n = 0; n < images; n++)
         for (long i = 0; i < g->out_height + g->farthest_down; i++) {
             long h = i * g->stride_down + g->phase_down[f] - g->pad_top;
@@ -112,13 +112,13 @@ static void store(const Geometry *g, const Run *runs, long found, long first, lo
         }
 }
 
-/* y = clamp(bias + added + convolution of x with the weights)
-   arrays: geometry, starts, planes, down, right, values, bias. A weight of plane p (channel * phases + phase), moved by
-   down and right, reads pixel p * plane + down * row + right. */
-int pixels(const Call *call, const float *x, const float *added, float *y, int threads) {
+/* y = clamp(added + convolution of x with the weights), for elements of four bytes; each byte of padding is `zero`
+   arrays: geometry, starts, planes, down, right, values. A weight of plane p (channel * phases + phase), moved by down
+   and right, reads pixel p * plane + down * row + right. */
+static int convolve(const Call *call, const float *x, int zero, const Terms *terms, const float *added, float *y,
+                    int threads) {
     const int32_t *starts = call->arrays[1], *planes = call->arrays[2];
     const int16_t *down = call->arrays[3], *right = call->arrays[4];
-    const float *values = call->arrays[5], *bias = call->arrays[6];
     Geometry g;
     memcpy(&g, call->arrays[0], sizeof g);
     Layout l = layout_of(&g);
@@ -135,7 +135,8 @@ int pixels(const Call *call, const float *x, const float *added, float *y, int t
         long done = n * g.outputs * g.out_height * g.out_width;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
         for (long p = 0; p < all; p++)
-            fill_plane(&g, &l, from + p / g.phases * g.height * g.width, images, p % g.phases, held + p * l.plane);
+            fill_plane(&g, &l, from + p / g.phases * g.height * g.width, images, p % g.phases, zero,
+                       held + p * l.plane);
 #pragma omp parallel for num_threads(threads) if (threads > 1)
         for (long unit = 0; unit < segments * tiles * chunks; unit++) {
             long tile = unit / chunks % tiles, first = unit % chunks * ROWS_AT_ONCE;
@@ -144,10 +145,41 @@ int pixels(const Call *call, const float *x, const float *added, float *y, int t
             float sums[SUMS];
             Run runs[MOST_VECTORS * LANES];
             long found = runs_of(&g, &l, start, least(wide * LANES, l.pixels - v * LANES), images, runs);
-            tile_sums(first, rows, g.outputs, g.blocks, (int)wide, starts, places, 0, values, held + start, bias, sums);
+            tile_sums(first, rows, g.outputs, g.blocks, (int)wide, starts, places, 0, terms, held + start, sums);
             store(&g, runs, found, first, rows, wide * LANES, sums, added ? added + done : NULL, call->low, call->high, y + done);
         }
     }
     free(held), free(places);
     return DONE;
+}
+
+/* The last array is the bias. */
+int pixels(const Call *call, const float *x, const float *added, float *y, int threads) {
+    Terms terms = float_terms(call->arrays[5], call->arrays[6]);
+    return convolve(call, x, 0, &terms, added, y, threads);
+}
+
+/* The same on bytes: a channel of the geometry is up to four channels of a group. The further arrays: first sums,
+   scales, 1 / scale and zero point of the inputs, bias; numbers: channels of a group, groups. */
+int pixels_int8(const Call *call, const float *x, const float *added, float *y, int threads) {
+    long channels = call->numbers[0], groups = call->numbers[1], fours = up(channels, 4);
+    Terms terms = byte_terms(call->arrays[5], call->arrays[6], call->arrays[7], call->arrays[9]);
+    Rounding rounding = rounding_of(call->arrays[8]);
+    Geometry g;
+    memcpy(&g, call->arrays[0], sizeof g);
+    long size = g.height * g.width, planes = g.examples * groups * fours;
+    uint32_t *bytes = malloc(sizeof(uint32_t) * most(1, planes * size));
+    if (!bytes) return NO_MEMORY;
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (long p = 0; p < planes; p++) {
+        long first = p % fours * 4, held = least(4, channels - first);
+        const float *from = x + (p / fours * channels + first) * size;
+        uint32_t *to = bytes + p * size;
+        for (long i = 0; i < size; i++) to[i] = byte_of(from[i], rounding);
+        for (long c = 1; c < held; c++)
+            for (long i = 0; i < size; i++) to[i] |= byte_of(from[c * size + i], rounding) << 8 * c;
+    }
+    int code = convolve(call, (const float *)(void *)bytes, rounding.zero, &terms, added, y, threads);
+    free(bytes);
+    return code;
 }

@@ -129,9 +129,9 @@ def test_a_sparse_network_is_measured_against_the_fastest_dense_runtime_and_pyto
 ) -> None:
     sizes, to_sparse = list[list[int]](), pruning.to_sparse
 
-    def spied(model: nn.Module, example: Any, *, examples: Any) -> nn.Module:
+    def spied(model: nn.Module, example: Any, *, examples: Any, **more: Any) -> nn.Module:
         sizes.append([len(each[0]) for each in examples])
-        return to_sparse(model, example, examples=examples)
+        return to_sparse(model, example, examples=examples, **more)
 
     def others(_: DenseRuntimes, example: Any) -> dict[str, Any]:
         return {"instant 1.0": lambda: lambda: None} if len(example[0]) == 3 else {}

@@ -21,6 +21,7 @@ from pruning.catalogue.kernels import DENSE
 from pruning.compact import sparse_files
 from pruning.compact.sparse_files import LAYERS, TENSORS, load_layers, save_layers
 from pruning.kernels import library, lookup_kernel
+from pruning.kernels.byte_kernels import rounded
 from pruning.kernels.compiling import KernelsUnavailable
 from pruning.kernels.sparse_layer import KernelChoice, SparseLayer
 from pruning.kernels.sparse_weight import LayerShape, SparseWeight
@@ -49,8 +50,12 @@ def layer(shape: LayerShape, weight: Tensor, *choices: tuple[int, str, dict[str,
     return SparseLayer(shape, SparseWeight.of(weight), drawn(shape.outputs, sparsity=0), made)
 
 
-def network() -> fx.GraphModule:
-    """Return a network with kernels of all kinds, a dense layer, plain tensors, and a pruned table of two names."""
+def network(*, in_bytes: bool = True) -> fx.GraphModule:
+    """Return a network with kernels of all kinds, a dense layer, plain tensors, and a pruned table of two names.
+
+    Args:
+        in_bytes: run one layer in bytes, instead of its rounded weight in floats.
+    """
     root = nn.Module()
     root.layers = nn.Module()
     conv = LayerShape(
@@ -58,8 +63,10 @@ def network() -> fx.GraphModule:
     )  # 6 x 6 pixels become 3 x 3
     pixels = {"block": 18, "vectors": 2}
     root.layers.conv = layer(conv, drawn(4, 2, 3, 3, sparsity=0.7), (1, "pixels", pixels), (8, DENSE, {}))
-    flat = LayerShape("convolution", 4, 4, True, (1, 3), padding=(0, 1, 0, 1))
-    root.layers.flat = layer(flat, drawn(4, 4, 3), (1, "pixels", {"block": 12, "vectors": 4}))
+    flat = LayerShape("convolution", 4, 4, True, (1, 3), padding=(0, 1, 0, 1), scale=0.05, zero=128)
+    whole, scales = rounded(drawn(4, 4, 3))
+    kernel = ("pixels_int8", {"block": 3, "vectors": 4}) if in_bytes else (DENSE, {})
+    root.layers.flat = layer(flat, whole * scales[:, None, None], (1, *kernel))
     blocks = {"block": 36, "doublings": 0}
     linear = LayerShape("linear", 36, 20, high=3.0)
     root.layers.linear = layer(linear, drawn(20, 36), (1, "rows", {}), (2, "columns", blocks))
@@ -130,6 +137,9 @@ def test_weights_are_stored_as_nonzeros_where_these_take_fewer_bytes(folder: Pat
     assert torch.equal(held["layers.linear.weight.columns"].int(), weight.columns)
     assert torch.equal(held["layers.linear.weight.starts"], weight.starts)
     assert torch.equal(held["layers.linear.weight.values"], weight.values)
+    whole, scales = rounded(drawn(4, 4, 3))
+    assert torch.equal(held["layers.flat.weight.values"], SparseWeight.of(whole).values.to(torch.int8))
+    assert torch.equal(held["layers.flat.weight.scales"], scales)
 
 
 def test_wide_rows_have_columns_of_32_bits(tmp_path: Path) -> None:
@@ -248,8 +258,8 @@ LINEAR = ("layers", "layers.linear", "shape")
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        (("version",), 2, "must have the version 1"),
-        (("version",), True, "must have the version 1"),
+        (("version",), 3, "must have the version 2"),
+        (("version",), True, "must have the version 2"),
         ((*SHAPE, "kind"), "linear", "is linear, and must have the default numbers of a convolution"),
         ((*SHAPE, "groups"), 3, "`groups` of layer 'layers.conv' must divide"),
         ((*SHAPE, "groups"), 4, r"must have the shape \(4, 1, 3, 3\)"),
@@ -371,7 +381,7 @@ def test_without_a_compiler_all_layers_are_dense(folder: Path, monkeypatch: pyte
     def missing() -> None:
         raise KernelsUnavailable("no C compiler (cc, gcc or clang) is installed; install one, for example gcc.")
 
-    saved, x = network(), torch.ones(3, 4, 6, 6)
+    saved, x = network(in_bytes=False), torch.ones(3, 4, 6, 6)
     expected = saved(x)
     monkeypatch.setattr(sparse_files, "library", missing)
     monkeypatch.setattr(library, "library", missing)

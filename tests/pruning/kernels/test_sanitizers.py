@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 SANITIZED = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g -O1"
 ISAS = {"native": "", "AVX2": "-mavx2 -mfma -mno-avx512f", "SSE": "-march=x86-64"}
 """Instruction set -> the compiler's flags for it."""
-TESTS = ("tests/pruning/kernels/test_kernels.py", "tests/pruning/kernels/test_sparse_layer.py")
+TESTS = tuple(f"tests/pruning/kernels/test_{name}.py" for name in ("kernels", "byte_kernels", "sparse_layer"))
 LESS = "not recorded and not forked"
 """Tests of torch.compile and of fork, which a sanitizer makes slow, are left out."""
 WRONG = "sum += *(const eight *)(values + i) * read", "sum += *(const eight *)(values + i + 1) * read"

@@ -1,0 +1,93 @@
+"""Kernels `columns_int8` and `pixels_int8`: weights and inputs rounded to bytes, four inputs of an output at once.
+
+With the layer's scale s and zero point z of inputs, and a scale t of each output's weights:
+
+    q(x) = min(max(round(x / s) + z, 0), 255);  q(w) = round(w / t),  t = max |w| / 127
+    y = s t sum_j q(w_j) (q(x_j) - z) + b
+
+The sum is one of whole numbers, so that its bits are equal on every machine. A block of four consecutive inputs of an
+output (of input channels of its group, at one place of a convolution's kernel) is left out if all its weights round to
+zero. A block is one nonzero of a weight with a fourth of the inputs, which the kernels `columns` and `pixels` hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pruning.kernels import column_kernel, pixel_kernel
+from pruning.kernels.library import compiled_call, linear_call
+from pruning.kernels.sparse_weight import LARGEST, Kernel, LayerShape, Run, Setting, SparseWeight
+
+BLOCK, LARGEST_BYTE, LARGEST_WEIGHT = 4, 255, 127
+
+
+def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a weight as whole numbers from -127 to 127, and the scale of each output, both float32.
+
+    A scale has 16 significant bits, rounded up, so that whole numbers times scales are exact in float32, and give the
+    same whole numbers and scales again.
+    """
+    scales = weight.flatten(1).abs().amax(1) / LARGEST_WEIGHT
+    scales = ((scales.view(torch.int32) + 0xFF) & ~0xFF).view(torch.float32)
+    scales = torch.where(scales > 0, scales, 1.0)
+    return (weight / scales.view(-1, *[1] * (weight.ndim - 1))).round(), scales
+
+
+def _is_offered(weight: SparseWeight, layer: LayerShape) -> bool:
+    """Return whether inputs have a scale, an output has several inputs at a place, and no sum exceeds 32 bits."""
+    finite = bool(weight.values.isfinite().all())
+    return layer.scale > 0 and weight.shape[1] > 1 and weight.row * LARGEST_BYTE * LARGEST_WEIGHT <= LARGEST and finite
+
+
+def _in_blocks(weight: SparseWeight, layer: LayerShape) -> tuple[SparseWeight, LayerShape, list[Tensor]]:
+    """Return a weight's blocks as nonzeros, the layer that has them, and first sums, scales and rounding of inputs."""
+    whole, scales = rounded(weight.dense())
+    first = -layer.zero * whole.flatten(1).sum(1)
+    padded = F.pad(whole, (0, 0) * (whole.ndim - 2) + (0, -whole.shape[1] % BLOCK))
+    fours = padded.view(len(whole), -1, BLOCK, *whole.shape[2:]).movedim(2, -1).to(torch.int8)
+    blocks = SparseWeight.of(fours.flatten().view(torch.int32).view(fours.shape[:-1]))
+    inputs = layer.groups * blocks.shape[1]
+    rounding = torch.tensor([1 / layer.scale, layer.zero], dtype=torch.float32)
+    return blocks, replace(layer, inputs=inputs), [first.int(), scales * layer.scale, rounding]
+
+
+def _column_settings(weight: SparseWeight, layer: LayerShape, examples: int) -> Iterator[Setting]:
+    if _is_offered(weight, layer):
+        yield from column_kernel.settings(-(-weight.row // BLOCK), examples)
+
+
+def _column_pack(weight: SparseWeight, layer: LayerShape, setting: Setting) -> list[Tensor]:
+    blocks, smaller, more = _in_blocks(weight, layer)
+    return [*column_kernel.KERNEL.pack(blocks, smaller, setting), *more]
+
+
+def _column_bind(layer: LayerShape, setting: Setting, arrays: Sequence[Tensor], bias: Tensor, shape: torch.Size) -> Run:
+    numbers = (len(arrays[0]) - 1) // layer.outputs, setting["doublings"]
+    return linear_call("columns_int8", numbers, arrays, bias, layer, shape)
+
+
+def _pixel_settings(weight: SparseWeight, layer: LayerShape, examples: int) -> Iterator[Setting]:
+    if _is_offered(weight, layer):
+        fours = replace(weight, shape=(weight.shape[0], -(-weight.shape[1] // BLOCK), *weight.shape[2:]))
+        yield from pixel_kernel.KERNEL.settings(fours, layer, examples)
+
+
+def _pixel_pack(weight: SparseWeight, layer: LayerShape, setting: Setting) -> list[Tensor]:
+    blocks, smaller, more = _in_blocks(weight, layer)
+    return [*pixel_kernel.KERNEL.pack(blocks, smaller, setting), *more]
+
+
+def _pixel_bind(layer: LayerShape, setting: Setting, arrays: Sequence[Tensor], bias: Tensor, shape: torch.Size) -> Run:
+    channels = layer.inputs // layer.groups
+    smaller = replace(layer, inputs=layer.groups * -(-channels // BLOCK))
+    geometry = pixel_kernel.geometry(smaller, setting, arrays, shape)
+    return compiled_call("pixels_int8", (channels, layer.groups), (geometry, *arrays, bias), layer, shape)
+
+
+COLUMNS = Kernel(_column_settings, _column_pack, _column_bind)
+PIXELS = Kernel(_pixel_settings, _pixel_pack, _pixel_bind)

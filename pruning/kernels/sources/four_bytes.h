@@ -1,0 +1,83 @@
+/* Floats as bytes, and products of four pairs of bytes at once, the same on every processor. */
+#ifndef FOUR_BYTES_H
+#define FOUR_BYTES_H
+
+#include "vectors.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+/* sum + the four products of the unsigned bytes of `inputs` and the signed bytes of `weights`, in each element. */
+#if LANES == 16 && defined(__AVX512VNNI__)
+static inline ivec plus_bytes(ivec sum, ivec inputs, ivec weights) {
+    return (ivec)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)inputs, (__m512i)weights);
+}
+#elif LANES == 8 && defined(__AVXVNNI__)
+static inline ivec plus_bytes(ivec sum, ivec inputs, ivec weights) {
+    return (ivec)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)inputs, (__m256i)weights);
+}
+#elif LANES == 8 && defined(__AVX2__) /* pairs of 16 bits: pairs of 8 bits would saturate */
+static inline ivec plus_bytes(ivec sum, ivec inputs, ivec weights) {
+    __m256i x = (__m256i)inputs, w = (__m256i)weights;
+    __m256i even = _mm256_madd_epi16(_mm256_and_si256(x, _mm256_set1_epi16(255)),
+                                     _mm256_srai_epi16(_mm256_slli_epi16(w, 8), 8));
+    __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(x, 8), _mm256_srai_epi16(w, 8));
+    return sum + (ivec)_mm256_add_epi32(even, odd);
+}
+#elif LANES == 16 && defined(__AVX512BW__)
+static inline ivec plus_bytes(ivec sum, ivec inputs, ivec weights) {
+    __m512i x = (__m512i)inputs, w = (__m512i)weights;
+    __m512i even = _mm512_madd_epi16(_mm512_and_si512(x, _mm512_set1_epi16(255)),
+                                     _mm512_srai_epi16(_mm512_slli_epi16(w, 8), 8));
+    __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(x, 8), _mm512_srai_epi16(w, 8));
+    return sum + (ivec)_mm512_add_epi32(even, odd);
+}
+#elif LANES == 4 && defined(__ARM_FEATURE_MATMUL_INT8)
+static inline ivec plus_bytes(ivec sum, ivec inputs, ivec weights) {
+    return (ivec)vusdotq_s32((int32x4_t)sum, (uint8x16_t)inputs, (int8x16_t)weights);
+}
+#elif LANES == 4 && defined(__ARM_FEATURE_DOTPROD) /* signed bytes alone: x = (x - 128) + 64 + 64 */
+static inline ivec plus_bytes(ivec sum, ivec inputs, ivec weights) {
+    int8x16_t w = (int8x16_t)weights, half = vdupq_n_s8(64);
+    int32x4_t found = vdotq_s32((int32x4_t)sum, veorq_s8((int8x16_t)inputs, vdupq_n_s8(-128)), w);
+    return (ivec)vdotq_s32(vdotq_s32(found, half, w), half, w);
+}
+#else
+static inline ivec plus_bytes(ivec sum, ivec inputs, ivec weights) {
+    for (int k = 0; k < 32; k += 8) sum += (inputs >> k & 255) * (weights << (24 - k) >> 24);
+    return sum;
+}
+#endif
+
+/* Whole numbers become floats: sum * scale + bias, rounded once. */
+static inline void scale_whole(float *sums, int vectors, float scale, float bias) {
+    for (int v = 0; v < vectors; v++) {
+        vec whole = __builtin_convertvector(*(const ivec *)(sums + v * LANES), vec);
+        for (int i = 0; i < LANES; i++) sums[v * LANES + i] = __builtin_fmaf(whole[i], scale, bias);
+    }
+}
+
+/* A float becomes the byte round(x / scale) + zero, half to even; what lies outside is taken to the nearest byte, and
+   NaN to the lowest. Adding and subtracting 1.5 * 2^23 rounds, on every processor. */
+typedef struct {
+    float inverse, low, high;
+    int zero;
+} Rounding;
+
+static inline Rounding rounding_of(const float *given) {
+    return (Rounding){given[0], -given[1], 255 - given[1], (int)given[1]};
+}
+
+static inline uint32_t byte_of(float x, Rounding r) {
+    float value = x * r.inverse;
+    value = value > r.low ? value : r.low;
+    value = value < r.high ? value : r.high;
+    return (uint32_t)((int32_t)(value + 12582912.0f - 12582912.0f) + r.zero);
+}
+
+#endif

@@ -1,0 +1,130 @@
+"""Kernels of bytes give the bits of a reference in whole numbers, for any number of threads and instruction set."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pruning.catalogue.kernels import KERNELS
+from pruning.kernels.byte_kernels import rounded
+from pruning.kernels.sparse_layer import kernel_named
+from pruning.kernels.sparse_weight import LayerShape, Setting, SparseWeight
+from tests.pruning.kernels.test_kernels import ALL, MANY, convolution, expected, linear
+
+LAYERS = 500
+BYTES = [name for name, row in KERNELS.items() if row.rounds]
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def offered(layer: LayerShape, weight: SparseWeight, x: Tensor) -> Iterator[tuple[str, Setting]]:
+    for name in BYTES:
+        if layer.kind in KERNELS[name].kinds:
+            for setting in kernel_named(name).settings(weight, layer, layer.examples(x.shape)):
+                yield name, setting
+
+
+def run(name: str, setting: Setting, layer: LayerShape, weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
+    arrays = kernel_named(name).pack(SparseWeight.of(weight), layer, setting)
+    return kernel_named(name).bind(layer, setting, arrays, bias, x.shape)(x, None)
+
+
+def reference(layer: LayerShape, weight: Tensor, bias: Tensor, x: Tensor, added: Tensor | None) -> Tensor:
+    """Whole sums in float64, which are exact; then sum * scale + bias, rounded once to float32."""
+    inverse = torch.tensor(1 / layer.scale, dtype=torch.float32)
+    inputs = ((x * inverse).round() + layer.zero).clamp(0, 255) - layer.zero
+    whole, scales = rounded(weight)
+    sums = expected(replace(layer, low=ALL, high=-ALL), whole, torch.zeros_like(bias), inputs, None)
+    view = [-1] if layer.kind == "linear" else [-1, *[1] * (x.ndim - 2)]
+    scale, shift = ((each.view(view).numpy().astype(np.longdouble)) for each in (scales * layer.scale, bias))
+    found = torch.from_numpy((sums.float().numpy().astype(np.longdouble) * scale + shift).astype(np.float32))
+    return (found if added is None else found + added).clamp(layer.low, layer.high)
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=MANY) for part in range(1, 5))])
+def test_random_layers_have_the_bits_of_whole_sums_on_any_number_of_threads(part: int) -> None:
+    used, saturated = set(), 0
+    for number in range(part * LAYERS // 5, (part + 1) * LAYERS // 5, 1 if part else 3):
+        drawn, generator = random.Random(number), torch.Generator().manual_seed(number)
+        layer, weight, bias, x, added = (convolution if number % 2 else linear)(drawn, generator)
+        layer = replace(layer, scale=drawn.choice([0.003, 0.01, 0.04]), zero=drawn.choice([0, 37, 128, 255]))
+        target = reference(layer, weight, bias, x, added)
+        beyond = (x / layer.scale + layer.zero > 256) | (x / layer.scale + layer.zero < -1)
+        saturated += int(beyond.any())
+        for name, setting in offered(layer, SparseWeight.of(weight), x):
+            arrays = kernel_named(name).pack(SparseWeight.of(weight), layer, setting)
+            call = kernel_named(name).bind(layer, setting, arrays, bias, x.shape)
+            for threads in (1, 2, 4):
+                torch.set_num_threads(threads)
+                assert torch.equal(call(x, added), target), (number, name, setting, layer, tuple(x.shape), threads)
+            used.add(name)
+    assert used == set(BYTES)
+    assert saturated > 10
+
+
+def test_a_sum_by_hand() -> None:
+    layer = LayerShape("linear", 5, 2, scale=0.5, zero=10)
+    weight = torch.tensor([[1.0, 0.0, -127.0, 0.0, 2.0], [0.0, 0.0, 0.0, 0.0, 0.0]])
+    x = torch.tensor([[1.0, 9.0, 0.74, 9.0, 400.0]])  # bytes 12, 28, 11, 28 and, as 810 is too large, 255
+    (name, setting), *_ = offered(layer, SparseWeight.of(weight), x)
+
+    found = run(name, setting, layer, weight, torch.tensor([0.25, -3.0]), x)
+
+    assert found.tolist() == [[0.5 * (2 - 127 + 2 * 245) + 0.25, -3.0]]
+
+
+def test_the_largest_sums_are_exact_and_longer_rows_are_left_to_floats() -> None:
+    longest = (2**31 - 1) // (255 * 127)
+    layer = LayerShape("linear", longest, 2, scale=1.0)
+    weight = torch.ones(2, longest)
+    weight[1] = -1
+    x = torch.full((1, longest), 255.0)
+    for name, setting in offered(layer, SparseWeight.of(weight), x):
+        arrays = kernel_named(name).pack(SparseWeight.of(weight), layer, setting)
+        arrays[4] = torch.ones(2)  # the sums themselves
+        found = kernel_named(name).bind(layer, setting, arrays, torch.zeros(2), x.shape)(x, None)
+        assert found[0].tolist() == [float(np.float32(255 * 127 * longest)), -float(np.float32(255 * 127 * longest))]
+
+    longer = SparseWeight.of(torch.ones(2, longest + 1))
+    assert not list(offered(replace(layer, inputs=longest + 1), longer, torch.ones(1, longest + 1)))
+
+
+def test_what_bytes_cannot_hold_is_left_to_floats() -> None:
+    layer, x = LayerShape("linear", 8, 4, scale=0.1), torch.ones(64, 8)
+    assert list(offered(layer, SparseWeight.of(torch.ones(4, 8)), x))
+    assert not list(offered(replace(layer, scale=0.0), SparseWeight.of(torch.ones(4, 8)), x)), "not calibrated"
+    assert not list(offered(layer, SparseWeight.of(torch.full((4, 8), float("inf"))), x))
+    depthwise = LayerShape("convolution", 8, 8, kernel=(3, 3), groups=8, scale=0.1)
+    assert not list(offered(depthwise, SparseWeight.of(torch.ones(8, 1, 3, 3)), torch.ones(1, 8, 4, 4)))
+
+
+def test_inputs_that_are_not_finite_are_taken_to_the_nearest_byte_and_nan_to_the_lowest() -> None:
+    layer, weight = LayerShape("linear", 4, 1, scale=1.0, zero=100), torch.ones(1, 4) * 127
+    x = torch.tensor([[float("inf"), -float("inf"), float("nan"), 0.0]])
+    (name, setting), *_ = offered(layer, SparseWeight.of(weight), x)
+
+    assert run(name, setting, layer, weight, torch.zeros(1), x).tolist() == [[127.0 * (155 - 100 - 100)]]
+
+
+def test_rounded_weights_round_to_themselves_with_their_scales() -> None:
+    weight = torch.randn(300, 50, generator=torch.Generator().manual_seed(0)) * torch.logspace(-30, 30, 300)[:, None]
+    weight[7] = 0
+    whole, scales = rounded(weight)
+
+    assert torch.equal(whole.abs().amax(1), torch.full((300,), 127.0).index_fill(0, torch.tensor(7), 0.0))
+    assert torch.equal(whole[weight == 0], torch.zeros(50))
+    assert bool(((whole * scales[:, None] - weight).abs() <= 0.5001 * scales[:, None]).all())
+    again, same = rounded(whole * scales[:, None])
+    assert torch.equal(again, whole)
+    assert torch.equal(same[scales != 1], scales[scales != 1])
