@@ -23,14 +23,14 @@ SHARED: Mapping[str, int] = {
     "training": 6,
     "round": 4,
     "own_class": 2,
-    "deploy": 2,
+    "deploy": 3,
     "layerwise": 3,
     "lora": 1,
     "ranks": 2,
     "smaller": 1,
     "rows": 2,
     "channels": 2,
-    "groups": 1,
+    "groups": 2,
     "weights": 1,
 }
 """Versions of shared code. `training`: building, splitting, training and evaluating, in every stage; `round`: pruning;

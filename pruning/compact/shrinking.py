@@ -48,8 +48,7 @@ from pruning.holding.copies import values_with_history
 from pruning.layouts import layout_of, natural_layout
 from pruning.measure.matrix_weights import considered
 from pruning.measure.report import parameters
-from pruning.mixtures.finding import mixtures
-from pruning.mixtures.survivors import survivors
+from pruning.mixtures.survivors import drop_removed_experts
 
 
 @dataclass(frozen=True)
@@ -182,7 +181,6 @@ def _refit_recurrent(module: nn.RNNBase | nn.RNNCellBase) -> None:
 Form: TypeAlias = Literal["module", "graph", "unchanged"]
 
 OUTSIDE = "it is outside of the parts that can be traced"
-EXPERTS = "they are experts that the router leaves out; smaller_transformer removes them from stock transformers"
 COMPUTED = "its weight is computed in each forward, as under a parametrization"
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-10}
 """dtype of the computation -> largest allowed difference of outputs, relative to the largest output."""
@@ -199,7 +197,7 @@ class Shrunk:
         folded: name of a bias -> number of removed channels whose constant output was added to it; some biases are
             new.
         kept: name of a weight -> reason -> number of its empty outputs that were kept for that reason; a computed
-            weight is named by its layer and operation, and removed experts by the module that stacks them.
+            weight is named by its layer and operation.
         form: "module": the network's own class; "graph": a `torch.fx.GraphModule` of its operations for evaluation, in
             place of the network or of a part of it; "unchanged": a copy.
         parts: name of each part that was traced -> its form; "" is the network itself.
@@ -281,9 +279,6 @@ class Analysis:
             layout = layout_of(self.flow.traced.model.get_submodule(path), leaf) or natural_layout(weight.ndim)
             if empty := int((layout.sums((weight != 0).float()) == 0).sum()):
                 found[name] = {OUTSIDE: empty}
-        for mixture in mixtures(self.flow.traced.model):
-            if removed := int((~survivors(mixture)).sum()):
-                found[mixture.experts] = {EXPERTS: removed}
         return found
 
     def outside(self) -> dict[str, int]:
@@ -370,19 +365,19 @@ def shrink_tensors(model: nn.Module, analysis: Analysis) -> None:
 
 
 def shrink(model: nn.Module, example: Example) -> nn.Module:
-    """Remove the channels, units and heads that pruning emptied, and return a smaller network with the same outputs.
+    """Remove the channels, heads and experts that pruning emptied, and return a smaller network with the same outputs.
 
         smaller = pruning.shrink(model, images[:2])
         smaller.shrunk.removed, smaller.shrunk.kept         # removed channels; empty channels kept, and why
 
     `shrink` follows values through the network. A channel is removed if it is 0, if it is a constant that the biases
-    of its readers can absorb, or if nothing reads it. The result has the model's own class and names if the model's
-    forward takes its sizes from its modules; else it is a `torch.fx.GraphModule` for evaluation, which refuses
-    inputs for which the example's operations do not hold. The outputs are compared with the masked network's, on the
-    example and on noise in float32 and float64, and on inputs of other sizes. If they differ by more than
-    1e-5 (float32) or 1e-10 (float64) of the largest output, an unshrunk copy is returned. A network that runs in only
-    one of these dtypes, for example because its forward makes a constant of that dtype, is compared in that one, and so
-    is a graph that fails in float64.
+    of its readers can absorb, or if nothing reads it. Experts that a router leaves out go first. The result has the
+    model's own class and names if the model's forward takes its sizes from its modules; else it is a
+    `torch.fx.GraphModule` for evaluation, which refuses inputs for which the example's operations do not hold. The
+    outputs are compared with the masked network's, on the example and on noise in float32 and float64, and on inputs of
+    other sizes. If they differ by more than 1e-5 (float32) or 1e-10 (float64) of the largest output, an unshrunk copy
+    is returned. A network that runs in only one of these dtypes, for example because its forward makes a constant of
+    that dtype, is compared in that one, and so is a graph that fails in float64.
 
     If `torch.export` cannot trace the model whole, its largest modules that can be traced become smaller, and all else
     stays: `smaller.shrunk.parts` and `outside`.
@@ -399,8 +394,8 @@ def shrink(model: nn.Module, example: Example) -> nn.Module:
             float64.
         TypeError: `example` is no tensor, tuple or mapping.
     """
+    trace, experts = _traced_without_experts(model, example)
     plain = plain_copy(model)
-    trace = traced_in_parts(model, example, sizes="batch")
     comparison = Comparison(plain, arguments_of(example), trace)
     tried = [f"the whole network: {trace.refusal}"] * bool(trace.refusal)
     ways = {part.path: 0 for part in trace.parts}
@@ -418,11 +413,18 @@ def shrink(model: nn.Module, example: Example) -> nn.Module:
         if not failures:
             tried += _said(forms, notes)
             smaller = comparison.relaxed(analysis.build())
-            return _finished(smaller, model, plain, analysis, tried, errors)
+            return _finished(smaller, model, plain, analysis, experts, tried, errors)
         tried += _said(forms, failures)
         ways = {path: way + (path in failures) for path, way in ways.items()}
         ways = {path: way for path, way in ways.items() if way < len(FORMS)}
-    return _finished(plain, model, plain, None, tried, {})
+    return _finished(plain, model, plain, None, {}, tried, {})
+
+
+def _traced_without_experts(model: nn.Module, example: Example) -> tuple[Traced, dict[str, tuple[int, Tensor]]]:
+    """Return the trace of a network without the experts that routers leave out, and their places."""
+    fewer = plain_copy(model)
+    experts = drop_removed_experts(fewer)
+    return traced_in_parts(fewer, example, sizes="batch"), experts
 
 
 FORMS: tuple[tuple[Form, Sizes], ...] = (("module", "batch"), ("graph", "any"), ("graph", "batch"))
@@ -454,6 +456,7 @@ def _finished(
     model: nn.Module,
     plain: nn.Module,
     analysis: Analysis | None,
+    experts: Mapping[str, tuple[int, Tensor]],
     tried: list[str],
     errors: Mapping[torch.dtype, float],
 ) -> nn.Module:
@@ -464,7 +467,7 @@ def _finished(
         parameters(plain),
         parameters(smaller),
         removed,
-        analysis.left(removed) if analysis else {},
+        _left(analysis, removed, experts, shapes) if analysis else {},
         {fold.name: fold.channels for fold in analysis.folds} if analysis else {},
         analysis.empty_and_kept() if analysis else {},
         analysis.form if analysis else "unchanged",
@@ -480,6 +483,22 @@ def _finished(
     return smaller.to(device).eval()
 
 
+def _left(
+    analysis: Analysis,
+    removed: Iterable[str],
+    experts: Mapping[str, tuple[int, Tensor]],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> dict[str, Tensor]:
+    """Return name -> bool, where entries of the masked network are kept, also in tensors of experts."""
+    found = analysis.left(removed)
+    for name, (dim, kept) in experts.items():
+        whole = torch.zeros(shapes[name], dtype=torch.bool)
+        own = found.get(name, torch.ones((), dtype=torch.bool))
+        size = [len(kept) if each == dim else length for each, length in enumerate(whole.shape)]
+        found[name] = whole.index_copy(dim, kept, own.expand(size))
+    return found
+
+
 class Comparison:
     """Comparison of smaller networks with the masked one: its parts, and the network as a whole.
 
@@ -490,7 +509,7 @@ class Comparison:
     Args:
         model: the masked network.
         given: inputs of the example.
-        trace: the parts.
+        trace: the parts, of a network without the experts that routers leave out.
     """
 
     def __init__(self, model: nn.Module, given: Inputs, trace: Traced) -> None:
@@ -500,7 +519,7 @@ class Comparison:
         self._calls = {
             path: [*own, *(tree_map(_noise, each) for each in own)] for path, own in {**calls, "": [given]}.items()
         }
-        self._expected = self._expectations(model)
+        self._expected = self._expectations(model, trace.model)
         self._whole = "" in calls
         rules = [rule for part in trace.parts for rule in part.guard.rules]
         self._dtype: torch.dtype | None = None
@@ -511,13 +530,14 @@ class Comparison:
             given = _cast_all(given, self._dtype)
         self._others = OtherInputs(model, given, rules)
 
-    def _expectations(self, model: nn.Module) -> dict[str, dict[torch.dtype, list[list[Tensor]]]]:
+    def _expectations(self, model: nn.Module, fewer: nn.Module) -> dict[str, dict[torch.dtype, list[list[Tensor]]]]:
         """Return path -> dtype -> outputs for the dtypes that a part runs in."""
         expected: dict[str, dict[torch.dtype, list[list[Tensor]]]] = {path: {} for path in self._calls}
         reasons: dict[str, str] = {}
-        for dtype in TOLERANCES:
-            converted = copy.deepcopy(model).to(dtype)
-            for path in self._calls:
+        paths = [path for path in self._calls if path]
+        for dtype, network, own in ((d, *each) for d in TOLERANCES for each in ((model, [""]), (fewer, paths))):
+            converted = copy.deepcopy(network).to(dtype) if own else network
+            for path in own:
                 try:
                     expected[path][dtype] = self._outputs(converted, path, dtype)
                 except Exception as error:  # a forward may raise anything

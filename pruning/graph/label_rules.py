@@ -586,6 +586,7 @@ def _attention(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
     if given.get("enable_gqa"):
         key, value = (each.for_each(query.value.shape[-3]) for each in (key, value))
     last = query.value.ndim - 1
+    flow.pin([field for each in (query, key) for field in each.fields if last not in covered(field)], why)
     heads = contract(flow, node, query, key, (last, last))
     if isinstance(mask, fx.Node):
         shape = flow.value(mask).shape

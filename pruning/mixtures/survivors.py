@@ -95,6 +95,36 @@ def stop_routing_among_survivors(model: nn.Module) -> None:
                 each.pop(key, None)
 
 
+def drop_removed_experts(model: nn.Module) -> dict[str, tuple[int, Tensor]]:
+    """Take the experts that routers leave out from a network without masks, which then computes the same.
+
+    Returns:
+        name of each tensor that is smaller -> (the dimension of experts, the numbers of those that stay).
+    """
+    modules, dropped = dict(plain_modules(model)), dict[str, tuple[int, Tensor]]()
+    for mixture in mixtures(model):
+        experts = modules[mixture.experts]
+        kept = next(
+            (each.kept.cpu() for each in experts._forward_pre_hooks.values() if isinstance(each, _Numbered)), None
+        )
+        if kept is None:
+            continue
+        for name, tensor in {**mixture.stacks, **mixture.router}.items():
+            path, _, leaf = name.rpartition(".")
+            dim = expert_dim(tensor, mixture.count) or 0
+            fewer, learned = tensor.detach().index_select(dim, kept.to(tensor.device)), isinstance(tensor, nn.Parameter)
+            setattr(modules[path], leaf, nn.Parameter(fewer, tensor.requires_grad) if learned else fewer)
+            dropped[name] = dim, kept
+        for key in [*counts_experts(experts, mixture.count)]:
+            setattr(experts, key, len(kept))
+    for module in modules.values():
+        for hook in [each for each in module._forward_pre_hooks.values() if isinstance(each, _Fewer)]:
+            for path, key in hook.counters:
+                setattr(module.get_submodule(path), key, len(hook.kept))
+    stop_routing_among_survivors(model)
+    return dropped
+
+
 @contextmanager
 def routing_among_all(model: nn.Module) -> Iterator[None]:
     """Let routers choose among all experts inside the context, also among those that were removed."""

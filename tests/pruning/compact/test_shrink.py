@@ -346,6 +346,33 @@ def test_heads_that_share_keys_and_values_go_together() -> None:
     agree(smaller, model, torch.randn(3, 4, 6).double())
 
 
+class NormedHeads(nn.Module):
+    """Attention whose queries and keys are normalised for each head, as in Qwen3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries, self.keys, self.values, self.out = (nn.Linear(12, 12, bias=False) for _ in range(4))
+        self.norm = nn.RMSNorm(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        def heads(layer: nn.Linear) -> Tensor:
+            return layer(x).view(*x.shape[:-1], -1, 4)
+
+        def scaled(layer: nn.Linear) -> Tensor:
+            found = heads(layer)
+            return (self.norm.weight * (found * (found.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt())).transpose(1, 2)
+
+        found = F.scaled_dot_product_attention(
+            scaled(self.queries), scaled(self.keys), heads(self.values).transpose(1, 2)
+        )
+        return self.out(found.transpose(1, 2).reshape(*x.shape[:-1], -1))
+
+
+def test_normalised_heads_are_all_kept() -> None:
+    smaller: Any = pruning.shrink(NormedHeads(), torch.randn(2, 5, 12))
+    assert (smaller.shrunk.form, smaller.shrunk.tried) == ("module", ())
+
+
 def test_groups_of_a_convolution_lose_as_many_inputs_each() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 1, bias=False), nn.ReLU(), nn.Conv2d(8, 8, 1, groups=2)).double()

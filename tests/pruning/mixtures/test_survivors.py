@@ -9,11 +9,14 @@ import pytest
 import torch
 
 import pruning
-from pruning.mixtures.finding import mixtures
+from pruning.mixtures.finding import expert_dim, mixtures
 from pruning.mixtures.routing import Routed, eager_experts, expert_outputs, routed
 from pruning.mixtures.survivors import route_among_survivors, stop_routing_among_survivors, survivors
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
+import small_mixtures
+import transformers
+
 EXPERTS, REMOVED, KEPT = 6, [1, 4], [0, 2, 3, 5]
 TOKENS = torch.tensor([[3, 7, 1, 9, 4], [2, 2, 8, 5, 6]])
 
@@ -111,11 +114,25 @@ def test_outputs_of_experts_times_their_weights_are_the_outputs_of_the_mixture(k
     torch.testing.assert_close(sum(parts), whole)
 
 
-def test_a_traced_network_keeps_removed_experts_and_says_so() -> None:
-    masked = network("mixtral")
-    pruning.prune(masked, "magnitude", unit="expert", sparsity=1 / 3)
+@pytest.mark.parametrize(
+    "kind", [each if each == "mixtral" else pytest.param(each, marks=pytest.mark.slow) for each in small_mixtures.KINDS]
+)
+def test_a_shrunk_network_has_no_row_of_a_removed_expert(kind: str) -> None:
+    masked = small_mixtures.network_of(kind)
+    dense = masked(TOKENS).logits
+    pruning.prune(masked, "magnitude", unit="expert", sparsity=0.5)
     smaller: Any = pruning.shrink(masked, {"input_ids": TOKENS})
-    torch.testing.assert_close(smaller(TOKENS).logits, masked(TOKENS).logits)
-    assert {name: [*kept.values()] for name, kept in smaller.shrunk.kept.items()} == {
-        mixture.experts: [len(REMOVED)] for mixture in mixtures(masked)
-    }
+    torch.testing.assert_close(smaller(TOKENS).logits, masked(TOKENS).logits, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(masked(TOKENS).logits, dense)
+    assert smaller.shrunk.form == "module"
+    assert not smaller.shrunk.kept
+    plain = copy.deepcopy(masked)
+    pruning.remove_all(plain)
+    whole, left = plain.state_dict(), smaller.state_dict()
+    for mixture in mixtures(plain):
+        for name, tensor in {**mixture.router, **mixture.stacks}.items():
+            dim = expert_dim(tensor, mixture.count)
+            assert left[name].shape[dim] == mixture.count // 2
+            kept = smaller.shrunk.left[name].expand(tensor.shape)
+            torch.testing.assert_close(whole[name][kept], left[name].flatten())
+    assert [each.count for each in mixtures(smaller)] == [each.count // 2 for each in mixtures(plain)]
