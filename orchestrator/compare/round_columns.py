@@ -10,7 +10,7 @@ from orchestrator.core.specs import RestartFields, StageFields, StageSpec
 from pruning.catalogue.methods import METHODS
 from pruning.choices.axes import SPANNING
 
-WEIGHTS, CHANNELS = "weights", "channels"
+WEIGHTS, BLOCKS, CHANNELS = "weights", "blocks", "channels"
 """Budgets that a sparsity can be a fraction of, besides the parameters, MACs and bytes of a whole network."""
 
 COUNTED = {"heads": "heads", "mlp": "hidden units", "layer": "layers", "expert": "experts"}
@@ -29,7 +29,7 @@ class Chosen(NamedTuple):
     dynamics: str = ""
     repair: str = ""
     budget: str = ""
-    """Quantity that the requested sparsity is a fraction of: `weights`; for whole channels `channels`; or
+    """Quantity that the requested sparsity is a fraction of: `weights`; `blocks`; for whole channels `channels`; or
     `parameters`, `MACs` or `bytes` of the whole network."""
     reached: float | None = None
     """Removed fraction of the budget; None if the record does not have it."""
@@ -95,7 +95,7 @@ def budget_of(fields: StageFields) -> str:
     unit = "entry" if fields.target is None else fields.unit.kind
     if unit in SPANNING:
         return fields.scope.budget.replace("macs", "MACs").replace("_", " ")
-    return CHANNELS if unit == "channel" else WEIGHTS
+    return {"channel": CHANNELS, "block": BLOCKS}.get(unit, WEIGHTS)
 
 
 def in_words(budget: str, unit: str) -> str:

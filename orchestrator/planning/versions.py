@@ -31,14 +31,15 @@ SHARED: Mapping[str, int] = {
     "rows": 2,
     "channels": 2,
     "groups": 2,
+    "blocks": 1,
     "weights": 1,
 }
 """Versions of shared code. `training`: building, splitting, training and evaluating, in every stage; `round`: pruning;
 `own_class`: the call of a user's own method class; `deploy`: shrinking and measuring;
 `layerwise`: pruning in the sequential order; `lora`: training of low-rank updates; `ranks`: several processes;
 `smaller`: training of the smaller transformer that masks leave; `rows`: counts of rows; `channels`: which layers lose
-channels; `groups`: which channels lie in a group; `weights`: which weights of networks of other packages, and of the
-user's own, are pruned."""
+channels; `groups`: which channels lie in a group; `blocks`: which inputs lie in a block or window; `weights`: which
+weights of networks of other packages, and of the user's own, are pruned."""
 
 
 class Versioned(Protocol):
@@ -91,6 +92,7 @@ def versions_of(
     used += ["lora"] if parts.get("finetune", {}).get("lora_rank") is not None else []
     used += ["smaller"] if _trains_smaller(parts) else []
     used += [*_of_choice(parts, model)] if "method" in parts else []
+    used += ["blocks"] if sequential and parts.get("scope", {}).get("kind") == "window" else []
     named = {group: parts.get(group, {}).get("kind") for group in OF_STAGES}
     named["allocation"] = parts.get("scope", {}).get("allocation")
     used += [f"{family}/{name}" for family, name in named.items() if name and FAMILIES[family][name].code]
@@ -104,8 +106,8 @@ def _of_choice(parts: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[s
         yield "rows"
     if unit.get("kind") == "channel" and not (score is not None and score.of_batch_norm):
         yield "channels"
-    if unit.get("kind") == "group":
-        yield "groups"
+    if unit.get("kind") in ("group", "block"):
+        yield f"{unit['kind']}s"
     network = MODELS.get(str(model.get("kind")))
     if model.get("_target_") or (network is not None and network.named_by):
         yield "weights"

@@ -120,17 +120,18 @@ def prune_layers(
     done = blocks.done or Layerwise(MaskSet({}), {})
     whole = {each.name: torch.ones_like(getattr(each.module, each.parameter), dtype=torch.bool) for each in chosen}
     masks = MaskSet({name: done.masks.get(name, parent.get(name, whole[name])) for name in names})
+    cut = asked.cut(chosen, names)
     details = {
         "unit": choices.unit.kind,
-        "units": {name: mask.numel() for name, mask in whole.items()},
-        "removed": masks.sparsity(),
+        "units": dict(cut.sizes),
+        "removed": 1 - sum(int(each.sum()) for each in cut.alive(masks).values()) / max(1, sum(cut.sizes.values())),
         "score": asked.named,
         "examples": sum(map(count, batches)),
         "passes": 0,
         "rescorings": 1,
         "split": SPLIT,
         "layers": {name: _plain(report) for name, report in done.layers.items()},
-    }
+    } | ({"limits": cut.limits} if cut.limits else {})
     return masks, Scoring(details, {"scoring": 0.0, "selection": sum(each.seconds for each in done.layers.values())})
 
 
@@ -141,12 +142,13 @@ def _call(model: nn.Module, batch: Any) -> Any:
 
 
 def _target(asked: Round) -> dict[str, Any]:
-    scope = asked.choices.scope
+    scope, unit = asked.choices.scope, asked.choices.unit
+    size = {"size": unit.size} if unit.kind == "block" else {}
     if scope.kind == "window":
         return {"n": scope.n, "m": scope.m}
     if scope.allocation == "given":
-        return {"sparsity": {name: 1 - density for name, density in scope.densities.items()}}
-    return {"sparsity": asked.fields.target}
+        return {"sparsity": {name: 1 - density for name, density in scope.densities.items()}} | size
+    return {"sparsity": asked.fields.target} | size
 
 
 def _plain(report: LayerReport) -> dict[str, Any]:

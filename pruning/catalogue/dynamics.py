@@ -70,6 +70,8 @@ _DENSITY = Rule(lambda value: is_number(value) and 0 <= value < 1, "lie in [0, 1
 _N = Option("n", int, 2, "Number of entries that a window keeps.", (whole(0),))
 _M = Option("m", int, 4, "Number of entries of a window; must divide the input dimension.", (whole(1),))
 _ANY_UNIT = ("entry", "block", "channel", "group", "layer", "heads", "mlp", "residual")
+_SIZE = Option("size", int, 1, "Inputs of a block, which go and return together; 1: single entries.", (whole(1),))
+_OF_BLOCKS = {"size": "unit.size"}
 _OF_SCHEDULE = {"sparsity": "schedule.sparsity"}
 _OF_WINDOW = {"n": "scope.n", "m": "scope.m"}
 
@@ -140,10 +142,13 @@ DYNAMICS: Mapping[str, DynamicsRow] = named(
                 _STAYS,
                 Option("fraction", float, 0.3, "Fraction of the kept entries that the first update drops.", _FRACTION),
                 _FIRST,
+                _SIZE,
             ),
             "Evci et al. 2020, arXiv 1911.11134",
             keeps_counts=True,
+            units=("entry", "block"),
             scopes=("layer", "global"),
+            elsewhere=_OF_BLOCKS,
         ),
         DynamicsRow(
             "sr_ste",
@@ -181,11 +186,13 @@ DYNAMICS: Mapping[str, DynamicsRow] = named(
                     "Ranks each tensor separately, or all together.",
                     (one_of("layer", "global"),),
                 ),
+                _SIZE,
             ),
             "Sanh, Wolf & Rush 2020, arXiv 2005.07683",
             ranking="movement",
+            units=("entry", "block"),
             scopes=("layer", "global"),
-            elsewhere={**_OF_SCHEDULE, "scope": "scope.kind"},
+            elsewhere={**_OF_SCHEDULE, **_OF_BLOCKS, "scope": "scope.kind"},
         ),
         DynamicsRow(
             "soft_movement",

@@ -26,7 +26,11 @@ class Preset:
 UNITS: Mapping[str, Preset] = MappingProxyType(
     {
         "entry": Preset("single entries", {"kind": "entry"}),
-        "block": Preset("blocks of `size` consecutive entries of an output's weights", {"kind": "block", "size": 4}),
+        "block": Preset(
+            "blocks of `size` (1x4) consecutive inputs of an output, in a convolution at one kernel position; the last "
+            "one is shorter if `size` does not divide the inputs",
+            {"kind": "block", "size": 4},
+        ),
         "channel": Preset(
             "whole channels along `dim` (0 for output channels); the last tensor stays dense",
             {"kind": "channel", "spare_last": True},

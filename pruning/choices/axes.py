@@ -60,13 +60,14 @@ class Unit:
     """Units that are pruned as a whole.
 
     Args:
-        kind: "entry"; "block": `size` consecutive entries of an output's weights; "channel": a slice along `dim`;
+        kind: "entry"; "block": `size` consecutive inputs of one output, in a convolution at one kernel position, within
+            the output's group (the last one is shorter if `size` does not divide them); "channel": a slice along `dim`;
             "group": a channel with everything that must be removed with it (`pruning.dependency_groups`); of a stock
             transformer, "layer": a whole block, "heads": a key and value head with its query heads, "mlp": a hidden
             unit of an MLP, "residual": a channel of the residual stream; "layer_and_mlp": whole blocks, then hidden
             units of the others; "expert": an expert of any mixture, with what its router has for it, in all layers
             equally many.
-        size: number of entries of a block; must divide the weights of one output.
+        size: number of inputs of a block.
         dim: dimension that counts channels: 0 for the outputs of a layer, 1 for its inputs.
         reduce: how scores of entries become a unit's score: "sum", "l1" (sum of magnitudes), "l2" or "square_of_sum".
         spare_last: keep the last tensor dense and out of all counts, because its channels are the network's outputs.
@@ -109,6 +110,11 @@ class Unit:
             raise RefusedType("unit.dim", self.dim).because(
                 "must be an int: 0 for output channels, 1 for input channels."
             )
+
+
+def blocks_of(size: int) -> Unit:
+    """Return the unit of blocks of `size` inputs; single entries for 1."""
+    return Unit("block", size=size) if size > 1 else Unit()
 
 
 @dataclass(frozen=True)

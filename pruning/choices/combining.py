@@ -191,7 +191,7 @@ def _check_order(choices: Choices) -> None:
     allocations = tuple(name for name, row in ALLOCATIONS.items() if row.by_itself)
     taken: Taken = {
         "select": (choices.select, (None,)),
-        "unit.kind": (choices.unit.kind, ("entry",)),
+        "unit.kind": (choices.unit.kind, ("entry", "block")),
         "scope.kind": (scope.kind, (ranked, "window")),
         "scope.allocation": (scope.allocation, allocations),
         "scope.min_kept": (scope.min_kept, (0,)),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from pruning.choices.axes import Scope, Unit
 from pruning.dynamics.mask_history import MaskHistory, MaskUpdate
 from pruning.holding.parameter import (
     check_masks,
@@ -23,10 +24,12 @@ from pruning.holding.parameter import (
     unwrapped,
 )
 from pruning.holding.reparam import mask_
+from pruning.layouts import layout_of
 from pruning.masks.keeper import MaskKeeper
 from pruning.masks.mask_set import MaskSet
 from pruning.schedule import step_of
 from pruning.scores.readings.network import weights_of
+from pruning.selection.selection_groups import Groups, groups_of
 
 _ATTACHED: WeakKeyDictionary[Optimizer, WeakSet[Any]] = WeakKeyDictionary()
 """Optimizer -> dynamics that are attached to it."""
@@ -369,6 +372,11 @@ class Dynamics:
         """Return the parameter that now has this name."""
         module, leaf = place(self.model, name, self._shapes[name])
         return module.get_parameter(leaf)
+
+    def parts(self, unit: Unit | None = None, scope: Scope | None = None) -> Groups:
+        """Return the units of the masked parameters."""
+        layouts = {name: layout_of(*place(self.model, name, shape)) for name, shape in self._shapes.items()}
+        return groups_of(self._shapes, unit, scope, layouts)
 
     def add(self, name: str) -> None:
         """Mask another parameter, which keeps all entries for now, unless it has a mask already."""

@@ -76,6 +76,9 @@ class Gradual(Dynamics):
     def begin(self) -> None:
         """Read the sparsity of the first masks; dependency groups mask biases and normalisations, too."""
         self._start = self.masks.sparsity()
+        if self.choices.unit.kind == "block":
+            alive = torch.cat([*self.parts(self.choices.unit).alive(self.masks).values()])
+            self._start = 1 - float(alive.double().mean())
         if self.choices.unit.spans:
             for name in self._planned(replace(self.choices, schedule=Schedule(self._start))):
                 self.add(name)

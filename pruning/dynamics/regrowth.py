@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from pruning.choices.axes import blocks_of
 from pruning.dynamics.changing_masks import Dynamics
 from pruning.selection.random_subset import prune_random_
 from pruning.selection.smallest import prune_smallest_
@@ -99,6 +100,8 @@ class RigL(Dynamics):
         until: place from which masks stay: a fraction of the training up to 1, else a step.
         fraction: fraction of the kept entries that the first update drops.
         begin: place of the first update, like `until`.
+        size: blocks of `size` consecutive inputs go and return together, by the sums of |w| and |gradient|; 1: single
+            entries.
 
     Source: Evci et al. 2020, arXiv 1911.11134.
     """
@@ -107,8 +110,21 @@ class RigL(Dynamics):
     replaces_steps = True
     new_values = (0.0, 0.0)
 
-    def __init__(self, every: int = 100, until: float = 0.75, fraction: float = 0.3, begin: float = 0) -> None:
+    def __init__(
+        self, every: int = 100, until: float = 0.75, fraction: float = 0.3, begin: float = 0, size: int = 1
+    ) -> None:
         self.every, self.until, self.fraction, self.first = every, until, fraction, begin
+        self.unit = blocks_of(size)
+
+    def begin(self) -> None:
+        """Raise ValueError for masks that cut blocks."""
+        for part in self.parts(self.unit):
+            kept = self.kept[part.name]
+            if not torch.equal(part.by_entry(part.by_unit(kept).any(1)), kept):
+                raise ValueError(
+                    f"`masks` (with {part.name!r}) must keep or prune each block of `size` (={self.unit.size}) inputs; "
+                    "make them with unit='block'."
+                )
 
     def wants_dense(self) -> bool:
         """Return whether the next step is replaced by an update."""
@@ -122,11 +138,13 @@ class RigL(Dynamics):
         begin, until = self.place_of(self.first), self.place_of(self.until)
         fraction = self.fraction / 2 * (1 + math.cos(math.pi * (self.step - begin) / (until - begin)))
         masks = {}
-        for name, kept in self.kept.items():
-            parameter = self.parameter(name)
+        for part in self.parts(self.unit):
+            parameter = self.parameter(part.name)
             if parameter.grad is not None:
-                with named(name):
-                    masks[name] = regrown(parameter.detach(), parameter.grad.detach(), kept, fraction)
+                weight, gradient = (part.by_unit(each.detach().abs()).sum(1) for each in (parameter, parameter.grad))
+                with named(part.name):
+                    left = regrown(weight, gradient, part.by_unit(self.kept[part.name]).any(1), fraction)
+                masks[part.name] = part.by_entry(left)
         self.change(masks)
         return True
 

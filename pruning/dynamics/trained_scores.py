@@ -15,15 +15,13 @@ import torch
 from torch import Tensor
 
 from pruning.choices.axes import Dynamics as Returning
-from pruning.choices.axes import Schedule, Scope, Score
+from pruning.choices.axes import Schedule, Scope, Score, blocks_of
 from pruning.choices.combining import Choices
 from pruning.dynamics.changing_masks import Dynamics, forget
 from pruning.engine.one_call import plan
-from pruning.holding.parameter import check_prunable, place
+from pruning.holding.parameter import check_prunable
 from pruning.holding.reparam import mask_
-from pruning.layouts import layout_of
 from pruning.schedule import cubic
-from pruning.selection.selection_groups import groups_of
 from pruning.selection.smallest import best_of_pools
 
 
@@ -108,6 +106,7 @@ class Movement(_TrainedScores):
         begin: place of the first update: a fraction of the training up to 1, else a step.
         until: place of the last update, like `begin`.
         scope: "layer" ranks each tensor separately, "global" all together.
+        size: blocks of `size` consecutive inputs go together, ranked by the sums of their scores; 1: single entries.
     """
 
     def __init__(
@@ -117,8 +116,10 @@ class Movement(_TrainedScores):
         begin: float = 0.0,
         until: float = 0.75,
         scope: Literal["layer", "global"] = "layer",
+        size: int = 1,
     ) -> None:
         self.sparsity, self.every, self.first, self.until, self.scope = sparsity, every, begin, until, scope
+        self.unit = blocks_of(size)
 
     def begin(self) -> None:
         """Begin with scores of 0, and the sparsity of the first masks."""
@@ -131,7 +132,7 @@ class Movement(_TrainedScores):
         if (progress := self.progress(self.every)) is not None:
             schedule = Schedule(cubic(self.sparsity, progress, self._start))
             score, free = Score(lambda *_, **__: self.scores), Returning("free")
-            choices = Choices(score, scope=Scope(self.scope), schedule=schedule, dynamics=free)
+            choices = Choices(score, self.unit, Scope(self.scope), schedule, free)
             found = plan(self.model, choices, parameters=list(self.kept), masks=self.masks)
             self.swap({name: found.masks[name].to(kept.device) for name, kept in self.kept.items()})
             self.tell_dead(found.details["dead"])
@@ -241,8 +242,7 @@ class StraightThrough(Dynamics):
     def _choose(self) -> None:
         """Keep the largest weights of each window in the network, and put the others aside."""
         masks = {}
-        layouts = {name: layout_of(*place(self.model, name, shape)) for name, shape in self._shapes.items()}
-        for part in groups_of(self._shapes, scope=Scope("window", n=self.n, m=self.m), layouts=layouts):
+        for part in self.parts(scope=Scope("window", n=self.n, m=self.m)):
             weight = self.parameter(part.name).detach()
             pools = part.by_unit(weight.abs()).view(-1, part.pool)
             best = best_of_pools(pools, pools.new_ones(()).bool().expand(pools.shape), self.n)

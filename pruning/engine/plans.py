@@ -243,7 +243,7 @@ class _PlannedRun:
     def _scores(self, score: Score, cut: Cut, given: ScoringInput) -> Mapping[str, Tensor]:
         choices, row = self.choices, row_of(score)
         check_options(score)
-        score = _with_block_form(score, cut.unit)
+        score = _with_block_form(score, cut)
         if row is not None and row.session and choices.schedule.inner > 1 and choices.dynamics.kind == "nested":
             if self.session is not None:
                 return self.session.scores(given.masks)
@@ -258,7 +258,10 @@ class _PlannedRun:
         return compute_scores(score, given, names, cut.unit.dim if cut.unit.kind == "channel" else None)
 
     def _reduced(self, cut: Cut, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the scores of the units, inverted if the control is "invert"."""
+        """Return the scores of the units, inverted for the control "invert"; a random block has one draw."""
+        row = row_of(self.choices.score)
+        if row is not None and row.draws and isinstance(cut, Groups) and cut.unit.kind == "block":
+            scores = {part.name: part.by_unit(scores[part.name])[:, 0] for part in cut}
         units = _by_unit(cut, scores)
         return inverted(units) if self.choices.control.kind == "invert" else units
 
@@ -276,9 +279,15 @@ def _shares_fisher_matrix(score: Score, choices: Choices) -> bool:
     return same and choices.dynamics.kind == "nested" and choices.schedule.inner == 1
 
 
-def _with_block_form(score: Score, unit: Unit) -> Score:
-    """Make OBS score whole blocks, like oBERT, if the blocks of its Fisher matrix are the pruned blocks."""
-    if score.kind != "obs" or unit.kind != "block" or score.options.get("block") != unit.size:
+def _with_block_form(score: Score, cut: Cut) -> Score:
+    """Make OBS score whole blocks, like oBERT, if the blocks of its Fisher matrix are the pruned blocks.
+
+    Those of the matrix run along the rows of a weight; in convolutions with larger kernels the pruned ones do not.
+    """
+    if score.kind != "obs" or not isinstance(cut, Groups) or cut.unit.kind != "block":
+        return score
+    size = score.options.get("block")
+    if any(part.entries != size or part.padding or (part.index.flatten().diff() < 0).any() for part in cut):
         return score
     return replace(score, options={"form": "block", **score.options})
 
@@ -323,7 +332,7 @@ def _details(cut: Cut, kept: Mapping[str, Tensor], inner: int) -> dict[str, Any]
     passes = cut.unit.kind in FAMILY_UNITS  # the residual stream goes around a removed layer and its heads
     dead = [name for name, count in units.items() if cut.sizes[name] and not count and not passes]
     details = {"unit": cut.unit.kind, "units": dict(cut.sizes), "kept": units, "dead": dead, "inner": inner}
+    limits = {"limits": cut.limits} if cut.limits else {}
     if isinstance(cut, DependencyGroups):
-        limits = {"limits": cut.limits} if cut.limits else {}
         return details | {"removed": gone(cut, alive), "step": largest_step(cut, alive)} | limits
-    return details | {"removed": 1 - sum(units.values()) / max(1, sum(cut.sizes.values()))}
+    return details | {"removed": 1 - sum(units.values()) / max(1, sum(cut.sizes.values()))} | limits

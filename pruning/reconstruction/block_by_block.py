@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from numbers import Real
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from pruning.catalogue.reconstructions import RECONSTRUCTIONS
+from pruning.catalogue.rows import is_int
+from pruning.choices.axes import Scope, blocks_of
 from pruning.graph.tracing import without_key_caches
 from pruning.holding.parameter import check_masks, check_prunable, hooked
 from pruning.layouts import WeightLayout, required_layout
@@ -29,6 +31,7 @@ from pruning.reconstruction.expert_statistics import ExpertCollector, passes_of
 from pruning.reconstruction.layer_problem import Collector, InputStatistics, Target
 from pruning.reconstruction.solving import Found, LayerReport, Solve, Solving
 from pruning.reconstruction.streamed_weights import StreamedWeights
+from pruning.selection.selection_groups import groups_of
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Layerwise:
     layers: Mapping[str, LayerReport] = field(repr=False)
 
 
-def layerwise(  # eighteen parameters: one call prunes a network from files to files, and each has a default but three
+def layerwise(  # nineteen parameters: one call prunes a network from files to files, and each has a default but three
     model: nn.Module,
     method: str | Solve,
     batches: Iterable[Batch],
@@ -52,6 +55,7 @@ def layerwise(  # eighteen parameters: one call prunes a network from files to f
     sparsity: float | Mapping[str, float] | None = None,
     n: int | None = None,
     m: int | None = None,
+    size: int = 1,
     blocks: str | Sequence[str] | None = None,
     parameters: Iterable[str] | None = None,
     masks: Mapping[str, Tensor] | None = None,
@@ -86,7 +90,9 @@ def layerwise(  # eighteen parameters: one call prunes a network from files to f
         batches: calibration data; the network is called with each: a dict by keyword, a tuple or list by position.
             Positions where `attention_mask` of a dict is 0 do not count.
         sparsity: fraction of each layer's entries that is 0 in the end, or pattern for a weight's name -> fraction.
-        n, m: keep n of each m consecutive inputs, in place of `sparsity`.
+        n, m: keep n of each m consecutive inputs, in place of `sparsity`; in a convolution, at one kernel position.
+        size: prune whole blocks of `size` consecutive inputs of an output, as `unit="block"` of `prune`; `sparsity` is
+            a fraction of the blocks then. A function of your own finds it in `target.size`.
         blocks: names of blocks or lists of blocks, or patterns; None finds them; [] takes each layer by itself.
         parameters: names of weights or patterns; None: those of layers in blocks, without the head of a language model
             where the method's paper leaves it dense. Tied weights are left out.
@@ -121,7 +127,7 @@ def layerwise(  # eighteen parameters: one call prunes a network from files to f
     weights = {name: layer for part in parts for name, layer in part.layers.items()}
     for name, layer in weights.items():
         check_prunable(name, weight_of(name, layer), reader="layerwise pruning")
-    targets = _targets(method, weights, sparsity, n, m, masks)
+    targets = _targets(method, weights, sparsity, n, m, masks, size)
     before = _checked_masks(weights, masks or {})
     reads_data = callable(method) or RECONSTRUCTIONS[method].reads_data
     has_stacks = not all(map(is_layer, weights.values()))
@@ -229,6 +235,7 @@ def _targets(
     n: int | None,
     m: int | None,
     masks: Mapping[str, Tensor] | None,
+    size: int,
 ) -> dict[str, Target]:
     """Return name of a weight -> its target, which is no entry for a method that only updates survivors."""
     if isinstance(method, str) and not RECONSTRUCTIONS[method].chooses:
@@ -241,9 +248,15 @@ def _targets(
         raise ValueError(f"`n` (={n}) and `m` (={m}) must be given together: n of each m weights are kept.")
     if (n is None) == (sparsity is None):
         raise ValueError(f"`sparsity` (={sparsity}), or `n` (={n}) and `m` (={m}), must be given; pass exactly one.")
+    if not is_int(size) or size < 1 or (n is not None and size > 1):
+        raise ValueError(
+            f"`size` (={size!r}) must be an integer of at least 1, the inputs of a block, and 1 where `n` and `m` are "
+            "given: n of each m are single entries."
+        )
     if n is not None and m is not None:
         return {name: _window(name, layer, n, m) for name, layer in layers.items()}
-    return _sparsities(list(layers), sparsity if isinstance(sparsity, Mapping) else {"*": sparsity})
+    found = _sparsities(list(layers), sparsity if isinstance(sparsity, Mapping) else {"*": sparsity})
+    return {name: replace(target, size=size) for name, target in found.items()}
 
 
 def _sparsities(layers: Sequence[str], patterns: Mapping[str, Any]) -> dict[str, Target]:
@@ -269,7 +282,8 @@ def _sparsities(layers: Sequence[str], patterns: Mapping[str, Any]) -> dict[str,
 
 
 def _window(name: str, layer: nn.Module, n: int, m: int) -> Target:
-    width = layout_of_weight(name, layer).row_entries(weight_of(name, layer).shape)
+    layout = layout_of_weight(name, layer)
+    width = layout.unfolded(weight_of(name, layer).shape)[layout.by_position[-1]]
     whole = all(isinstance(each, int) and not isinstance(each, bool) for each in (n, m))
     if not whole or not 0 <= n <= m or m < 1 or width % m:
         raise ValueError(
@@ -313,20 +327,21 @@ class _BlockwiseRun:
             weight = None if layer is None else weight_of(name, layer).detach()
             if weight is None or mask.shape != weight.shape or _is_any(weight, ~mask):
                 raise ValueError(f"`done` (with {name!r}) must belong to this network, with its pruned weights.")
-            if self._has_another_target(name, layer, mask, report.sparsity):  # type: ignore[arg-type]
+            if self._has_another_target(name, layer, mask):  # type: ignore[arg-type]
                 raise ValueError(
                     f"`done` (with {name!r} at {report.sparsity:.4f}) must be of the same `sparsity` "
                     f"(={self.targets[name].sparsity:g})."
                 )
 
-    def _has_another_target(self, name: str, layer: nn.Module, mask: Tensor, sparsity: float) -> bool:
-        """Return whether a layer was pruned to another target: fewer entries, or more than `masks` explains."""
-        target, rows = self.targets[name], layout_of_weight(name, layer).rows(mask)
-        if target.m is not None and target.n is not None:
-            kept = (rows != 0).reshape(-1, target.m).sum(dim=1)
-            if bool((kept > target.n).any()):
-                return True
-        slack = 1 / max(1, rows.shape[-1])
+    def _has_another_target(self, name: str, layer: nn.Module, mask: Tensor) -> bool:
+        """Return whether a layer was pruned to another target: fewer units, or more than `masks` explains."""
+        target, layout = self.targets[name], layout_of_weight(name, layer)
+        scope = Scope("row") if target.m is None or target.n is None else Scope("window", n=target.n, m=target.m)
+        cut = groups_of({name: mask.shape}, blocks_of(target.size), scope, {name: layout})
+        alive = cut.alive({name: mask})[name].view(-1, cut.parts[0].pool)
+        if target.n is not None and bool((alive.sum(dim=1) > target.n).any()):
+            return True
+        slack, sparsity = target.size / max(1, layout.row_entries(mask.shape)), 1 - float(alive.float().mean())
         earlier = 1.0 if name in self.masks else target.sparsity
         return not target.sparsity - slack <= sparsity <= max(earlier, target.sparsity) + slack
 

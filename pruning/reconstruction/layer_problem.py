@@ -24,22 +24,24 @@ from pruning.selection.smallest import best_of_pools, prune_smallest_
 
 @dataclass(frozen=True)
 class Target:
-    """Number of entries that a layer loses: a fraction of all, or all but `n` of each `m` consecutive inputs.
+    """Number of units that a layer loses: a fraction of all, or all but `n` of each `m` consecutive inputs.
 
     Args:
-        sparsity: fraction of the entries that is 0 in the end; its count is rounded.
+        sparsity: fraction of the units that is 0 in the end; its count is rounded.
         n, m: windows along the input dimension; None prunes to `sparsity`.
-        by_row: number of entries that each row loses, for methods that rank rows; None: by `sparsity`.
+        by_row: number of units that each row loses, for methods that rank rows; None: by `sparsity`.
+        size: number of consecutive columns of a row that are one unit.
     """
 
     sparsity: float = 0.0
     n: int | None = None
     m: int | None = None
     by_row: int | Tensor | None = None
+    size: int = 1
 
-    def count(self, entries: int) -> int:
-        """Return how many of a number of entries are 0 in the end."""
-        return round(self.sparsity * entries)
+    def count(self, units: int) -> int:
+        """Return how many of a number of units are 0 in the end."""
+        return round(self.sparsity * units)
 
 
 @dataclass(frozen=True)
@@ -49,16 +51,30 @@ class LayerProblem:
         error(V) = tr((V - W) H (V - W)^T) = mean over inputs x of 2 |(V - W) x|^2,      H = 2 / N X^T X
 
     Args:
-        weight: W, (outputs, inputs), float32 or float64.
+        weight: W, (outputs, inputs), float32 or float64. For windows and blocks, the inputs of one kernel position
+            follow those of another, and inputs with weights of 0, independent of all others, fill up the last block.
         hessian: H, (inputs, inputs), of the same dtype and device.
         kept: bool of the shape of W, False for entries that were pruned before; their weights are 0.
-        target: how many entries are 0 in the end.
+        target: how many units are 0 in the end.
     """
 
     weight: Tensor
     hessian: Tensor
     kept: Tensor
     target: Target
+
+    @property
+    def alive(self) -> Tensor:
+        """Bool of (outputs, units): whether any entry of a unit was kept before."""
+        return self.kept.reshape(len(self.kept), -1, self.target.size).any(2)
+
+    def by_unit(self, scores: Tensor) -> Tensor:
+        """Return the sum of the scores of each unit, (outputs, units)."""
+        return scores.reshape(len(scores), -1, self.target.size).sum(2)
+
+    def by_entry(self, units: Tensor) -> Tensor:
+        """Return the mask of the entries that were kept before, and whose units are kept."""
+        return units.repeat_interleave(self.target.size, 1) & self.kept
 
     def error(self, weight: Tensor) -> float:
         """Return the error of other weights."""
@@ -117,7 +133,7 @@ def wanda(problem: LayerProblem) -> Solution:
     """Prune each row's entries of lowest |w_j| sqrt(H_jj), without changes of the others: Wanda.
 
     Each row loses floor(sparsity inputs) entries; of short rows the first lose one more, so that the layer has its
-    sparsity (`pruning.selection.allocation.kept_of_rows`). For windows, each keeps n of m.
+    sparsity (`pruning.selection.allocation.kept_of_rows`). For windows, each keeps n of m; blocks have the sums.
 
     Source: Sun et al. 2023, arXiv 2306.11695.
     """
@@ -126,15 +142,16 @@ def wanda(problem: LayerProblem) -> Solution:
     if target.m is not None and target.n is not None:
         kept = lowest_of_windows(scores, problem.kept, target.n, target.m)
     else:
-        rows, entries = scores.shape
-        count = entries - kept_of_rows(target.sparsity, rows, entries) if target.by_row is None else target.by_row
-        kept = lowest_of_rows(scores, problem.kept, count)
+        scores = problem.by_unit(scores)
+        rows, units = scores.shape
+        count = units - kept_of_rows(target.sparsity, rows, units) if target.by_row is None else target.by_row
+        kept = problem.by_entry(lowest_of_rows(scores, problem.alive, count))
     return Solution(problem.weight.masked_fill(~kept, 0), kept)
 
 
 def magnitude(problem: LayerProblem) -> Solution:
-    """Prune the layer's smallest |w|; for windows, each keeps its n largest of m."""
-    kept = _support(problem.weight, problem)
+    """Prune the layer's smallest |w|, or sums of a block; for windows, each keeps its n largest of m."""
+    kept = _support(problem.weight.abs(), problem)
     return Solution(problem.weight.masked_fill(~kept, 0), kept)
 
 
@@ -337,7 +354,7 @@ def alps(problem: LayerProblem, *, damping: float = 0.01, rounds: int = 300, ref
     first = (problem.weight * scale).masked_fill(unused, 0)  # unused inputs go first
     is_diagonal = not bool(hessian.triu(1).any())  # without correlations the largest weights are the solution
     dense = first if is_diagonal else _approached(_Splitting(problem, hessian, first), rounds)
-    kept = _support(dense, problem)
+    kept = _nearest(dense, problem)
     found = refit_by_gradients(dense * kept, first, hessian, kept, refits) / scale
     return Solution(torch.where(unused & kept, problem.weight, found), kept)
 
@@ -354,7 +371,7 @@ class _Splitting:
     def begin(self) -> None:
         """Begin with the weights, and their largest entries."""
         self.dense, self.dual = self._first, torch.zeros_like(self._first)
-        self.kept = _support(self._first, self._problem)
+        self.kept = _nearest(self._first, self._problem)
         self._sparse = self._first * self.kept
 
     def step(self) -> None:
@@ -362,7 +379,7 @@ class _Splitting:
         goal = self._product - self.dual + self.penalty * self._sparse
         self.dense = goal @ self._vectors / (self._values + self.penalty) @ self._vectors.mT
         raised = self.dense + self.dual / self.penalty
-        self.kept = _support(raised, self._problem)
+        self.kept = _nearest(raised, self._problem)
         self._sparse = raised * self.kept
         self.dual = self.dual + self.penalty * (self.dense - self._sparse)
 
@@ -405,7 +422,7 @@ def refit_by_gradients(start: Tensor, weight: Tensor, hessian: Tensor, kept: Ten
     residual = ((weight - found) @ hessian).masked_fill(~kept, 0)
     direction, norm = residual.clone(), residual.square().sum()
     for _ in range(steps):
-        if not float(norm) > 0:
+        if not float(norm) > torch.finfo(norm.dtype).tiny:  # below, the length of a step may be 0 / 0
             break
         moved = (direction @ hessian).masked_fill(~kept, 0)
         length = norm / (direction * moved).sum()
@@ -416,8 +433,13 @@ def refit_by_gradients(start: Tensor, weight: Tensor, hessian: Tensor, kept: Ten
     return found
 
 
+def _nearest(weight: Tensor, problem: LayerProblem) -> Tensor:
+    """Return the support of the nearest pruned weights: the largest |w|, or blocks with the largest sums of squares."""
+    return _support(weight.abs() if problem.target.size == 1 else weight.square(), problem)
+
+
 def _support(scores: Tensor, problem: LayerProblem) -> Tensor:
-    magnitudes, target = scores.abs(), problem.target
+    alive, target = problem.alive, problem.target
     if target.m is not None and target.n is not None:
-        return lowest_of_windows(magnitudes, problem.kept, target.n, target.m)
-    return lowest(magnitudes, problem.kept, target.count(scores.numel()))
+        return lowest_of_windows(scores, problem.kept, target.n, target.m)
+    return problem.by_entry(lowest(problem.by_unit(scores), alive, target.count(alive.numel())))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from pruning.layouts import WeightLayout
 from pruning.reconstruction.layer_problem import InputStatistics, LayerProblem, Solution, Target
@@ -57,7 +58,10 @@ class Solving:
         self, solve: Solve, layout: WeightLayout, before: Tensor, target: Target, reads_data: bool = True
     ) -> None:
         self._solve, self._layout, self._before, self._reads_data = solve, layout, before, reads_data
-        self._targets = _targets(target, layout.rows(before).shape)
+        self._columns = _columns(layout, before.shape, target) if target.m or target.size > 1 else None
+        matrices, outputs, width = layout.rows(before).shape
+        width = width if self._columns is None else len(self._columns) // target.size
+        self._targets = _targets(target, (matrices, outputs, width))
         self._weight, self._kept = torch.empty(0), torch.empty(0)
         self._errors = self._sizes = self._seconds = 0.0
         self._rows: dict[int, int] = {}
@@ -80,7 +84,7 @@ class Solving:
                 raise ValueError("the statistics of its inputs are infinite or NaN; check the data and the network.")
             weight = weights[index].to(dtype, copy=True)
             problem = LayerProblem(weight, hessian, before[index], self._targets[index])
-            solved = _solution(self._solve, problem)
+            solved = _solution(self._solve, problem, self._columns)
             if not bool(solved.weight.isfinite().all()):
                 raise ValueError("its new weights are infinite or NaN.")
             self._weight[index], self._kept[index] = solved.weight, solved.kept
@@ -115,7 +119,12 @@ def _hessians(found: Found, shape: Sequence[int], device: torch.device) -> Itera
 
 
 def _targets(target: Target, shape: Sequence[int]) -> list[Target]:
-    """Return the target of each matrix of a layer; they round cumulatively, so that the layer's total is exact."""
+    """Return the target of each matrix of a layer; they round cumulatively, so that the layer's total is exact.
+
+    Args:
+        target: target of the layer.
+        shape: number of matrices, of rows of each, and of units of a row.
+    """
     matrices, outputs, width = shape
     if target.m is not None:
         return [target] * matrices
@@ -124,17 +133,42 @@ def _targets(target: Target, shape: Sequence[int]) -> list[Target]:
     for index in range(matrices):
         until = target.count((index + 1) * size)
         by_row = lost if isinstance(lost, int) else lost[index * outputs : (index + 1) * outputs]
-        found.append(Target((until - before) / size, by_row=by_row))
+        found.append(replace(target, sparsity=(until - before) / size, by_row=by_row))
         before = until
     return found
 
 
-def _solution(solve: Solve, problem: LayerProblem) -> Solution:
-    """Return the solution of a method, with weights that are 0 where its mask is."""
+def _columns(layout: WeightLayout, shape: Sequence[int], target: Target) -> Tensor:
+    """Return the columns of a row with the inputs of one position together; -1 fills up a position's last block."""
+    inputs = layout.unfolded(shape)[layout.by_position[-1]]
+    places = torch.arange(layout.row_entries(shape)).view(inputs, -1).T
+    return pad(places, (0, -inputs % target.size), value=-1).flatten()
+
+
+def _reordered(problem: LayerProblem, columns: Tensor) -> LayerProblem:
+    """Return a problem with other columns; those of index -1 are independent of all others, with weights of 0."""
+    added, mean = columns < 0, problem.hessian.diagonal().mean()
+    hessian = pad(problem.hessian, (0, 1, 0, 1))[columns][:, columns]
+    hessian.diagonal()[added] = mean  # damping, a fraction of the mean, stays
+    weight, kept = (pad(each, (0, 1))[:, columns] for each in (problem.weight, problem.kept))
+    return replace(problem, weight=weight, hessian=hessian, kept=kept)
+
+
+def _solution(solve: Solve, problem: LayerProblem, columns: Tensor | None = None) -> Solution:
+    """Return the solution of a method, with weights that are 0 where its mask is; `columns` are those that it sees."""
+    if columns is not None:
+        columns = columns.to(problem.weight.device)
+        found = _solution(solve, _reordered(problem, columns))
+        order = columns.argsort()[int((columns < 0).sum()) :]
+        return Solution(found.weight[:, order], found.kept[:, order])
     found = solve(problem)
     shape = problem.weight.shape
     if not isinstance(found, Solution) or not found.weight.shape == found.kept.shape == shape:
         raise ValueError(
             f"`method` (which returned a {type(found).__name__}) must return a Solution of {tuple(shape)}."
         )
-    return Solution(found.weight.masked_fill(~found.kept.bool(), 0), found.kept.bool())
+    kept = found.kept.bool()
+    left = replace(problem, kept=kept & problem.kept)
+    if not torch.equal(problem.by_entry(left.alive), left.kept):
+        raise ValueError(f"`method` must keep or prune {problem.target.size} inputs together, as `target.size` asks.")
+    return Solution(found.weight.masked_fill(~kept, 0), kept)

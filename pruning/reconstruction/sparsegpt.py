@@ -13,7 +13,8 @@ def sparsegpt(problem: LayerProblem, *, damping: float = 0.01, block: int = 128)
 
     With Hc = H + damping mean(diag H) I and Hc^-1 = U^T U, U upper triangular, for each block of columns:
 
-        mask: the lowest w^2 / U_jj^2 of the block, over all rows; for windows, n of m by row, at each window's start
+        mask: the lowest w^2 / U_jj^2 of the block, over all rows; for windows, n of m by row, at each window's start;
+              for inputs that go together, the lowest sums
         for each column j:  e = w_j (1 - mask_j) / U_jj,      W[:, j:] -= e U[j, j:]
 
     so that the sum of e^2 is the error under Hc. Blocks round cumulatively: the total is exact. An input that is always
@@ -30,18 +31,21 @@ def sparsegpt(problem: LayerProblem, *, damping: float = 0.01, block: int = 128)
     weight, kept = problem.weight.clone(), problem.kept.clone()
     upper = inverse_factor(problem.damped(damping))
     unused = problem.hessian.diagonal() == 0
-    size = block if target.m is None else block - block % target.m or target.m
-    pruned = 0
+    alive, whole = problem.alive, target.m or target.size
+    size, pruned = block - block % whole or whole, 0
     for start in range(0, weight.shape[1], size):
         end = min(start + size, weight.shape[1])
         part = slice(start, end)
         if target.m is None:
+            first, last = start // target.size, end // target.size
             scores = (weight[:, part] / upper.diagonal()[part]).square_()
             scores[:, unused[part]] = 0
-            later = int(torch.count_nonzero(~kept[:, end:]))  # entries that are pruned already
-            until = min(target.count(rows * end), target.count(weight.numel()) - later)
-            kept[:, part] = lowest(scores, kept[:, part], max(0, until - pruned))
-            pruned += int(rows * (end - start) - torch.count_nonzero(kept[:, part]))
+            scores = problem.by_unit(scores)
+            later = int(torch.count_nonzero(~alive[:, last:]))  # units that are pruned already
+            until = min(target.count(rows * last), target.count(alive.numel()) - later)
+            alive[:, first:last] = lowest(scores, alive[:, first:last], max(0, until - pruned))
+            kept[:, part] &= alive[:, first:last].repeat_interleave(target.size, 1)
+            pruned += int(rows * (last - first) - torch.count_nonzero(alive[:, first:last]))
         errors = _block(weight, kept, upper, start, end, problem, unused)
         weight[:, end:].sub_(errors @ upper[part, end:])
     return Solution(weight.masked_fill_(~kept, 0), kept)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pruning.choices.axes import Scope, Unit
 from pruning.layouts import WeightLayout, natural_layout
@@ -35,6 +37,7 @@ class Partition:
         order: the dimensions of `unfolded` in the order in which units are counted.
         entries: number of entries of a unit; they are consecutive once the dimensions are in `order`.
         pool: number of consecutive units ranked together; all units for a whole tensor.
+        padding: number of entries that the last unit along the last dimension of `order` lacks.
     """
 
     name: str
@@ -43,21 +46,35 @@ class Partition:
     order: tuple[int, ...]
     entries: int
     pool: int
+    padding: int = 0
 
     @property
     def units(self) -> int:
-        return self.shape.numel() // max(1, self.entries)
+        return math.prod(self._padded) // max(1, self.entries)
+
+    @property
+    def index(self) -> Tensor:
+        """Index of each entry's unit, int64 of the parameter's shape."""
+        return self.by_entry(torch.arange(self.units))
+
+    @property
+    def _padded(self) -> list[int]:
+        """Sizes of the dimensions in `order`, with the entries that the last units lack."""
+        sizes = [self.unfolded[dim] for dim in self.order]
+        return [*sizes[:-1], sizes[-1] + self.padding] if self.padding else sizes
 
     def by_unit(self, tensor: Tensor) -> Tensor:
-        """Reshape `tensor`, of the parameter's shape, to (units, entries)."""
-        return tensor.reshape(self.unfolded).permute(self.order).reshape(self.units, self.entries)
+        """Reshape `tensor`, of the parameter's shape, to (units, entries); entries that a unit lacks are 0."""
+        ordered = tensor.reshape(self.unfolded).permute(self.order)
+        ordered = pad(ordered, (0, self.padding)) if self.padding else ordered
+        return ordered.reshape(self.units, self.entries)
 
     def by_entry(self, units: Tensor) -> Tensor:
         """Expand one value for each unit, shape (units,), to the parameter's shape."""
-        ordered = [self.unfolded[dim] for dim in self.order]
         inverse = [self.order.index(dim) for dim in range(len(self.order))]
-        found = units[:, None].expand(self.units, self.entries).reshape(ordered).permute(inverse)
-        return found.reshape(self.shape).contiguous()
+        found = units[:, None].expand(self.units, self.entries).reshape(self._padded)
+        found = found[..., : -self.padding] if self.padding else found
+        return found.permute(inverse).reshape(self.shape).contiguous()
 
 
 @dataclass(frozen=True)
@@ -75,6 +92,12 @@ class Groups:
     def sizes(self) -> dict[str, int]:
         """Name -> number of units."""
         return {part.name: part.units for part in self.parts}
+
+    @cached_property
+    def limits(self) -> str:
+        """Clause on blocks that are single entries, because each output reads one input; empty if there are none."""
+        single = [each.name for each in self.parts if self.unit.kind == "block" and each.entries == 1 < self.unit.size]
+        return f"each output of {', '.join(single)} reads one input: its blocks are single entries" if single else ""
 
     def reduce(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return name -> score of each unit, shape (units,), by `unit.reduce` and `scope.normalise`.
@@ -106,7 +129,8 @@ class Groups:
                 reduced[part.name] = values[:, 0]
                 continue
             if self.scope.normalise == "size":  # means compare between units of different sizes
-                values = values / (part.entries ** (0.5 if self.unit.reduce == "l2" else 1.0))
+                entries = part.by_unit(torch.ones_like(given)).sum(1, keepdim=True) if part.padding else part.entries
+                values = values / (entries ** (0.5 if self.unit.reduce == "l2" else 1.0))
             reduced[part.name] = _REDUCTIONS[self.unit.reduce](values)
         return reduced
 
@@ -143,8 +167,8 @@ def groups_of(
         layouts: name -> layout of the tensor, None if it is unknown; None: outputs first, then inputs, for all.
 
     Raises:
-        ValueError: a tensor, named in the message, is not divisible into blocks or windows, lacks `unit.dim`, or has no
-            known layout where rows, windows, blocks or channels need one.
+        ValueError: a tensor, named in the message, is not divisible into windows, lacks `unit.dim`, or has no known
+            layout where rows, windows, blocks or channels need one.
     """
     unit, scope = unit or Unit(), scope or Scope()
     if unit.spans:
@@ -188,15 +212,35 @@ def _partition(name: str, shape: torch.Size, unit: Unit, scope: Scope, layout: W
         dim = layout.dim(unit.dim)
         size = shape.numel() // max(shape[dim], 1)
         return Partition(name, shape, shape, (dim, *(d for d in natural if d != dim)), size, shape[dim])
-    row = layout.row_entries(shape)
-    size = unit.size if unit.kind == "block" else 1
-    if row % size:
-        raise RefusedValue("unit.size", size).because(
-            f"must divide the weights of one output, but {name!r} of shape {tuple(shape)} has {row}; choose a divisor, "
-            f"or {_WITHOUT.format(name)}."
-        )
-    pool = row // size if scope.kind == "row" else shape.numel() // size
-    return Partition(name, shape, layout.unfolded(shape), layout.by_output, size, pool)
+    if unit.kind == "block":
+        return _blocks(name, shape, unit.size, layout, by_row=scope.kind == "row")
+    return Partition(name, shape, layout.unfolded(shape), layout.by_output, 1, layout.row_entries(shape))
+
+
+def _blocks(name: str, shape: torch.Size, size: int, layout: WeightLayout, *, by_row: bool) -> Partition:
+    """Partition a tensor into blocks of consecutive inputs of one output, as `block_index` counts them."""
+    unfolded, order = layout.unfolded(shape), layout.by_position
+    inputs = max(1, unfolded[order[-1]])
+    size = min(size, inputs)
+    counted = layout.row_entries(shape) if by_row else shape.numel()
+    pool = counted // inputs * math.ceil(inputs / size)
+    return Partition(name, shape, unfolded, order, size, pool, -inputs % size)
+
+
+def block_index(layout: WeightLayout, shape: Sequence[int], size: int = 4) -> Tensor:
+    """Return the index of the block of each entry of a weight, int64 of the weight's shape.
+
+    A block is `size` consecutive inputs of one output at one kernel position, within the output's group; the last block
+    of each position has fewer inputs if `size` does not divide them. With P positions and B blocks of each, the block
+    of output o, position p and input i, each counted from 0, has the index (o P + p) B + i // size.
+
+    Args:
+        layout: layout of the weight, with known outputs and inputs; matrices of a stack, and groups, count as further
+            outputs.
+        shape: shape of the weight.
+        size: number of inputs of a block.
+    """
+    return _blocks("", torch.Size(shape), size, layout, by_row=False).index
 
 
 def _windows(name: str, shape: torch.Size, scope: Scope, layout: WeightLayout) -> Partition:

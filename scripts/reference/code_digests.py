@@ -33,10 +33,23 @@ SHARED = {
     "rows": ["pruning.selection.allocation.kept_of_rows"],
     "channels": [f"pruning.engine.scoring.{name}" for name in ("spared_weights", "output_weights")],
     "groups": ["pruning.dependencies.group_finding.dependency_groups"],
+    "blocks": ["pruning.selection.selection_groups._blocks", "pruning.reconstruction.solving._columns"],
     "weights": ["pruning.holding.default_weights.default_weights"],
     "round": [f"{TRAINING}.pruning_rounds.{name}" for name in ("prune_round", "details", "hold_finite")],
 }
-ALONE = ("own_class", "deploy", "layerwise", "lora", "ranks", "smaller", "rows", "channels", "groups", "weights")
+ALONE = (
+    "own_class",
+    "deploy",
+    "layerwise",
+    "lora",
+    "ranks",
+    "smaller",
+    "rows",
+    "channels",
+    "groups",
+    "blocks",
+    "weights",
+)
 """Shared code that not every training or round uses."""
 HARMLESS = (
     *("orchestrator.config", "orchestrator.core", "orchestrator.store", "orchestrator.__version__"),
@@ -190,7 +203,7 @@ def closures() -> tuple[dict[str, ast.stmt], dict[str, ast.stmt]]:
     read = closure([root for root in SHARED["training"] if root.startswith(WORKLOADS)])
     left_out = [
         path
-        for name in ("layerwise", "lora", "ranks", "smaller", "rows", "channels", "groups", "weights")
+        for name in ("layerwise", "lora", "ranks", "smaller", "rows", "channels", "groups", "blocks", "weights")
         for path in SHARED[name]
     ]
     apart = dict(filter(None, map(definition_at, left_out)))

@@ -238,8 +238,8 @@ class SparseTraining:
         found = dict(choices.dynamics.options)
         if found.get("every", 0) is None:
             found["every"] = epoch_length
-        scope = choices.scope
-        elsewhere = {"sparsity": fields.target, "n": scope.n, "m": scope.m, "scope": scope.kind}
+        scope, size = choices.scope, choices.unit.size if choices.unit.kind == "block" else 1
+        elsewhere = {"sparsity": fields.target, "n": scope.n, "m": scope.m, "scope": scope.kind, "size": size}
         found |= {name: elsewhere[name] for name in self.row.elsewhere}
         if self.asked.fields.dynamics._target_ and "sparsity" in signature(choices.dynamics.load()).parameters:
             found.setdefault("sparsity", fields.target)
@@ -266,14 +266,16 @@ class SparseTraining:
         """
         made = self.dynamics
         assert made is not None
-        for name, now in made.kept.items():
-            before = self._now[name]
-            if now is before:
-                continue
+        changed = [name for name, now in made.kept.items() if now is not self._now[name]]
+        unit = self.asked.choices.unit if self.asked.choices.unit.kind == "block" else None
+        parts = {part.name: part for part in made.parts(unit)} if changed else {}
+        for name in changed:
+            before, now = self._now[name], made.kept[name]
             if self.row.nested and bool((now & ~before).any()):
                 raise LawBroken(f"an update of dynamics={self.row.name} brought pruned entries of {name} back.")
-            if self.row.keeps_counts and int(torch.count_nonzero(now)) != int(torch.count_nonzero(before)):
-                raise LawBroken(f"an update of dynamics={self.row.name} changed the number of kept entries of {name}.")
+            counts = {int(parts[name].by_unit(mask).any(1).sum()) for mask in (before, now)}
+            if self.row.keeps_counts and len(counts) > 1:
+                raise LawBroken(f"an update of dynamics={self.row.name} changed the number of kept units of {name}.")
             values = made.parameter(name).detach()[now & ~before]
             low, high = made.new_values
             if not bool(((values >= low) & (values <= high)).all()):

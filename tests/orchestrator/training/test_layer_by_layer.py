@@ -14,6 +14,7 @@ from safetensors.torch import load
 from small_trials import bits, composed, planned, train
 
 import pruning
+from orchestrator.compare.round_columns import chosen
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, StageSpec
@@ -107,6 +108,22 @@ def test_an_interrupted_pruning_gives_the_same_bits(name: str, store: Store, tmp
         assert bits(found, fresh) == bits(quiet, store)
         assert {"block 1", "block 2"} & {*reached}, "it was interrupted between blocks"
         assert fresh.checkpoints.known() == []
+
+
+@pytest.mark.parametrize("method", ["sparsegpt", "wanda"])
+def test_blocks_of_inputs_are_pruned_whole(method: str, store: Store) -> None:
+    plan = asked(method, "unit=block", "model.hidden=[18,12]")
+    record = train(plan, store)[plan.trials[0].stages[-1]]
+    masks = MaskSet.from_bytes(store.read(record.key, "masks.npz"))
+
+    assert plan.stages[record.key].typed.order == "sequential"
+    assert record.details["scoring"]["unit"] == "block"
+    assert record.details["scoring"]["units"]["2.weight" if "2.weight" in masks else [*masks][1]] == 12 * 5
+    for name, mask in masks.items():
+        for blocks in mask.split(4, dim=1):
+            assert torch.equal(blocks.any(1), blocks.all(1)), name
+    assert record.details["scoring"]["removed"] == pytest.approx(0.5, abs=0.02)
+    assert chosen(plan.stages[record.key].typed, record).budget == "blocks"
 
 
 def test_each_pruned_block_is_reported(store: Store) -> None:

@@ -254,6 +254,19 @@ def test_gradual_pruning_takes_what_the_engine_has(overrides: tuple[str, ...], w
     assert record.details["mask_updates"]
 
 
+@pytest.mark.parametrize(("method", "options"), [("rigl", ("scope=layer",)), ("movement", ())])
+def test_blocks_of_inputs_go_and_return_together(method: str, options: tuple[str, ...], store: Store) -> None:
+    plan = asked(method, "unit=block", "schedule.sparsity=0.7", *options)
+    record = pruned(plan, store)
+
+    assert record.details["scoring"]["unit"] == "block"
+    for name, mask in masks_of(record, store).items():
+        blocks = mask.unflatten(1, (-1, 4))  # of 64 and 16 inputs
+        assert torch.equal(blocks.any(2), blocks.all(2)), name
+        assert int(blocks.any(2).sum()) == mask.numel() // 4 - round(0.7 * (mask.numel() // 4))
+    assert record.details["mask_updates"]
+
+
 def broken(monkeypatch: pytest.MonkeyPatch, method: type[Dynamics], name: str, act: Any) -> None:
     """Act after a method of a dynamics was called."""
     right = getattr(method, name)
@@ -286,7 +299,7 @@ def test_a_count_that_moves_fails_the_trial(store: Store, monkeypatch: pytest.Mo
             made.change({name: mask})
 
     broken(monkeypatch, RigL, "after_step", act)
-    with pytest.raises(LawBroken, match=r"changed the number of kept entries of .*weight"):
+    with pytest.raises(LawBroken, match=r"changed the number of kept units of .*weight"):
         pruned(asked("rigl"), store)
 
 
@@ -350,7 +363,7 @@ def test_a_dynamics_of_ones_own_prunes_to_the_sparsity_that_it_is_given(store: S
         ("Returning", (), "brought pruned entries of .* back"),
         ("Asking", (), "`dynamics._target_` .=own_dynamics.Asking. failed with ZeroDivisionError"),
         ("Unsure", (), "`dynamics._target_` .=own_dynamics.Unsure. failed with ZeroDivisionError"),
-        ("Losing", (), "changed the number of kept entries of"),
+        ("Losing", (), "changed the number of kept units of"),
         ("Rotating", ("dynamics.evry=4",), "is called with .evry., but .*missing a required argument"),
         ("function", ("dynamics.every=4",), "must be a class derived from pruning.dynamics.Dynamics, not a function"),
         ("Nowhere", (), "own_dynamics.Nowhere"),

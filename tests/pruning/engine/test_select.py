@@ -158,7 +158,6 @@ def test_channels_without_entries_are_no_units():
 @pytest.mark.parametrize(
     ("unit", "scope", "said"),
     [
-        (Unit("block", size=3), Scope(), r"`unit.size` \(=3\) must divide .* 'a' of shape \(2, 1, 2, 2\) has 4"),
         (Unit(), Scope("window", m=4), r"`scope.m` \(=4\) must divide the input dimension.* has 1 inputs"),
         (Unit("channel", dim=4), Scope(), r"`unit.dim` \(=4\) must be a channel dimension"),
     ],

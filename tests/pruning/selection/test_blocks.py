@@ -1,0 +1,328 @@
+"""Blocks of four inputs of one output: their index in each layout, masks against NumPy, and masks that change."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+import pruning
+from pruning.choices.axes import Scope, Unit
+from pruning.layouts import layout_of, required_layout
+from pruning.selection.selection_groups import block_index, groups_of
+
+Array = NDArray[Any]
+Places = tuple[Array, Array, Array, int, int]
+"""Output, kernel position and input of each entry, all counted from 0; numbers of positions and of inputs."""
+
+
+class Conv1D(nn.Module):
+    """Stands for transformers' layer of that name: y = x W with W of shape (inputs, outputs)."""
+
+    __module__ = "transformers.pytorch_utils"
+
+    def __init__(self, outputs: int, inputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs))
+
+
+class Experts(nn.Module):
+    """Experts in stacks, (experts, outputs, inputs) or, if they are transposed, (experts, inputs, outputs)."""
+
+    def __init__(self, *, is_transposed: bool) -> None:
+        super().__init__()
+        self.is_transposed = is_transposed
+        up, down = torch.randn(3, 14, 10), torch.randn(3, 10, 7)
+        self.weight = nn.Parameter(up.mT.contiguous() if is_transposed else up)
+        self.down = nn.Parameter(down.mT.contiguous() if is_transposed else down)
+
+
+def linear(at: Array, shape: tuple[int, ...]) -> Places:
+    return at[0], at[0] * 0, at[1], 1, shape[1]
+
+
+def convolution(at: Array, shape: tuple[int, ...]) -> Places:
+    position = at[2] if len(shape) == 3 else at[2] * shape[3] + at[3]
+    return at[0], position, at[1], int(np.prod(shape[2:])), shape[1]
+
+
+def transposed(at: Array, shape: tuple[int, ...], groups: int = 2) -> Places:
+    inputs = shape[0] // groups
+    output = at[0] // inputs * shape[1] + at[1]
+    return output, at[2] * shape[3] + at[3], at[0] % inputs, shape[2] * shape[3], inputs
+
+
+def conv1d(at: Array, shape: tuple[int, ...]) -> Places:
+    return at[1], at[0] * 0, at[0], 1, shape[0]
+
+
+def experts(at: Array, shape: tuple[int, ...]) -> Places:
+    return at[0] * shape[1] + at[1], at[0] * 0, at[2], 1, shape[2]
+
+
+def turned_experts(at: Array, shape: tuple[int, ...]) -> Places:
+    return at[0] * shape[2] + at[2], at[0] * 0, at[1], 1, shape[1]
+
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Places]]] = {
+    "linear": (lambda: nn.Linear(10, 6), linear),
+    "whole": (lambda: nn.Linear(12, 6), linear),
+    "conv2d": (lambda: nn.Conv2d(6, 5, (3, 2)), convolution),
+    "conv1d": (lambda: nn.Conv1d(9, 5, 3), convolution),
+    "few channels": (lambda: nn.Conv2d(3, 5, 3), convolution),
+    "grouped": (lambda: nn.Conv2d(12, 6, 3, groups=2), convolution),
+    "depthwise": (lambda: nn.Conv2d(6, 6, 3, groups=6), convolution),
+    "transposed": (lambda: nn.ConvTranspose2d(12, 10, (2, 3), groups=2), transposed),
+    "transformers": (lambda: Conv1D(6, 10), conv1d),
+    "experts": (lambda: Experts(is_transposed=False), experts),
+    "turned experts": (lambda: Experts(is_transposed=True), turned_experts),
+}
+
+
+def indices(case: str, module: nn.Module) -> Array:
+    """Return the index of each entry's block, (output * positions + position) * blocks + input // 4."""
+    shape = tuple(module.get_parameter("weight").shape)
+    output, position, read, positions, inputs = LAYERS[case][1](np.indices(shape), shape)
+    found: Array = (output * positions + position) * -(-inputs // 4) + read // 4
+    return found
+
+
+def kept_in_numpy(scores: list[Array], index: list[Array], sparsity: float) -> list[Array]:
+    """Return masks without the blocks with the smallest sums, ranked together; ties: lowest index first."""
+    sums = [np.bincount(each.ravel(), score.ravel()) for score, each in zip(scores, index, strict=True)]
+    together = np.concatenate(sums)
+    kept = np.ones(len(together), bool)
+    kept[np.argsort(together, kind="stable")[: round(sparsity * len(together))]] = False
+    cuts = np.split(kept, np.cumsum([len(each) for each in sums])[:-1])
+    return [cut[each] for cut, each in zip(cuts, index, strict=True)]
+
+
+def network() -> nn.ModuleDict:
+    torch.manual_seed(3)
+    return nn.ModuleDict({case: make() for case, (make, _) in LAYERS.items()}).double()
+
+
+@pytest.mark.parametrize("case", LAYERS)
+def test_the_index_of_a_block_follows_from_output_position_and_input(case: str) -> None:
+    module = LAYERS[case][0]()
+    shape = module.get_parameter("weight").shape
+
+    found = block_index(required_layout(module), shape)
+    assert found.shape == shape
+    assert found.numpy().tolist() == indices(case, module).tolist()
+    cut = groups_of({"w": shape}, Unit("block"), None, {"w": layout_of(module, "weight")})
+    assert cut.sizes["w"] == int(found.max()) + 1
+    assert torch.equal(cut.expand({"w": torch.arange(cut.sizes["w"])})["w"], found)
+
+
+@pytest.mark.filterwarnings("ignore:each output of .* reads one input", "ignore:every entry of")
+@pytest.mark.parametrize("scope", ["layer", "global"])
+@pytest.mark.parametrize("sparsity", [0.0, 0.37, 0.9])
+def test_masks_are_those_of_numpy(scope: str, sparsity: float) -> None:
+    model = network()
+    names = [f"{case}.weight" for case in LAYERS]
+    plan = pruning.prune(model, "magnitude", sparsity=sparsity, unit="block", scope=scope, parameters=names)
+
+    scores = [np.abs(model[case].get_parameter("weight_orig").detach().numpy()) for case in LAYERS]
+    index = [indices(case, layer) for case, layer in network().items()]
+    if scope == "global":
+        want = kept_in_numpy(scores, index, sparsity)
+    else:
+        want = [kept_in_numpy([s], [i], sparsity)[0] for s, i in zip(scores, index, strict=True)]
+    for name, mask in zip(names, want, strict=True):
+        assert plan.masks[name].numpy().tolist() == mask.tolist(), name
+    total = sum(plan.details["units"].values())
+    if scope == "global":
+        assert total - sum(plan.details["kept"].values()) == round(sparsity * total)
+
+
+def test_layers_with_one_input_say_that_their_blocks_are_single_entries() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Conv2d(6, 6, 3, groups=6))
+    with pytest.warns(UserWarning, match=r"each output of 1.weight reads one input: its blocks are single entries"):
+        plan = pruning.prune(model, "magnitude", sparsity=0.5, unit="block")
+    assert plan.details["units"] == {"0.weight": 54, "1.weight": 54}
+
+
+def test_ties_go_by_the_lowest_index_and_means_compare_short_blocks() -> None:
+    weights = {"w": torch.tensor([[1.0, 1, 1, 1, 1, 1]])}
+    cut = groups_of({"w": (1, 6)}, Unit("block"), Scope(normalise="size"))
+
+    assert cut.reduce(weights)["w"].tolist() == [1, 1]
+    assert groups_of({"w": (1, 6)}, Unit("block")).reduce(weights)["w"].tolist() == [4, 2]
+    even = pruning.plan(nn.Linear(12, 1), lambda *_, **__: {"weight": torch.ones(1, 12)}, sparsity=1 / 3, unit="block")
+    assert even.masks["weight"].tolist() == [[False] * 4 + [True] * 8]
+
+
+def test_random_blocks_are_drawn_alike_whatever_their_length() -> None:
+    plan = pruning.plan(
+        nn.Linear(6, 1000), "random", sparsity=0.5, unit="block", generator=torch.Generator().manual_seed(0)
+    )
+    long, short = plan.masks["weight"][:, 0], plan.masks["weight"][:, 5]
+    assert 0.45 < float(short.double().mean()) < 0.55
+    assert 0.45 < float(long.double().mean()) < 0.55
+
+
+def test_obs_scores_blocks_of_a_convolution_by_their_entries() -> None:
+    """The Fisher matrix has blocks along rows, which are other entries where the kernel is larger than 1."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(4, 3, 2), nn.Flatten()).double(), torch.randn(6, 4, 3, 3).double()
+    data: dict[str, Any] = {"batches": [(x, x)], "loss": lambda net, batch: net(batch[0]).square().mean()}
+    plan = pruning.plan(model, "obs", sparsity=0.5, unit="block", block=4, repair="none", **data)
+
+    scores = pruning.scores.obs(model, **data, block=4)["0.weight"]
+    kept = scores.sum(1).flatten() >= scores.sum(1).flatten().sort().values[6]
+    assert plan.masks["0.weight"].all(1).flatten().tolist() == kept.tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"scope": "window"}, r"`scope.kind` \(='window'\) ranks single entries .* unit.kind='entry'"),
+        ({"dynamics": "set"}, r"`unit.kind` \(='block'\) cannot be combined with dynamics.kind='set'"),
+        ({"dynamics": "sr_ste", "scope": "window"}, r"ranks single entries along the input dimension"),
+        ({"unit": {"size": 0}}, r"`unit.size` \(=0\) must be an int of at least 1"),
+    ],
+)
+def test_what_has_no_blocks_is_refused(options: dict[str, Any], said: str) -> None:
+    unit = {"kind": "block", **options.get("unit", {})}
+    with pytest.raises(ValueError, match=said):
+        pruning.plan(nn.Linear(8, 8), "magnitude", sparsity=0.5, **{**options, "unit": unit})
+
+
+# --- layer by layer ---------------------------------------------------------------------------------------------------
+
+
+def convolutional() -> tuple[nn.Sequential, Tensor]:
+    torch.manual_seed(1)
+    layers = (nn.Conv2d(6, 8, 3), nn.ReLU(), nn.Conv2d(8, 12, 2, groups=2), nn.ReLU(), nn.Conv2d(12, 12, 2, groups=12))
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(48, 10)).double()
+    return model, torch.randn(32, 6, 6, 6).double() @ torch.randn(6, 6).double()
+
+
+@pytest.mark.parametrize("method", ["magnitude", "wanda", "sparsegpt", "alps"])
+def test_layerwise_prunes_whole_blocks_to_exact_counts(method: str) -> None:
+    model, x = convolutional()
+    found = pruning.layerwise(model, method, [(x,)], sparsity=0.6, size=4)
+
+    for name, mask in found.masks.items():
+        module = model.get_submodule(name.rpartition(".")[0])
+        index = block_index(required_layout(module), mask.shape)
+        sums, sizes = (
+            torch.bincount(index.flatten(), each.flatten().double()) for each in (mask, torch.ones(mask.shape))
+        )
+        assert ((sums == 0) | (sums == sizes)).all(), name
+        lost, blocks = int((sums == 0).sum()), len(sums)
+        assert lost == round(0.6 * blocks) if method != "wanda" else abs(lost - 0.6 * blocks) <= 12
+        assert not module.get_parameter("weight")[~mask].any()
+
+
+def test_updates_of_survivors_lower_the_error_of_blocks() -> None:
+    errors = {}
+    for method in ("magnitude", "sparsegpt", "alps"):
+        model, x = convolutional()
+        layers = pruning.layerwise(model, method, [(x,)], sparsity=0.6, size=4).layers
+        errors[method] = [layers[name].error for name in ("0.weight", "2.weight")]
+        with torch.no_grad():
+            errors[method].append(float((model(x) - convolutional()[0](x)).square().mean()))
+    assert all(one <= other for one, other in zip(errors["sparsegpt"], errors["magnitude"], strict=True))
+    assert all(one <= other for one, other in zip(errors["alps"], errors["magnitude"], strict=True))
+
+
+@pytest.mark.parametrize("given", [{"unit": "block"}, {"scope": "window", "n": 1, "m": 2}])
+@pytest.mark.parametrize("method", ["wanda", "magnitude"])
+def test_layers_one_by_one_have_the_masks_of_all_at_once(method: str, given: dict[str, Any]) -> None:
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Conv2d(20, 6, 3, groups=2 if method == "wanda" else 1)).double()
+    batch = (torch.randn(20, 20, 5, 5).double(),)
+    target: dict[str, Any] = {} if "scope" in given else {"sparsity": 0.5}
+    own: dict[str, Any] = (
+        {"order": "at_once", "batches": [batch], "loss": lambda net, b: net(*b).mean()} if method == "wanda" else {}
+    )
+    plan = pruning.plan(model, method, **target, **given, **own)
+
+    options: dict[str, Any] = {"size": 4, **target} if "unit" in given else {"n": 1, "m": 2}
+    assert pruning.layerwise(model, method, [batch], **options).masks == plan.masks
+
+
+def test_a_result_of_blocks_goes_on_and_another_size_is_told() -> None:
+    model, x = convolutional()
+    done = pruning.layerwise(model, "sparsegpt", [(x,)], sparsity=0.6, size=4)
+    assert pruning.layerwise(model, "sparsegpt", [(x,)], sparsity=0.6, size=4, done=done).masks == done.masks
+    with pytest.raises(ValueError, match="must be of the same `sparsity`"):
+        pruning.layerwise(model, "sparsegpt", [(x,)], sparsity=0.3, size=4, done=done)
+    with pytest.raises(ValueError, match=r"`size` \(=4\) must be an integer of at least 1.*and 1 where `n` and `m`"):
+        pruning.layerwise(model, "sparsegpt", [(x,)], n=2, m=4, size=4)
+
+
+def test_a_method_of_the_users_own_must_keep_blocks_whole() -> None:
+    def odd(problem: Any) -> Any:
+        kept = problem.kept.clone()
+        kept[:, ::2] = False
+        return pruning.reconstruction.layer_problem.Solution(problem.weight, kept)
+
+    model, x = convolutional()
+    with pytest.raises(ValueError, match="must keep or prune 4 inputs together"):
+        pruning.layerwise(model, odd, [(x,)], sparsity=0.5, size=4)
+
+
+# --- masks that change ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["rigl", "movement", "gradual"])
+def test_masks_that_change_keep_blocks_whole(name: str) -> None:
+    model, x = convolutional()
+    names = ["0.weight", "2.weight", "6.weight"]
+    steps = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    first = pruning.plan(model, "random", sparsity=0.7, unit="block", parameters=names).masks
+    own: dict[str, Any] = {"rigl": {"size": 4}, "movement": {"sparsity": 0.7, "size": 4}}.get(
+        name, {"sparsity": 0.7, "unit": "block"}
+    )
+    dynamics = getattr(pruning.dynamics, name)(every=3, until=20, **own)
+    start = first if name == "rigl" else {n: torch.ones_like(mask) for n, mask in first.items()}
+    dynamics.attach(model, start, steps, length=25)
+    shapes = {n: first[n].shape for n in names}
+    layouts = {n: required_layout(model.get_submodule(n.rpartition(".")[0])) for n in names}
+    cut, seen = groups_of(shapes, Unit("block"), None, layouts), [copy.deepcopy(dynamics.masks)]
+    for _ in range(25):
+        steps.zero_grad()
+        nn.functional.cross_entropy(model(x), torch.arange(32) % 10).backward()
+        steps.step()
+        seen.append(copy.deepcopy(dynamics.masks))
+
+    for masks in seen:
+        assert all(torch.equal(mask, masks[n]) for n, mask in cut.expand(cut.alive(masks)).items())
+        counts = {n: int(each.sum()) for n, each in cut.alive(masks).items()}
+        if name == "rigl":
+            assert counts == {n: int(each.sum()) for n, each in cut.alive(first).items()}
+    assert any(one != other for one, other in itertools.pairwise(seen))
+    assert counts == {n: size - round(0.7 * size) for n, size in cut.sizes.items()}
+
+
+def test_gradual_pruning_goes_on_from_masks_of_blocks() -> None:
+    """The first masks prune half of the blocks, the short ones, but fewer of the entries."""
+    model = nn.Sequential(nn.Linear(6, 20)).double()
+    steps = torch.optim.SGD(model.parameters(), lr=0.05)
+    first = torch.ones(20, 6, dtype=torch.bool)
+    first[:, 4:] = False
+    dynamics = pruning.dynamics.gradual(0.75, every=1, until=10, unit="block")
+    dynamics.attach(model, {"0.weight": first}, steps, length=12)
+    for _ in range(12):
+        steps.zero_grad()
+        model(torch.ones(2, 6).double()).square().sum().backward()
+        steps.step()
+    assert int(dynamics.masks["0.weight"][:, 0].sum()) == 10
+
+
+def test_rigl_refuses_masks_that_cut_blocks() -> None:
+    model = nn.Sequential(nn.Linear(8, 8))
+    steps = torch.optim.SGD(model.parameters(), lr=0.05)
+    first = pruning.plan(model, "random", sparsity=0.5).masks
+    with pytest.raises(ValueError, match=r"`masks` .with '0.weight'. must keep or prune each block of `size` \(=4\)"):
+        pruning.dynamics.rigl(size=4).attach(model, first, steps, length=200)
