@@ -124,7 +124,7 @@ def prune_layers(
     details = {
         "unit": choices.unit.kind,
         "units": dict(cut.sizes),
-        "removed": 1 - sum(int(each.sum()) for each in cut.alive(masks).values()) / max(1, sum(cut.sizes.values())),
+        "removed": MaskSet(cut.alive(masks)).sparsity(),
         "score": asked.named,
         "examples": sum(map(count, batches)),
         "passes": 0,

@@ -97,7 +97,8 @@ class Groups:
     def limits(self) -> str:
         """Clause on blocks that are single entries, because each output reads one input; empty if there are none."""
         single = [each.name for each in self.parts if self.unit.kind == "block" and each.entries == 1 < self.unit.size]
-        return f"each output of {', '.join(single)} reads one input: its blocks are single entries" if single else ""
+        said = f"each output of {', '.join(single)} reads one input: its blocks are single entries; to keep it dense, "
+        return said + _WITHOUT.format(", ".join(single)) if single else ""
 
     def reduce(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return name -> score of each unit, shape (units,), by `unit.reduce` and `scope.normalise`.

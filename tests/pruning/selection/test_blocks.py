@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 import pruning
 from pruning.choices.axes import Scope, Unit
-from pruning.layouts import layout_of, required_layout
+from pruning.layouts import WeightLayout, layout_of, required_layout
+from pruning.reconstruction.layer_problem import LayerProblem, Solution, Target
+from pruning.reconstruction.solving import _columns, _reordered
 from pruning.selection.selection_groups import block_index, groups_of
 
 Array = NDArray[Any]
@@ -261,11 +263,26 @@ def test_a_result_of_blocks_goes_on_and_another_size_is_told() -> None:
         pruning.layerwise(model, "sparsegpt", [(x,)], n=2, m=4, size=4)
 
 
+def test_inputs_that_fill_up_a_block_change_neither_statistics_nor_errors() -> None:
+    torch.manual_seed(4)
+    inputs, weight = torch.randn(30, 12).double(), torch.randn(5, 12).double()  # 6 channels at 2 positions
+    plain = LayerProblem(weight, inputs.mT @ inputs, torch.ones(5, 12, dtype=torch.bool), Target(0.5, size=4))
+    columns = _columns(WeightLayout(("output", "input", "position")), (5, 6, 2), plain.target)
+    filled, own = _reordered(plain, columns), columns >= 0
+
+    assert columns.tolist() == [0, 2, 4, 6, 8, 10, -1, -1, 1, 3, 5, 7, 9, 11, -1, -1]
+    torch.testing.assert_close(filled.damped(0.1)[own][:, own], plain.damped(0.1)[columns[own]][:, columns[own]])
+    assert not filled.damped(0.1)[own][:, ~own].any()
+    assert not filled.weight[:, ~own].any()
+    assert not filled.kept[:, ~own].any()
+    assert filled.size == pytest.approx(plain.size)
+
+
 def test_a_method_of_the_users_own_must_keep_blocks_whole() -> None:
     def odd(problem: Any) -> Any:
         kept = problem.kept.clone()
         kept[:, ::2] = False
-        return pruning.reconstruction.layer_problem.Solution(problem.weight, kept)
+        return Solution(problem.weight, kept)
 
     model, x = convolutional()
     with pytest.raises(ValueError, match="must keep or prune 4 inputs together"):
