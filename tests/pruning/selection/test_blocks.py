@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 import pruning
 from pruning.choices.axes import Scope, Unit
+from pruning.kernels.byte_kernels import _in_blocks
+from pruning.kernels.sparse_weight import LayerShape, SparseWeight
 from pruning.layouts import WeightLayout, layout_of, required_layout
 from pruning.reconstruction.layer_problem import LayerProblem, Solution, Target
 from pruning.reconstruction.solving import _columns, _reordered
@@ -143,6 +145,17 @@ def test_masks_are_those_of_numpy(scope: str, sparsity: float) -> None:
     total = sum(plan.details["units"].values())
     if scope == "global":
         assert total - sum(plan.details["kept"].values()) == round(sparsity * total)
+
+
+@pytest.mark.parametrize("case", ["linear", "conv2d", "grouped", "few channels"])
+def test_kernels_in_8_bits_skip_the_pruned_blocks(case: str) -> None:
+    layer = copy.deepcopy(network()[case]).float()
+    mask = pruning.plan(layer, "magnitude", sparsity=0.7, unit="block").masks["weight"]
+    weight = layer.get_parameter("weight").detach().masked_fill(~mask, 0)
+
+    packed, _, _ = _in_blocks(SparseWeight.of(weight), LayerShape("linear", weight.shape[1], len(weight), scale=1.0))
+    index = block_index(required_layout(layer), weight.shape)
+    assert len(packed.values) == len(index[mask].unique()) == int(index.max()) + 1 - round(0.7 * (int(index.max()) + 1))
 
 
 def test_layers_with_one_input_say_that_their_blocks_are_single_entries() -> None:
