@@ -20,8 +20,7 @@ from pruning.mixtures.routing import routed_of
 def survivors(mixture: Mixture, masks: Mapping[str, Tensor] | None = None) -> Tensor:
     """Return bool of (experts,): False for experts whose matrices and router rows are all 0, or masked.
 
-    All survive where no expert has a matrix that is not 0, as in a network without values, and where the parameters of
-    experts are no stacks, one after another in one matrix.
+    All survive where the parameters of experts are no stacks, one after another in one matrix.
 
     Args:
         mixture: mixture of a network.
@@ -32,8 +31,7 @@ def survivors(mixture: Mixture, masks: Mapping[str, Tensor] | None = None) -> Te
         each, kept = tensors[name], (masks or {}).get(name)
         values = each.detach() != 0 if kept is None else (each.detach() != 0) & (kept != 0).to(each.device)
         parts.append(values.flatten(1).any(dim=1).cpu())
-    alive = torch.stack(parts).any(dim=0) if mixture.stacks else torch.zeros(mixture.count, dtype=torch.bool)
-    return alive if bool(alive.any()) else torch.ones_like(alive)
+    return torch.stack(parts).any(dim=0) if mixture.stacks else torch.ones(mixture.count, dtype=torch.bool)
 
 
 def route_among_survivors(model: nn.Module, masks: Mapping[str, Tensor] | None = None) -> None:
@@ -64,6 +62,10 @@ def _held_masks(model: nn.Module) -> dict[str, Tensor]:
 def route_among(model: nn.Module, alive: Mapping[str, Tensor]) -> None:
     """Let the routers of a network choose among some experts only; see `route_among_survivors`.
 
+    A mixture without experts, as in a removed layer, is called as it is, and counts in no loss. Where others keep
+    unequal numbers, that loss reads all rows up to the largest number, of which those that a router lacks are chosen
+    never.
+
     Args:
         model: a network.
         alive: module of a mixture's experts -> bool of (experts,): those among which its router chooses.
@@ -71,24 +73,27 @@ def route_among(model: nn.Module, alive: Mapping[str, Tensor]) -> None:
     modules = dict(plain_modules(model))
     stop_routing_among_survivors(model)
     found = mixtures(model)
-    changed = [each for each in found if not bool(alive[each.experts].all())]
+    left = [bool(alive[each.experts].any()) for each in found]
+    here = [each for each, stays in zip(found, left, strict=True) if stays]
+    changed = [each for each in here if not bool(alive[each.experts].all())]
     for mixture in changed:
         kept = alive[mixture.experts].nonzero().flatten()
         _hook(modules[mixture.path], _Fewer(mixture.count, kept, _places(mixture, mixture.router), _counters(mixture)))
         modules[mixture.experts].register_forward_pre_hook(_Numbered(kept), with_kwargs=True)
-    sizes = {int(alive[each.experts].sum()) for each in found}
-    if changed and len(sizes) == 1:  # the network itself counts experts, for the loss that balances their load
-        kept, count = torch.arange(*sizes), changed[0].count
-        for path in _above(mixture.path for mixture in changed):
-            if names := [*counts_experts(modules[path], count)]:
-                _hook(modules[path], _Fewer(count, kept, (), tuple(("", name) for name in names)))
+    sizes = {int(alive[each.experts].sum()) for each in here}
+    above = _above(each.path for each in here) if changed or len(here) < len(found) else []
+    for path in above:  # the network itself counts experts, for the loss that balances their load
+        if names := [name for name in counts_experts(modules[path], here[0].count) if max(sizes) < here[0].count]:
+            _hook(modules[path], _Fewer(here[0].count, torch.arange(max(sizes)), (), tuple(("", n) for n in names)))
+        if len(sizes) > 1 or not all(left):
+            modules[path].register_forward_hook(_Balanced(tuple(left), max(sizes)))
 
 
 def stop_routing_among_survivors(model: nn.Module) -> None:
     """Remove the hooks of `route_among_survivors`."""
     for _, module in plain_modules(model):
         hooks: Any = (module._forward_pre_hooks, module._forward_hooks)
-        own = [key for each in hooks for key, hook in each.items() if isinstance(hook, _Fewer | _Restored | _Numbered)]
+        own = [key for each in hooks for key, hook in each.items() if isinstance(hook, _OURS)]
         kinds = (module._forward_pre_hooks_with_kwargs, module._forward_hooks_always_called)
         for each in (*hooks, *kinds):
             for key in own:
@@ -226,6 +231,27 @@ class _Restored:
 
 
 @dataclass
+class _Balanced:
+    """Hook that leaves the scores of removed layers' routers out of a network's output, and gives others one width.
+
+    Args:
+        left: whether each mixture has experts.
+        width: number of experts of the widest router.
+    """
+
+    left: tuple[bool, ...]
+    width: int
+
+    def __call__(self, _module: nn.Module, _given: object, output: Any) -> None:
+        scores = getattr(output, "router_logits", None)
+        if isinstance(scores, tuple) and len(scores) == len(self.left):
+            kept = [each for each, stays in zip(scores, self.left, strict=True) if stays]
+            output.router_logits = tuple(
+                nn.functional.pad(each, (0, self.width - each.shape[-1]), value=-torch.inf) for each in kept
+            )
+
+
+@dataclass
 class _Numbered:
     """Hook that gives experts the numbers of those that a router of fewer experts chose."""
 
@@ -243,3 +269,7 @@ class _Numbered:
             lambda leaf: numbered if leaf is chosen else leaf, (args, kwargs)
         )
         return changed
+
+
+_OURS = (_Fewer, _Restored, _Balanced, _Numbered)
+"""Kinds of hooks that `route_among_survivors` registers."""

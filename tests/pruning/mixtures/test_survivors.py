@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import pruning
+from pruning.choices.axes import FamilyUnit
 from pruning.mixtures.finding import expert_dim, mixtures
 from pruning.mixtures.routing import Routed, eager_experts, expert_outputs, routed
-from pruning.mixtures.survivors import route_among_survivors, stop_routing_among_survivors, survivors
+from pruning.mixtures.survivors import route_among, route_among_survivors, stop_routing_among_survivors, survivors
 
 pytest.importorskip("transformers")
 import small_mixtures
@@ -72,6 +73,34 @@ def test_the_loss_that_balances_experts_is_that_of_survivors() -> None:
             gradient = masked.get_parameter(name).grad
             assert gradient[KEPT].any(dim=1).all()
             assert not gradient[REMOVED].any()
+
+
+@pytest.mark.parametrize("units", [("layer",), ("layer", "expert")])
+def test_routers_of_removed_layers_count_in_no_loss(units: tuple[FamilyUnit, ...]) -> None:
+    masked = network("mixtral", num_hidden_layers=4)
+    for unit in units:
+        pruning.prune(masked, "magnitude", unit=unit, sparsity=0.5, scope="layer")
+    smaller: Any = pruning.smaller_transformer(masked)
+    losses = [each(TOKENS, labels=TOKENS, output_router_logits=True).loss for each in (masked, smaller)]
+    torch.testing.assert_close(losses[0], losses[1])
+
+
+def test_the_loss_reads_unequal_routers_up_to_the_widest() -> None:
+    model = network("mixtral")
+    first, second = (mixture.experts for mixture in mixtures(model))
+    alive = {first: torch.arange(EXPERTS) < 5, second: torch.arange(EXPERTS) < 3}
+    route_among(model, alive)
+    found = model(TOKENS, labels=TOKENS, output_router_logits=True)
+    assert [each.shape[1] for each in found.router_logits] == [5, 5]
+    shares, counts = torch.zeros(5), torch.zeros(5)
+    for scores in found.router_logits:
+        own = scores[:, scores[0].isfinite()].softmax(1)
+        shares[: own.shape[1]] += own.sum(0)
+        counts += torch.bincount(own.topk(2).indices.flatten(), minlength=5)
+    torch.testing.assert_close(found.aux_loss, 5 * (counts / 20 * shares / 20).sum())
+    stop_routing_among_survivors(model)
+    found = model(TOKENS, output_router_logits=True)
+    assert [each.shape[1] for each in found.router_logits] == [EXPERTS, EXPERTS]
 
 
 def test_a_call_that_fails_leaves_all_experts_in_place() -> None:
