@@ -81,7 +81,7 @@ def route_among(model: nn.Module, alive: Mapping[str, Tensor]) -> None:
         _hook(modules[mixture.path], _Fewer(mixture.count, kept, _places(mixture, mixture.router), _counters(mixture)))
         modules[mixture.experts].register_forward_pre_hook(_Numbered(kept), with_kwargs=True)
     sizes = {int(alive[each.experts].sum()) for each in here}
-    above = _above(each.path for each in here) if changed or len(here) < len(found) else []
+    above = _above(each.path for each in here) if here and (changed or not all(left)) else []
     for path in above:  # the network itself counts experts, for the loss that balances their load
         if names := [name for name in counts_experts(modules[path], here[0].count) if max(sizes) < here[0].count]:
             _hook(modules[path], _Fewer(here[0].count, torch.arange(max(sizes)), (), tuple(("", n) for n in names)))

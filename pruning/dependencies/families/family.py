@@ -93,6 +93,7 @@ class Family:
         readers: parameter of the whole network, outside of the base network -> dimension of the residual stream.
         needs: unit -> key of the configuration -> the only value with which that unit can go.
         heads_divide_width: whether the configuration demands that the number of heads divides the residual width.
+        needed: module that one layer must have: of the layers with it, if not all have it, the last one always stays.
     """
 
     name: str
@@ -114,6 +115,7 @@ class Family:
     readers: Mapping[str, int] = field(default_factory=dict)
     needs: Mapping[FamilyUnit, Mapping[str, Any]] = field(default_factory=dict)
     heads_divide_width: bool = False
+    needed: str = ""
 
     def expresses(self, unit: FamilyUnit) -> tuple[str, ...]:
         """Return the keys of the configuration that a smaller number of a unit changes; empty if it is refused."""
@@ -139,6 +141,8 @@ class Family:
             said.append("whole groups: a key and value head with its query heads")
         if unit in ("heads", "residual") and self.heads_divide_width:
             said.append("the number of heads must divide the residual width")
+        if unit == "layer" and self.needed:
+            said.append(f"the last layer with `{self.needed}` stays, if not all layers have it")
         if unit == "layer" and self.norms_after:
             said.append("the masked network keeps the norms of a removed layer, so the smaller one computes others")
         if unit == "residual" and not self.root_mean_square:
@@ -193,6 +197,7 @@ def _mixture(
     refused: Mapping[FamilyUnit, str] | None = None,
     needs: Mapping[FamilyUnit, Mapping[str, Any]] | None = None,
     beside_queries: tuple[str, ...] = (),
+    needed: str = "",
 ) -> Family:
     """Return a family of mixtures of experts, whose attention is as in Llama."""
     return replace(
@@ -204,6 +209,7 @@ def _mixture(
         needs=needs or {},
         beside_queries=beside_queries,
         heads_divide_width=False,
+        needed=needed,
     )
 
 
@@ -218,6 +224,7 @@ MIXTURES = (
         experts="num_experts",
         numbers=("mlp_only_layers",),
         needs=_MLP_ONLY,
+        needed="self_attn",
     ),
     _mixture("OLMoE", "olmoe", "flex_olmo", experts="num_experts", refused={"heads": _NORM_OF_ALL_HEADS}),
     _mixture("GPT-OSS", "gpt_oss", experts="num_local_experts", beside_queries=("self_attn.sinks",)),
@@ -256,6 +263,7 @@ MIXTURES = (
         first=("moe_layer_start_index",),
         last=("moe_layer_end_index",),
         needs={"layer": {"moe_layer_interval": 1}},
+        needed="mlp.experts",
     ),
     _mixture(
         "AFMoE",

@@ -246,6 +246,7 @@ def family_groups(
             "counted on it; pass a batch of inputs."
         )
     names = found.first_names
+    spared = {*spared, *_weights_of_needed(found)} if kind == "layer" else spared
     groups = [replace(each, members=_by_first_name(each, names)) for each in unit_groups(found, kind, spared)]
     others = [
         replace(each, members=_by_first_name(each, names))
@@ -255,6 +256,13 @@ def family_groups(
     ]
     uses, products = _costs(model, example, found, [*groups, *others]) if scope.budget == "macs" else ({}, ())
     return DependencyGroups(tuple(groups), _tensors(found, uses), unit, scope, products, tuple(others))
+
+
+def _weights_of_needed(found: StockTransformer) -> list[str]:
+    """Return the weights of the last layer with the module that one layer must have, if not all layers have it."""
+    needed = [layer for layer in found.layers if joined(layer, found.family.needed) in found.modules]
+    last = needed[-1:] if len(needed) < len(found.layers) else []
+    return [name for layer in last for name in found.tensors if name.startswith(f"{layer}.")]
 
 
 def unit_groups(found: StockTransformer, kind: FamilyUnit, spared: Collection[str] = ()) -> Iterator[DependencyGroup]:

@@ -141,3 +141,30 @@ def test_units_go_one_after_another(kind: str, tmp_path: Path) -> None:
     family = family_of(kind)
     assert family is not None
     hold_law(kind, tuple(unit for unit in UNITS if family.expresses(unit)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "only", "sizes"),
+    [
+        (
+            "qwen3_next",
+            1,
+            {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_hidden_layers": 3},
+        ),
+        ("ernie4_5_moe", 1, {"moe_layer_start_index": 1, "moe_layer_end_index": 1, "num_hidden_layers": 3}),
+    ],
+)
+def test_the_last_layer_of_a_kind_that_a_family_needs_stays(kind: str, only: int, sizes: dict[str, Any]) -> None:
+    network = network_of(kind, **sizes)
+
+    def score(model: nn.Module, *_: Any, **__: Any) -> dict[str, Tensor]:
+        return {
+            name: torch.full_like(each, 0.0 if f"layers.{only}." in name else 1.0)
+            for name, each in model.named_parameters()
+        }
+
+    plan = pruning.prune(network, score, unit="layer", sparsity=0.5, scope="layer")
+    assert plan.details["kept"] == {"model.layers": 1}
+    smaller: Any = pruning.smaller_transformer(network)
+    assert only in smaller.resized.layers
+    torch.testing.assert_close(logits(smaller), logits(network))
