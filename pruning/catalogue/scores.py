@@ -298,6 +298,7 @@ SCORES: Mapping[str, ScoreRow] = named(
             "pruning.scores.experts:expert_magnitude",
             "the norm of an expert's weights",
             of_units=("expert",),
+            baseline="magnitude",
         ),
     )
 )

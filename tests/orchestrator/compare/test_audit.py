@@ -279,7 +279,14 @@ def scored(*scores: Mapping[str, str], **changes: object) -> Plan:
     return Plan(plan.stages, tuple(replace(trial, name=f"trial {n}") for n, trial in enumerate(plan.trials)))
 
 
-@pytest.mark.parametrize(("word", "score"), [("random control", "random"), ("magnitude baseline", "magnitude")])
+@pytest.mark.parametrize(
+    ("word", "score"),
+    [
+        ("random control", "random"),
+        ("magnitude baseline", "magnitude"),
+        ("magnitude baseline", "expert_magnitude"),
+    ],
+)
 def test_a_control_is_what_its_score_does(word: str, score: str) -> None:
     control, own = {"kind": score, "name": "plain"}, {"_target_": "mine.mix", "name": f"{score}_l1"}
     plan, without = scored(control, own), scored(own, {**own, "name": f"l1_{score}"})
