@@ -13,7 +13,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
@@ -29,8 +29,8 @@ from pruning.graph.tracing import first_line
 from pruning.kernels.byte_kernels import rounded
 from pruning.kernels.compiling import KernelsUnavailable
 from pruning.kernels.library import library
-from pruning.kernels.sparse_layer import KernelChoice, SparseLayer, kernel_named
-from pruning.kernels.sparse_weight import LARGEST, LayerShape, SparseWeight
+from pruning.kernels.sparse_layer import KernelChoice, SparseLayer, kernel_named, kernels_of
+from pruning.kernels.sparse_weight import LARGEST, ByteScale, LayerShape, SparseWeight
 
 MOST_STEPS = 2**15
 """Largest kernel size, stride, padding and dilation."""
@@ -66,7 +66,7 @@ def read_layer(name: str, held: Any) -> tuple[LayerShape, tuple[KernelChoice, ..
     choices = held["choices"]
     if not isinstance(choices, list) or not 1 <= len(choices) <= MOST_CHOICES:
         raise Damaged(f"`choices` of {where} must hold 1 to {MOST_CHOICES} choices")
-    return shape, tuple(_choice(fields(each, CHOICE_FIELDS, where), shape.kind, where) for each in choices)
+    return shape, tuple(_choice(fields(each, CHOICE_FIELDS, where), shape, where) for each in choices)
 
 
 def lstm_record(lstm: SparseLstm) -> dict[str, Any]:
@@ -136,22 +136,25 @@ def _shape(held: Mapping[str, Any], where: str) -> LayerShape:
     }
     for name in ("inputs", "outputs", "groups"):
         numbers[name] = whole(held[name], 1, LARGEST, f"`{name}` of {where}")
-    numbers |= {"scale": _scale(held["scale"], where), "zero": whole(held["zero"], 0, 255, f"`zero` of {where}")}
+    numbers |= {name: _byte_scale(held[name], f"`{name}` of {where}") for name in ("rounding", "added", "made")}
+    if type(held["takes_bytes"]) is not bool or held["takes_bytes"] > (numbers["rounding"] is not None):
+        raise Damaged(f"`takes_bytes` of {where} must be true or false, and true only with a `rounding`")
     for name, unbounded in (("low", -math.inf), ("high", math.inf)):
         numbers[name] = _bound(held[name], unbounded, where)
-    layer = LayerShape(kind=held["kind"], flat=held["flat"], **numbers)
+    layer = LayerShape(kind=held["kind"], flat=held["flat"], takes_bytes=held["takes_bytes"], **numbers)
     _check_geometry(layer, where)
     return layer
 
 
 def _check_geometry(layer: LayerShape, where: str) -> None:
-    plain = LayerShape(
-        layer.kind, layer.inputs, layer.outputs, low=layer.low, high=layer.high, scale=layer.scale, zero=layer.zero
-    )
-    if layer.kind == "linear" and layer != plain:
+    plain = LayerShape(layer.kind, layer.inputs, layer.outputs)
+    of_convolutions = ("flat", "kernel", "stride", "padding", "dilation", "groups")
+    if layer.kind == "linear" and any(getattr(layer, name) != getattr(plain, name) for name in of_convolutions):
         raise Damaged(f"{where} is linear, and must have the default numbers of a convolution")
     if layer.inputs % layer.groups or layer.outputs % layer.groups:
         raise Damaged(f"`groups` of {where} must divide its inputs and outputs")
+    if layer.takes_bytes and layer.groups > 1 and layer.inputs // layer.groups % 4:
+        raise Damaged(f"{where} takes bytes, and must have a multiple of four channels in each group")
     down = (layer.kernel[0], layer.stride[0], layer.dilation[0], layer.padding[0], layer.padding[2])
     if layer.flat and down != (1, 1, 1, 0, 0):
         raise Damaged(f"{where} has one dimension, and must have the default numbers down")
@@ -167,16 +170,18 @@ def _bound(value: Any, unbounded: float, where: str) -> float:
     return float(value)
 
 
-def _scale(value: Any, where: str) -> float:
-    if type(value) not in (int, float) or not 0 <= value <= 1e30:
-        raise Damaged(f"`scale` of {where} must be a number from 0 to 1e30")
-    return float(value)
+def _byte_scale(held: Any, what: str) -> ByteScale | None:
+    if held is None:
+        return None
+    held = fields(held, {"scale", "zero"}, what)
+    if type(held["scale"]) not in (int, float) or not 1e-37 <= held["scale"] <= 1e37:
+        raise Damaged(f"the scale in {what} must be a number from 1e-37 to 1e37")
+    return ByteScale(float(held["scale"]), whole(held["zero"], 0, 255, f"the zero in {what}"))
 
 
-def _choice(held: Mapping[str, Any], kind: str, where: str) -> KernelChoice:
+def _choice(held: Mapping[str, Any], layer: LayerShape, where: str) -> KernelChoice:
     name, setting = held["kernel"], held["setting"]
-    if not isinstance(name, str) or name not in KERNELS or kind not in KERNELS[name].kinds:
-        known: Sequence[str] = [each for each, row in KERNELS.items() if kind in row.kinds]
+    if name not in (known := kernels_of(layer)):
         raise Damaged(f"`kernel` of {where} must be one of {', '.join(known)}")
     if not isinstance(setting, dict) or len(setting) > 16:
         raise Damaged(f"`setting` of {where} must be an object")
@@ -429,7 +434,7 @@ def _runnable(choice: KernelChoice, weight: SparseWeight, layer: LayerShape) -> 
         library()
     except KernelsUnavailable:
         return KernelChoice(choice.examples, DENSE, {}, choice.dense_seconds, choice.dense_seconds)
-    names = [name for name, row in KERNELS.items() if layer.kind in row.kinds and name != DENSE]
+    names = [name for name in kernels_of(layer) if name != DENSE]
     for name in dict.fromkeys((choice.kernel, *names, DENSE)):
         offered = [dict(each) for each in kernel_named(name).settings(weight, layer, choice.examples)]
         if name == choice.kernel and choice.setting in offered:

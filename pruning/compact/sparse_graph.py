@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import Any
@@ -17,7 +17,7 @@ from pruning.compact.fused_layers import FusedLayer, LstmCall, SparseLstm, chose
 from pruning.compact.rewriting import call_functions
 from pruning.graph.tracing import arguments, is_in_place, name_of
 from pruning.kernels.sparse_layer import KernelChoice, SparseLayer, chosen, dense_choice
-from pruning.kernels.sparse_weight import SparseWeight
+from pruning.kernels.sparse_weight import ByteScale, SparseWeight
 
 LEAST_SPARSITY = 0.2
 """Layers with fewer zeros stay dense without a measurement."""
@@ -31,6 +31,7 @@ class LayerReport:
         name: its name.
         sparsity: its fraction of zeros.
         choices: the choice at each batch size.
+        hands_on: whether its outputs stay bytes for the layers that read them.
         error: by how much rounding moves its outputs for exact inputs: root mean square, relative to that of the
             outputs, the largest over batch sizes; 0 for layers in float32.
     """
@@ -39,6 +40,7 @@ class LayerReport:
     sparsity: float
     choices: tuple[KernelChoice, ...]
     error: float = 0.0
+    hands_on: bool = False
 
 
 class KernelChoices(fx.Interpreter):
@@ -110,7 +112,8 @@ class KernelChoices(fx.Interpreter):
             if node in self.layers:
                 layer = self.layers[node]
                 zeros = float((layer.weight == 0).double().mean())
-                found.append(LayerReport(layer.name, zeros, tuple(self.found[node]), self.errors[node]))
+                bytes_out = layer.shape.made is not None
+                found.append(LayerReport(layer.name, zeros, tuple(self.found[node]), self.errors[node], bytes_out))
             if node in self.slow_lstms:
                 call = self.slow_lstms[node]
                 rows = [max(choice.examples for choice in choices) for choices, _ in self.of_lstms[node]]
@@ -136,7 +139,8 @@ class InputRanges(fx.Interpreter):
 
     def __init__(self, graph: fx.GraphModule, layers: Sequence[FusedLayer]) -> None:
         super().__init__(graph, garbage_collect_values=False)
-        self.found = {layer.x: (torch.zeros(()), torch.zeros(())) for layer in layers}
+        nodes = [node for layer in layers for node in (layer.x, layer.added) if node is not None]
+        self.found = {node: (torch.zeros(()), torch.zeros(())) for node in nodes}
 
     def run_node(self, n: fx.Node) -> Any:
         """Run a node, and widen its range."""
@@ -147,10 +151,10 @@ class InputRanges(fx.Interpreter):
         return value
 
 
-def with_scales(
+def byte_scales(
     graph: fx.GraphModule, layers: Sequence[FusedLayer], batches: Sequence[Sequence[Any]]
-) -> list[FusedLayer]:
-    """Return layers whose inputs have a scale and a zero point: byte 0 is the least value of the batches, 255 the most.
+) -> dict[fx.Node, ByteScale]:
+    """Return a scale for each node that layers read: byte 0 is its least value in the batches, and 255 its largest.
 
     Args:
         graph: the traced network.
@@ -158,30 +162,58 @@ def with_scales(
         batches: inputs of the network, each as its leaves.
 
     Raises:
-        ValueError: inputs of a layer are NaN or infinite.
+        ValueError: values are NaN or infinite.
     """
     ranges = InputRanges(graph, layers)
     with torch.inference_mode():
         for leaves in batches:
             ranges.run(*leaves, enable_io_processing=False)
-    found = []
-    for layer in layers:
-        low, high = map(float, ranges.found[layer.x])
+    found = {}
+    for node, (low, high) in ((node, map(float, each)) for node, each in ranges.found.items()):
         if not math.isfinite(high - low):
+            name = next(layer.name for layer in layers if node in (layer.x, layer.added))
             raise ValueError(
-                f"inputs of the layer {layer.name} (from {low} to {high}) must be finite in all `batches`; pass inputs "
+                f"inputs of the layer {name} (from {low} to {high}) must be finite in all `batches`; pass inputs "
                 "that the network was trained for."
             )
         scale = (high - low) / 255 or 1.0
-        found.append(replace(layer, shape=replace(layer.shape, scale=scale, zero=round(-low / scale))))
+        found[node] = ByteScale(scale, round(-low / scale))
     return found
 
 
-def sparse_graph(graph: fx.GraphModule, layers: Sequence[FusedLayer], choosing: KernelChoices) -> fx.GraphModule:
+def hand_on_bytes(choosing: KernelChoices, scales: Mapping[fx.Node, ByteScale]) -> None:
+    """Let layers hand on bytes where they and all readers of their outputs round at all batch sizes."""
+    makers = {
+        node: layer
+        for node, layer in choosing.layers.items()
+        if choosing.found[node] and all(KERNELS[choice.kernel].rounds for choice in choosing.found[node])
+    }
+    readers = {node: [each for each in makers.values() if node in (each.x, each.added)] for node in makers}
+    passed = {
+        node
+        for node, maker in makers.items()
+        if node in scales
+        and {user for each in readers[node] for user in each.nodes} >= set(node.users)
+        and all(_takes_bytes(each, maker) for each in readers[node])
+    }
+    for node, layer in makers.items():
+        added, made = (scales[each] if each is not None and each in passed else None for each in (layer.added, node))
+        shape = replace(layer.shape, takes_bytes=layer.x in passed, added=added, made=made)
+        choosing.layers[node] = replace(layer, shape=shape)
+
+
+def _takes_bytes(reader: FusedLayer, maker: FusedLayer) -> bool:
+    """Return whether four consecutive outputs of one layer are in one group of channels of the other."""
+    one, other = reader.shape, maker.shape
+    fits = one.groups == 1 or (reader.x is not maker.nodes[-1]) or one.inputs // one.groups % 4 == 0
+    return (one.kind, one.flat) == (other.kind, other.flat) and fits
+
+
+def sparse_graph(graph: fx.GraphModule, choosing: KernelChoices) -> fx.GraphModule:
     """Replace the operations of each layer and each LSTM by a module."""
     names = {name for module in graph.modules() for name in (*module._modules, *module._parameters, *module._buffers)}
-    _skip_identities(graph.graph, {layer.nodes[-1] for layer in layers})
-    for layer in layers:
+    _skip_identities(graph.graph, set(choosing.layers))
+    for layer in choosing.layers.values():
         given = [layer.nodes[0].args[1 if name_of(layer.nodes[0]) == "addmm" else 0]]
         if layer.added is not None:
             before, addition = layer.nodes[layer.added_at - 1], layer.nodes[layer.added_at]

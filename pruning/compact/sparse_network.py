@@ -6,7 +6,7 @@ import copy
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from pruning.compact.fused_layers import fused_layers, lstm_calls
 from pruning.compact.other_inputs import OtherInputs
 from pruning.compact.shrinking import shrink
-from pruning.compact.sparse_graph import KernelChoices, LayerReport, sparse_graph, with_scales
+from pruning.compact.sparse_graph import KernelChoices, LayerReport, byte_scales, hand_on_bytes, sparse_graph
 from pruning.compact.traced_network import TracedNetwork
 from pruning.graph.input_guard import Inputs
 from pruning.graph.tracing import (
@@ -69,7 +69,8 @@ class Sparse:
         for layer in self.layers:
             error = [f"{100 * layer.error:.2g}%"] * rounds
             for choice in layer.choices:
-                kernel = " ".join([choice.kernel, *(f"{name}={value}" for name, value in choice.setting.items())])
+                said = [f"{name}={value}" for name, value in choice.setting.items()]
+                kernel = " ".join([choice.kernel, *said, *["to bytes"] * layer.hands_on])
                 cells = (f"{100 * layer.sparsity:.1f}%", str(choice.examples), kernel, f"{choice.speedup:.2f}x")
                 rows.append((layer.name, *cells, *error))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -173,14 +174,15 @@ def _to_sparse(
     before = _values(trace.graph)
     reason = _unavailable()
     layers, lstms = list(fused_layers(trace)), [] if reason else list(lstm_calls(trace))
-    if calibration:
-        layers = with_scales(trace.graph, layers, _leaves(trace, calibration))
+    scales = byte_scales(trace.graph, layers, _leaves(trace, calibration)) if calibration else {}
+    layers = [replace(each, shape=replace(each.shape, rounding=scales.get(each.x))) for each in layers]
     choosing = KernelChoices(trace.graph, layers, lstms, all_dense=bool(reason))
     choosing.measure(_leaves(trace, inputs))
+    hand_on_bytes(choosing, scales)
     reports = choosing.reports()
     with quiet():
         exact = TracedNetwork.of(copy.deepcopy(trace.graph), trace.whole.guard) if calibration else None
-        graph = sparse_graph(trace.graph, layers, choosing)
+        graph = sparse_graph(trace.graph, choosing)
         network = SparseNetwork.of(graph, trace.whole.guard).requires_grad_(False)
     assert isinstance(network, SparseNetwork)
     _restore(network, before)

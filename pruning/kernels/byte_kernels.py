@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pruning.kernels import column_kernel, pixel_kernel
 from pruning.kernels.library import compiled_call, linear_call
-from pruning.kernels.sparse_weight import LARGEST, Kernel, LayerShape, Run, Setting, SparseWeight
+from pruning.kernels.sparse_weight import LARGEST, Kernel, LayerShape, Run, Setting, SparseWeight, in_fours
 
 BLOCK, LARGEST_BYTE, LARGEST_WEIGHT = 4, 255, 127
 
@@ -40,25 +40,29 @@ def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def _is_offered(weight: SparseWeight, layer: LayerShape) -> bool:
     """Return whether inputs have a scale, an output has several inputs at a place, and no sum exceeds 32 bits."""
-    finite = bool(weight.values.isfinite().all())
-    return layer.scale > 0 and weight.shape[1] > 1 and weight.row * LARGEST_BYTE * LARGEST_WEIGHT <= LARGEST and finite
+    fits = weight.row * LARGEST_BYTE * LARGEST_WEIGHT <= LARGEST and bool(weight.values.isfinite().all())
+    return layer.rounding is not None and weight.shape[1] > 1 and fits
 
 
 def _in_blocks(weight: SparseWeight, layer: LayerShape) -> tuple[SparseWeight, LayerShape, list[Tensor]]:
-    """Return a weight's blocks as nonzeros, the layer that has them, and first sums, scales and rounding of inputs."""
+    """Return a weight's blocks as nonzeros, the layer that has them, and first sums, scales and roundings."""
+    given = layer.rounding
+    assert given is not None, "kernels of bytes are offered to layers with a rounding"
     whole, scales = rounded(weight.dense())
-    first = -layer.zero * whole.flatten(1).sum(1)
+    first = -given.zero * whole.flatten(1).sum(1)
     padded = F.pad(whole, (0, 0) * (whole.ndim - 2) + (0, -whole.shape[1] % BLOCK))
     fours = padded.view(len(whole), -1, BLOCK, *whole.shape[2:]).movedim(2, -1).to(torch.int8)
     blocks = SparseWeight.of(fours.flatten().view(torch.int32).view(fours.shape[:-1]))
     inputs = layer.groups * blocks.shape[1]
-    rounding = torch.tensor([1 / layer.scale, layer.zero], dtype=torch.float32)
-    return blocks, replace(layer, inputs=inputs), [first.int(), scales * layer.scale, rounding]
+    made, added = ((each.scale, each.zero) if each else (0.0, 0) for each in (layer.made, layer.added))
+    roundings = [1 / given.scale, given.zero, 1 / made[0] if made[0] else 0.0, made[1], *added]
+    more = [first.int(), scales * given.scale, torch.tensor(roundings, dtype=torch.float32)]
+    return blocks, replace(layer, inputs=inputs), more
 
 
 def _column_settings(weight: SparseWeight, layer: LayerShape, examples: int) -> Iterator[Setting]:
     if _is_offered(weight, layer):
-        yield from column_kernel.settings(-(-weight.row // BLOCK), examples)
+        yield from column_kernel.settings(in_fours(weight.row), examples)
 
 
 def _column_pack(weight: SparseWeight, layer: LayerShape, setting: Setting) -> list[Tensor]:
@@ -67,13 +71,13 @@ def _column_pack(weight: SparseWeight, layer: LayerShape, setting: Setting) -> l
 
 
 def _column_bind(layer: LayerShape, setting: Setting, arrays: Sequence[Tensor], bias: Tensor, shape: torch.Size) -> Run:
-    numbers = (len(arrays[0]) - 1) // layer.outputs, setting["doublings"]
+    numbers = (len(arrays[0]) - 1) // layer.outputs, setting["doublings"], int(layer.takes_bytes)
     return linear_call("columns_int8", numbers, arrays, bias, layer, shape)
 
 
 def _pixel_settings(weight: SparseWeight, layer: LayerShape, examples: int) -> Iterator[Setting]:
     if _is_offered(weight, layer):
-        fours = replace(weight, shape=(weight.shape[0], -(-weight.shape[1] // BLOCK), *weight.shape[2:]))
+        fours = replace(weight, shape=(weight.shape[0], in_fours(weight.shape[1]), *weight.shape[2:]))
         yield from pixel_kernel.KERNEL.settings(fours, layer, examples)
 
 
@@ -84,9 +88,10 @@ def _pixel_pack(weight: SparseWeight, layer: LayerShape, setting: Setting) -> li
 
 def _pixel_bind(layer: LayerShape, setting: Setting, arrays: Sequence[Tensor], bias: Tensor, shape: torch.Size) -> Run:
     channels = layer.inputs // layer.groups
-    smaller = replace(layer, inputs=layer.groups * -(-channels // BLOCK))
+    smaller = replace(layer, inputs=layer.groups * in_fours(channels))
+    numbers = channels, layer.groups, int(layer.takes_bytes)
     geometry = pixel_kernel.geometry(smaller, setting, arrays, shape)
-    return compiled_call("pixels_int8", (channels, layer.groups), (geometry, *arrays, bias), layer, shape)
+    return compiled_call("pixels_int8", numbers, (geometry, *arrays, bias), layer, shape)
 
 
 COLUMNS = Kernel(_column_settings, _column_pack, _column_bind)

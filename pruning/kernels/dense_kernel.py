@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pruning.kernels.byte_tensors import bytes_of, floats_of
 from pruning.kernels.sparse_weight import Kernel, LayerShape, Run, Setting, SparseWeight
 
 
@@ -22,6 +23,26 @@ def _pack(weight: SparseWeight, _layer: LayerShape, _setting: Setting) -> list[T
 
 def _bind(layer: LayerShape, _setting: Setting, arrays: Sequence[Tensor], bias: Tensor, _shape: torch.Size) -> Run:
     product = (_linear if layer.kind == "linear" else _convolution)(layer, arrays[0], bias)
+    run = _with_ends(layer, product)
+    return _in_floats(layer, run) if layer.in_bytes else run
+
+
+def _in_floats(layer: LayerShape, run: Run) -> Run:
+    """Return a call that takes and returns bytes, and computes in floats."""
+
+    def whole(x: Tensor, added: Tensor | None) -> Tensor:
+        if layer.takes_bytes and layer.rounding:
+            x = floats_of(x, layer.rounding, layer.inputs, layer)
+        if added is not None and layer.added:
+            added = floats_of(added, layer.added, layer.outputs, layer)
+        y = run(x, added)
+        return bytes_of(y, layer.made, layer) if layer.made else y
+
+    return whole
+
+
+def _with_ends(layer: LayerShape, product: Callable[[Tensor], Tensor]) -> Run:
+    """Return a call that adds a tensor to a product, and clamps."""
     low, high = layer.low, layer.high
     if math.isinf(low) and math.isinf(high):
 

@@ -87,10 +87,10 @@ def compiled_call(
     call.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_int]  # type: ignore[attr-defined]
     pointers = (ctypes.c_void_p * 12)(*(each.data_ptr() for each in arrays))
     held = _Call((ctypes.c_int64 * 8)(*numbers), pointers, layer.low, layer.high)
-    at, outputs = ctypes.addressof(held), layer.output(shape)
+    at, outputs, dtype = ctypes.addressof(held), layer.output(shape), layer.output_dtype
 
     def run(x: Tensor, added: Tensor | None, _held: Any = (held, arrays)) -> Tensor:
-        y = x.new_empty(outputs)  # torch.empty obeys torch.set_default_device
+        y = x.new_empty(outputs, dtype=dtype)  # torch.empty obeys torch.set_default_device
         more = None if added is None else added.data_ptr()
         code = call(at, x.data_ptr(), more, y.data_ptr(), torch.get_num_threads())
         if code:

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pruning.catalogue.kernels import DENSE, KERNELS
-from pruning.kernels.sparse_weight import Kernel, LayerShape, Run, Setting, SparseWeight
+from pruning.kernels.sparse_weight import ByteScale, Kernel, LayerShape, Run, Setting, SparseWeight
 
 Key = TypeVar("Key")
 
@@ -62,8 +62,10 @@ class LayerPlan:
         """
         self.layer.check(shape)
         outputs = torch.Size(self.layer.output(shape))
+        whole = torch.Size(replace(self.layer, made=None).output(shape))
+        in_bytes = torch.Size(replace(self.layer, made=self.layer.added).output(shape))
         if not outputs.numel():
-            return lambda x, _added: x.new_empty(outputs)
+            return lambda x, _added: x.new_empty(outputs, dtype=self.layer.output_dtype)
         examples = self.layer.examples(shape)
         place = min(range(len(self.choices)), key=lambda n: _distance(self.choices[n].examples, examples))
         choice = self.choices[place]
@@ -72,7 +74,13 @@ class LayerPlan:
             run = kernel_named(choice.kernel).bind(self.layer, choice.setting, own, bias, shape)
 
         def call(x: Tensor, added: Tensor | None) -> Tensor:
-            return run(x, added if added is None else widened(checked(added), outputs))
+            if added is None:
+                return run(x, None)
+            if self.layer.added:
+                if added.shape != in_bytes:
+                    raise ValueError(f"bytes of shape {tuple(added.shape)} are added; it must be {tuple(in_bytes)}.")
+                return run(x, checked(added, torch.int32))
+            return run(x, widened(checked(added), whole))
 
         return call
 
@@ -84,12 +92,17 @@ class LayerPlan:
     def of_text(cls, text: str) -> LayerPlan:
         """Return the plan of a JSON text that `text` made."""
         held = json.loads(text)
-        shape: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in held["layer"].items()}
+        shape = {name: _value(each) for name, each in held["layer"].items()}
         return cls(
             LayerShape(**shape),
             tuple(KernelChoice(**each) for each in held["choices"]),
             tuple(map(tuple, held["arrays"])),
         )
+
+
+def _value(held: Any) -> Any:
+    """Return a value of `LayerShape` from JSON."""
+    return tuple(held) if isinstance(held, list) else ByteScale(**held) if isinstance(held, dict) else held
 
 
 def widened(added: Tensor, outputs: torch.Size) -> Tensor:
@@ -111,6 +124,12 @@ def widened(added: Tensor, outputs: torch.Size) -> Tensor:
 
 def _distance(one: int, other: int) -> float:
     return max(one, other) / min(one, other)
+
+
+def kernels_of(layer: LayerShape) -> list[str]:
+    """Return the names of a layer's kernels: those of bytes and dense alone if it takes or makes bytes."""
+    found = [(name, row) for name, row in KERNELS.items() if layer.kind in row.kinds]
+    return [name for name, row in found if row.rounds or name == DENSE or not layer.in_bytes]
 
 
 @cache
@@ -135,17 +154,17 @@ def _is_recorded() -> bool:
     )
 
 
-def checked(x: Tensor) -> Tensor:
+def checked(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return inputs, or a tensor to add, in the layout that kernels read.
 
     Raises:
-        ValueError: they are not float32 on the CPU.
+        ValueError: they have another dtype, or are not on the CPU.
         RuntimeError: a gradient is wanted.
     """
-    if x.dtype is not torch.float32 or not x.is_cpu:
+    if x.dtype is not dtype or not x.is_cpu:
         raise ValueError(
-            f"the input (={x.dtype} on {x.device}) of a sparse layer must be float32 on the CPU; convert it, or run "
-            "the network that `to_sparse` was given."
+            f"the input (={x.dtype} on {x.device}) of a sparse layer must be {str(dtype).removeprefix('torch.')} on "
+            "the CPU; convert it, or run the network that `to_sparse` was given."
         )
     if x.requires_grad and torch.is_grad_enabled():
         raise RuntimeError(
@@ -158,7 +177,7 @@ def checked(x: Tensor) -> Tensor:
 @torch.library.custom_op("pruning::sparse_layer", mutates_args=(), device_types="cpu")
 def sparse_layer(x: Tensor, arrays: Sequence[Tensor], bias: Tensor, added: Tensor | None, plan: str) -> Tensor:
     """Compute a layer from its nonzero weights; `plan` is a `LayerPlan` as JSON."""
-    held = checked(x)
+    held = checked(x, _plan_of(plan).layer.input_dtype)
     return _plan_of(plan).bind(arrays, bias, held.shape)(held, added)
 
 
@@ -166,7 +185,7 @@ def sparse_layer(x: Tensor, arrays: Sequence[Tensor], bias: Tensor, added: Tenso
 def _(x: Tensor, arrays: Sequence[Tensor], bias: Tensor, added: Tensor | None, plan: str) -> Tensor:  # noqa: ARG001
     layer = _plan_of(plan).layer
     layer.check(x.shape)
-    return x.new_empty(layer.output(x.shape))
+    return x.new_empty(layer.output(x.shape), dtype=layer.output_dtype)
 
 
 class SparseLayer(nn.Module):
@@ -232,7 +251,7 @@ class SparseLayer(nn.Module):
         if type(x) is not Tensor or _is_recorded():
             found: Tensor = sparse_layer(x, self.arrays, self._bias_tensor(), added, self._text)
             return found
-        x = checked(x)
+        x = checked(x, self.plan.layer.input_dtype)
         run = self._runs.get(x.shape)
         if run is None or self._buffers["bias"] is not self._bound_bias:
             run = self._bind(x.shape)
@@ -344,9 +363,7 @@ def dense_choice(examples: int) -> KernelChoice:
 
 
 def _candidates(weight: SparseWeight, layer: LayerShape, bias: Tensor, x: Tensor) -> Iterator[tuple[str, Setting, Run]]:
-    for name, row in KERNELS.items():
-        if layer.kind not in row.kinds:
-            continue
+    for name in kernels_of(layer):
         kernel = kernel_named(name)
         for setting in kernel.settings(weight, layer, layer.examples(x.shape)):
             yield name, setting, kernel.bind(layer, setting, kernel.pack(weight, layer, setting), bias, x.shape)

@@ -13,6 +13,11 @@ from torch import Tensor
 LARGEST = 2**31 - 1
 
 
+def in_fours(count: int) -> int:
+    """Return the number of elements that hold so many bytes."""
+    return -(-count // 4)
+
+
 @dataclass(frozen=True)
 class SparseWeight:
     """A weight's nonzeros in rows (CSR): one row for each output.
@@ -83,6 +88,18 @@ class SparseWeight:
 
 
 @dataclass(frozen=True)
+class ByteScale:
+    """The meaning of a byte: scale * (byte - zero), with a scale above 0 and a zero point from 0 to 255.
+
+    Tensors of bytes have dtype int32, four consecutive channels of an example in each element, the first in the lowest
+    byte: shape (..., ceil(inputs / 4)) for linear layers, (batch, ceil(channels / 4), *sizes) for convolutions.
+    """
+
+    scale: float
+    zero: int
+
+
+@dataclass(frozen=True)
 class LayerShape:
     """A layer's numbers, as plain data.
 
@@ -94,7 +111,10 @@ class LayerShape:
         kernel, stride, padding, dilation: down and right; `padding` has (top, left, bottom, right).
         groups: groups of a convolution's channels.
         low, high: outputs are clamped to this range, (0, inf) after a ReLU.
-        scale, zero: inputs as bytes are round(x / scale) + zero; a scale of 0 if they are not rounded.
+        rounding: how inputs may be rounded to bytes; None: not at all.
+        takes_bytes: whether inputs are bytes already.
+        added: the scale of a tensor of bytes that is added; None: a tensor to add has floats.
+        made: the scale of outputs as bytes; None: outputs are floats.
     """
 
     kind: Literal["linear", "convolution"]
@@ -108,13 +128,16 @@ class LayerShape:
     groups: int = 1
     low: float = float("-inf")
     high: float = float("inf")
-    scale: float = 0.0
-    zero: int = 0
+    rounding: ByteScale | None = None
+    takes_bytes: bool = False
+    added: ByteScale | None = None
+    made: ByteScale | None = None
 
     def output(self, shape: Any) -> tuple[Any, ...]:
         """Return the shape of the outputs for inputs of a shape."""
+        outputs = in_fours(self.outputs) if self.made else self.outputs
         if self.kind == "linear":
-            return (*shape[:-1], self.outputs)
+            return (*shape[:-1], outputs)
         sizes = [1, shape[2]] if self.flat else list(shape[2:])
         top, left, bottom, right = self.padding
         found = [
@@ -123,18 +146,34 @@ class LayerShape:
                 sizes, (top + bottom, left + right), self.dilation, self.kernel, self.stride, strict=True
             )
         ]
-        return (shape[0], self.outputs, *(found[1:] if self.flat else found))
+        return (shape[0], outputs, *(found[1:] if self.flat else found))
+
+    @property
+    def in_bytes(self) -> bool:
+        """Whether inputs, outputs or a tensor to add are bytes."""
+        return self.takes_bytes or self.made is not None or self.added is not None
+
+    @property
+    def input_dtype(self) -> torch.dtype:
+        """Dtype of inputs: float32, or int32 for bytes."""
+        return torch.int32 if self.takes_bytes else torch.float32
+
+    @property
+    def output_dtype(self) -> torch.dtype:
+        """Dtype of outputs: float32, or int32 for bytes."""
+        return torch.int32 if self.made else torch.float32
 
     def check(self, shape: Any) -> None:
         """Raise ValueError unless the layer takes inputs of a shape; kernels read the shape that they are told."""
         given = f"an input of shape {tuple(shape)} of a sparse layer"
+        inputs = in_fours(self.inputs) if self.takes_bytes else self.inputs
         if self.kind == "linear":
-            if not len(shape) or shape[-1] != self.inputs:
-                raise ValueError(f"{given} must have the shape (..., {self.inputs}).")
+            if not len(shape) or shape[-1] != inputs:
+                raise ValueError(f"{given} must have the shape (..., {inputs}).")
             return
         places = ("length",) if self.flat else ("height", "width")
-        if len(shape) != 2 + len(places) or shape[1] != self.inputs:
-            raise ValueError(f"{given} must have the shape (batch, {self.inputs}, {', '.join(places)}).")
+        if len(shape) != 2 + len(places) or shape[1] != inputs:
+            raise ValueError(f"{given} must have the shape (batch, {inputs}, {', '.join(places)}).")
         top, left, bottom, right = self.padding
         sizes = zip((1, shape[2]) if self.flat else shape[2:], (top + bottom, left + right), strict=True)
         reads = [step * (kernel - 1) + 1 for step, kernel in zip(self.dilation, self.kernel, strict=True)]

@@ -46,11 +46,11 @@ static long tile_start(long vectors, long tile, long tiles) { return vectors * t
 
 #define INPUTS_AT_ONCE 64
 
-/* y[n][o] = clamp(sum of values * x[n][places]), for elements of four bytes
+/* y[n][o] = clamp(sum of values * x[n][places]), for elements of four bytes; outputs become bytes with `made`
    numbers: examples, inputs, outputs, blocks, doublings (a tile has up to 2^doublings vectors); arrays: starts, places,
    values. */
-static int tiles_of(const Call *call, const float *x, long inputs, const Terms *terms, const float *added, float *y,
-                    int threads) {
+static int tiles_of(const Call *call, const float *x, long inputs, const Terms *terms, const float *added,
+                    const Rounding *made, float *y, int threads) {
     long examples = call->numbers[0], outputs = call->numbers[2];
     long blocks = call->numbers[3], doublings = call->numbers[4];
     const int32_t *starts = call->arrays[0], *places = call->arrays[1];
@@ -82,8 +82,10 @@ static int tiles_of(const Call *call, const float *x, long inputs, const Terms *
             if (added)
                 for (long r = 0; r < rows; r++)
                     for (long i = 0; i < held; i++) sums[r * wide * LANES + i] += added[(n + i) * outputs + first + r];
-            for (long i = 0; i < rows * wide * LANES; i++) sums[i] = clamped(sums[i], call->low, call->high);
-            transpose(sums, wide * LANES, y + n * outputs + first, outputs, rows, held);
+            long columns_out = made ? up(outputs, 4) : outputs, step = made ? 4 : 1;
+            if (made) join_rows(sums, rows, wide * LANES, call->low, call->high, *made);
+            else for (long i = 0; i < rows * wide * LANES; i++) sums[i] = clamped(sums[i], call->low, call->high);
+            transpose(sums, wide * LANES, y + n * columns_out + first / step, columns_out, up(rows, step), held);
         }
     }
     free(turned);
@@ -93,24 +95,29 @@ static int tiles_of(const Call *call, const float *x, long inputs, const Terms *
 /* y[n][o] = clamp(bias[o] + sum of values * x[n][places]); the last array is the bias. */
 int columns(const Call *call, const float *x, const float *added, float *y, int threads) {
     Terms terms = float_terms(call->arrays[2], call->arrays[3]);
-    return tiles_of(call, x, call->numbers[1], &terms, added, y, threads);
+    return tiles_of(call, x, call->numbers[1], &terms, added, NULL, y, threads);
 }
 
-/* The same on bytes: four inputs are an element. The further arrays: first sums, scales, 1 / scale and zero point of the
-   inputs, bias. */
+/* The same on bytes: four inputs are an element. The further arrays: first sums, scales, 1 / scale and zero
+   point of inputs and of outputs, bias; a further number: whether inputs are bytes already. */
 int columns_int8(const Call *call, const float *x, const float *added, float *y, int threads) {
     long examples = call->numbers[0], inputs = call->numbers[1], fours = up(inputs, 4);
+    const float *roundings = call->arrays[5];
     Terms terms = byte_terms(call->arrays[2], call->arrays[3], call->arrays[4], call->arrays[6]);
-    Rounding rounding = rounding_of(call->arrays[5]);
-    uint8_t *bytes = malloc(4 * most(1, examples * fours));
-    if (!bytes) return NO_MEMORY;
+    Rounding rounding = rounding_of(roundings), made = rounding_of(roundings + 2);
+    uint8_t *bytes = NULL;
+    if (!call->numbers[5]) {
+        bytes = malloc(4 * most(1, examples * fours));
+        if (!bytes) return NO_MEMORY;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (long n = 0; n < examples; n++) {
-        uint8_t *to = bytes + 4 * n * fours;
-        for (long k = 0; k < inputs; k++) to[k] = (uint8_t)byte_of(x[n * inputs + k], rounding);
-        for (long k = inputs; k < 4 * fours; k++) to[k] = 0;
+        for (long n = 0; n < examples; n++) {
+            uint8_t *to = bytes + 4 * n * fours;
+            for (long k = 0; k < inputs; k++) to[k] = (uint8_t)byte_of(x[n * inputs + k], rounding);
+            for (long k = inputs; k < 4 * fours; k++) to[k] = 0;
+        }
+        x = (const float *)(void *)bytes;
     }
-    int code = tiles_of(call, (const float *)(void *)bytes, fours, &terms, added, y, threads);
+    int code = tiles_of(call, x, fours, &terms, added, made.inverse ? &made : NULL, y, threads);
     free(bytes);
     return code;
 }

@@ -69,6 +69,7 @@ typedef struct {
     int zero;
 } Rounding;
 
+/* Of 1 / scale and zero point; 1 / scale is 0 where nothing is rounded. */
 static inline Rounding rounding_of(const float *given) {
     return (Rounding){given[0], -given[1], 255 - given[1], (int)given[1]};
 }
@@ -78,6 +79,21 @@ static inline uint32_t byte_of(float x, Rounding r) {
     value = value > r.low ? value : r.low;
     value = value < r.high ? value : r.high;
     return (uint32_t)((int32_t)(value + 12582912.0f - 12582912.0f) + r.zero);
+}
+
+/* Rows of floats, clamped, become a quarter as many rows of four bytes, in place; a row has whole vectors. */
+static inline void join_rows(float *sums, long rows, long pitch, float low, float high, Rounding rounding) {
+    for (long r = 0; r < rows; r += 4) {
+        long held = least(4, rows - r);
+        for (long start = 0; start < pitch; start += LANES) {
+            const float *from = sums + r * pitch + start;
+            uint32_t joined[LANES] = {0};
+            for (long k = 0; k < held; k++)
+                for (int i = 0; i < LANES; i++)
+                    joined[i] |= byte_of(clamped(from[k * pitch + i], low, high), rounding) << 8 * k;
+            memcpy(sums + r / 4 * pitch + start, joined, sizeof joined);
+        }
+    }
 }
 
 #endif

@@ -20,7 +20,15 @@ typedef struct {
     long segments, segment, pixels;   /* tiles begin anew in each segment, and cover `pixels` of it */
 } Layout;
 
-typedef struct { long start, count, to; } Run;
+typedef struct { long start, count, image, to; } Run; /* `to`: pixel of the image's outputs */
+
+/* What follows the sums: a tensor to add, in floats or in bytes, and the rounding of outputs. */
+typedef struct {
+    const float *added;    /* NULL: nothing is added */
+    const float *bytes;    /* scale and zero point of `added`; NULL: it holds floats */
+    const Rounding *made;  /* NULL: outputs are floats */
+    float low, high;
+} Ends;
 
 #define PLANES_BYTES (1 << 19)
 
@@ -85,14 +93,14 @@ static void fill_plane(const Geometry *g, const Layout *l, const float *x, long 
 
 /* The parts of a tile that are pixels of the output; returns their number. */
 static long runs_of(const Geometry *g, const Layout *l, long start, long count, long images, Run *runs) {
-    long found = 0, size = g->out_height * g->out_width;
+    long found = 0;
     for (long pixel = start; pixel < start + count;) {
         long n = pixel / l->image, h = pixel % l->image / l->row, w = pixel % l->image % l->row;
         if (n >= images) break;
         long stop = h < g->out_height ? pixel - w + l->row : (n + 1) * l->image;
         if (h < g->out_height && w < g->out_width) {
             long held = least(g->out_width - w, start + count - pixel);
-            runs[found++] = (Run){pixel - start, held, n * g->outputs * size + h * g->out_width + w};
+            runs[found++] = (Run){pixel - start, held, n, h * g->out_width + w};
         }
         pixel = stop;
     }
@@ -100,23 +108,57 @@ static long runs_of(const Geometry *g, const Layout *l, long start, long count, 
 }
 
 static void store(const Geometry *g, const Run *runs, long found, long first, long rows, long pitch, const float *sums,
-                  const float *added, float low, float high, float *y) {
+                  const Ends *ends, float *y) {
     long size = g->out_height * g->out_width;
+    float low = ends->low, high = ends->high;
     for (long r = 0; r < rows; r++)
         for (long i = 0; i < found; i++) {
             const float *from = sums + r * pitch + runs[i].start;
-            float *to = y + runs[i].to + (first + r) * size;
-            const float *more = added ? added + (to - y) : NULL;
+            long place = (runs[i].image * g->outputs + first + r) * size + runs[i].to;
+            const float *more = ends->added && !ends->bytes ? ends->added + place : NULL;
+            float *to = y + place;
             if (more) for (long j = 0; j < runs[i].count; j++) to[j] = clamped(from[j] + more[j], low, high);
             else for (long j = 0; j < runs[i].count; j++) to[j] = clamped(from[j], low, high);
         }
 }
 
+/* Add bytes to the sums: (byte - zero point) * scale. */
+static void add_bytes(const Geometry *g, const Run *runs, long found, long first, long rows, long pitch,
+                      const Ends *ends, float *sums) {
+    long size = g->out_height * g->out_width, fours = up(g->outputs, 4);
+    float scale = ends->bytes[0];
+    int zero = (int)ends->bytes[1];
+    for (long r = 0; r < rows; r++)
+        for (long i = 0; i < found; i++) {
+            float *to = sums + r * pitch + runs[i].start;
+            long plane = runs[i].image * fours + (first + r) / 4, shift = (first + r) % 4 * 8;
+            const uint32_t *from = (const uint32_t *)(const void *)ends->added + plane * size + runs[i].to;
+            for (long j = 0; j < runs[i].count; j++)
+                to[j] = __builtin_fmaf((float)((int)(from[j] >> shift & 255) - zero), scale, to[j]);
+        }
+}
+
+static void store_bytes(const Geometry *g, const Run *runs, long found, long first, long rows, long pitch,
+                        const Ends *ends, float *sums, float *y) {
+    long size = g->out_height * g->out_width, fours = up(g->outputs, 4);
+    if (ends->added && !ends->bytes)
+        for (long r = 0; r < rows; r++)
+            for (long i = 0; i < found; i++) {
+                float *to = sums + r * pitch + runs[i].start;
+                const float *more = ends->added + (runs[i].image * g->outputs + first + r) * size + runs[i].to;
+                for (long j = 0; j < runs[i].count; j++) to[j] += more[j];
+            }
+    join_rows(sums, rows, pitch, ends->low, ends->high, *ends->made);
+    for (long r = 0; r < rows; r += 4)
+        for (long i = 0; i < found; i++)
+            copy(y + (runs[i].image * fours + (first + r) / 4) * size + runs[i].to,
+                 sums + r / 4 * pitch + runs[i].start, runs[i].count);
+}
+
 /* y = clamp(added + convolution of x with the weights), for elements of four bytes; each byte of padding is `zero`
    arrays: geometry, starts, planes, down, right, values. A weight of plane p (channel * phases + phase), moved by down
    and right, reads pixel p * plane + down * row + right. */
-static int convolve(const Call *call, const float *x, int zero, const Terms *terms, const float *added, float *y,
-                    int threads) {
+static int convolve(const Call *call, const float *x, int zero, const Terms *terms, Ends ends, float *y, int threads) {
     const int32_t *starts = call->arrays[1], *planes = call->arrays[2];
     const int16_t *down = call->arrays[3], *right = call->arrays[4];
     Geometry g;
@@ -132,7 +174,10 @@ static int convolve(const Call *call, const float *x, int zero, const Terms *ter
     for (long n = 0; n < g.examples; n += l.images) {
         long images = least(l.images, g.examples - n), segments = l.segments > 1 ? images : 1;
         const float *from = x + n * g.channels * g.height * g.width;
-        long done = n * g.outputs * g.out_height * g.out_width;
+        long size = g.out_height * g.out_width, fours = up(g.outputs, 4);
+        float *to = y + n * (ends.made ? fours : g.outputs) * size;
+        Ends own = ends;
+        if (ends.added) own.added += n * (ends.bytes ? fours : g.outputs) * size;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
         for (long p = 0; p < all; p++)
             fill_plane(&g, &l, from + p / g.phases * g.height * g.width, images, p % g.phases, zero,
@@ -146,7 +191,9 @@ static int convolve(const Call *call, const float *x, int zero, const Terms *ter
             Run runs[MOST_VECTORS * LANES];
             long found = runs_of(&g, &l, start, least(wide * LANES, l.pixels - v * LANES), images, runs);
             tile_sums(first, rows, g.outputs, g.blocks, (int)wide, starts, places, 0, terms, held + start, sums);
-            store(&g, runs, found, first, rows, wide * LANES, sums, added ? added + done : NULL, call->low, call->high, y + done);
+            if (own.added && own.bytes) add_bytes(&g, runs, found, first, rows, wide * LANES, &own, sums);
+            if (own.made) store_bytes(&g, runs, found, first, rows, wide * LANES, &own, sums, to);
+            else store(&g, runs, found, first, rows, wide * LANES, sums, &own, to);
         }
     }
     free(held), free(places);
@@ -156,15 +203,18 @@ static int convolve(const Call *call, const float *x, int zero, const Terms *ter
 /* The last array is the bias. */
 int pixels(const Call *call, const float *x, const float *added, float *y, int threads) {
     Terms terms = float_terms(call->arrays[5], call->arrays[6]);
-    return convolve(call, x, 0, &terms, added, y, threads);
+    return convolve(call, x, 0, &terms, (Ends){added, NULL, NULL, call->low, call->high}, y, threads);
 }
 
 /* The same on bytes: a channel of the geometry is up to four channels of a group. The further arrays: first sums,
-   scales, 1 / scale and zero point of the inputs, bias; numbers: channels of a group, groups. */
+   scales, 1 / scale and zero point of inputs and of outputs and scale and zero point of what is added, bias; numbers: channels of a group, groups, whether inputs are bytes already. */
 int pixels_int8(const Call *call, const float *x, const float *added, float *y, int threads) {
     long channels = call->numbers[0], groups = call->numbers[1], fours = up(channels, 4);
+    const float *roundings = call->arrays[8];
     Terms terms = byte_terms(call->arrays[5], call->arrays[6], call->arrays[7], call->arrays[9]);
-    Rounding rounding = rounding_of(call->arrays[8]);
+    Rounding rounding = rounding_of(roundings), made = rounding_of(roundings + 2);
+    Ends ends = {added, roundings[4] ? roundings + 4 : NULL, made.inverse ? &made : NULL, call->low, call->high};
+    if (call->numbers[2]) return convolve(call, x, rounding.zero, &terms, ends, y, threads);
     Geometry g;
     memcpy(&g, call->arrays[0], sizeof g);
     long size = g.height * g.width, planes = g.examples * groups * fours;
@@ -179,7 +229,7 @@ int pixels_int8(const Call *call, const float *x, const float *added, float *y, 
         for (long c = 1; c < held; c++)
             for (long i = 0; i < size; i++) to[i] |= byte_of(from[c * size + i], rounding) << 8 * c;
     }
-    int code = convolve(call, (const float *)(void *)bytes, rounding.zero, &terms, added, y, threads);
+    int code = convolve(call, (const float *)(void *)bytes, rounding.zero, &terms, ends, y, threads);
     free(bytes);
     return code;
 }

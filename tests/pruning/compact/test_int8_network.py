@@ -155,7 +155,7 @@ def test_without_int8_nothing_is_rounded() -> None:
     assert "error" not in sparse.report().splitlines()[0]
     for module in sparse.modules():
         if isinstance(module, SparseLayer):
-            assert module.plan.layer.scale == 0
+            assert module.plan.layer.rounding is None
             assert not any(KERNELS[choice.kernel].rounds for choice in module.plan.choices)
 
 
@@ -171,3 +171,72 @@ def test_calibration_that_cannot_be_is_refused_in_a_sentence() -> None:
         pruning.to_sparse(model, x, int8=True, batches=[x, torch.full_like(x, float("nan"))])
     with pytest.raises(ValueError, match=r"`batches` \(shape \(4, 2, 12, 10\)\) must be an input of Residual"):
         pruning.to_sparse(model, x, int8=True, batches=[x[:, :2]])
+
+
+class Blocks(nn.Module):
+    """Residual blocks of one width, the last of which is pooled; with `shortcut`, an input is added."""
+
+    def __init__(self, shortcut: bool) -> None:
+        super().__init__()
+        self.shortcut = shortcut
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).relu()
+        for one, other in zip(self.convs[::2], self.convs[1::2], strict=True):
+            found = other(one(x).relu())
+            x = (x + found if self.shortcut else found).relu()
+        return x.mean((2, 3))
+
+
+def blocks(shortcut: bool) -> Blocks:
+    torch.manual_seed(0)
+    model = Blocks(shortcut).eval()
+    pruning.prune(model, "l1_unstructured", sparsity=0.6)
+    pruning.remove_all(model)
+    return model
+
+
+@pytest.mark.usefixtures("_bytes_win")
+@pytest.mark.parametrize("shortcut", [False, True])
+def test_bytes_between_layers_change_no_bit_but_those_that_are_added(
+    shortcut: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, batches = blocks(shortcut), images(8)
+    handed_on = pruning.to_sparse(model, batches[:2], int8=True, batches=[batches])
+    monkeypatch.setattr(sparse_network, "hand_on_bytes", lambda *_: None)
+    floats = pruning.to_sparse(model, batches[:2], int8=True, batches=[batches])
+
+    made = [layer.name for layer in handed_on.sparse.layers if layer.hands_on]
+    assert made == ["stem", "convs.0", "convs.1", "convs.2"]
+    assert "to bytes" in handed_on.report()
+    assert not any(layer.hands_on for layer in floats.sparse.layers)
+    with torch.no_grad():
+        off = (handed_on(batches) - floats(batches)).abs().max() / floats(batches).abs().max()
+    assert (float(off) == 0) != shortcut
+    assert float(off) < 0.01
+    buffer = io.BytesIO()
+    torch.save(handed_on, buffer)
+    buffer.seek(0)
+    assert torch.equal(torch.load(buffer, weights_only=False)(batches), handed_on(batches))
+    compiled = torch.compile(handed_on, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(batches), handed_on(batches))
+
+
+@pytest.mark.usefixtures("_bytes_win")
+def test_outputs_that_another_operation_reads_stay_floats() -> None:
+    class Read(Blocks):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.convs[0](self.stem(x))
+            return self.convs[1](x).mean((2, 3)) + x.sigmoid().mean((2, 3))
+
+    torch.manual_seed(0)
+    model = Read(shortcut=False).eval()
+    pruning.prune(model, "l1_unstructured", sparsity=0.6)
+    sparse = pruning.to_sparse(model, images(2), int8=True)
+    assert {layer.name: layer.hands_on for layer in sparse.sparse.layers} == {
+        "stem": True,
+        "convs.0": False,
+        "convs.1": False,
+    }

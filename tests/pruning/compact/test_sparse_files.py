@@ -24,7 +24,7 @@ from pruning.kernels import library, lookup_kernel
 from pruning.kernels.byte_kernels import rounded
 from pruning.kernels.compiling import KernelsUnavailable
 from pruning.kernels.sparse_layer import KernelChoice, SparseLayer
-from pruning.kernels.sparse_weight import LayerShape, SparseWeight
+from pruning.kernels.sparse_weight import ByteScale, LayerShape, SparseWeight
 
 NAMES = ("layers.conv", "layers.flat", "layers.linear", "layers.whole", "scale", "table", "again")
 
@@ -63,7 +63,7 @@ def network(*, in_bytes: bool = True) -> fx.GraphModule:
     )  # 6 x 6 pixels become 3 x 3
     pixels = {"block": 18, "vectors": 2}
     root.layers.conv = layer(conv, drawn(4, 2, 3, 3, sparsity=0.7), (1, "pixels", pixels), (8, DENSE, {}))
-    flat = LayerShape("convolution", 4, 4, True, (1, 3), padding=(0, 1, 0, 1), scale=0.05, zero=128)
+    flat = LayerShape("convolution", 4, 4, True, (1, 3), padding=(0, 1, 0, 1), rounding=ByteScale(0.05, 128))
     whole, scales = rounded(drawn(4, 4, 3))
     kernel = ("pixels_int8", {"block": 3, "vectors": 4}) if in_bytes else (DENSE, {})
     root.layers.flat = layer(flat, whole * scales[:, None, None], (1, *kernel))
@@ -252,6 +252,7 @@ def changed(folder: Path, *path: Any, to: Any) -> None:
 
 
 SHAPE = ("layers", "layers.conv", "shape")
+FLAT = ("layers", "layers.flat", "shape")
 LINEAR = ("layers", "layers.linear", "shape")
 
 
@@ -282,6 +283,13 @@ LINEAR = ("layers", "layers.linear", "shape")
         (("layers", "layers.linear", "choices", 0, "seconds"), 0, "a positive number of seconds"),
         (("layers", "layers.linear", "choices", 1, "setting", "block"), -1, "`block`"),
         (("layers", "layers.linear", "choices", 1, "setting", "block"), "36", "`block`"),
+        ((*FLAT, "rounding"), 5, "`rounding` of layer 'layers.flat' must have the fields scale, zero"),
+        ((*FLAT, "rounding", "scale"), 0.0, "the scale in `rounding` .* must be a number from 1e-37 to 1e37"),
+        ((*FLAT, "rounding", "zero"), 256, "the zero in `rounding` of layer 'layers.flat' must be a whole number"),
+        ((*FLAT, "takes_bytes"), 1, "`takes_bytes` of layer 'layers.flat' must be true or false"),
+        ((*SHAPE, "takes_bytes"), True, "and true only with a `rounding`"),
+        ((*SHAPE, "made"), {"scale": 1.0, "zero": 0}, "must be one of dense, pixels_int8"),
+        ((*LINEAR, "made"), {"scale": 1.0, "zero": 0}, "must be one of dense, columns_int8"),
         (("nonzeros", "layers.linear.weight"), [20, 35], "must lie in a row of 35"),
         (("nonzeros", "layers.linear.weight"), [19, 36], "has 21 starts"),
         (("nonzeros", "layers.linear.weight"), [20, 2**30], "at least two positive sizes"),

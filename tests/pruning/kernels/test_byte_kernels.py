@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from torch import Tensor
 
 from pruning.catalogue.kernels import KERNELS
 from pruning.kernels.byte_kernels import rounded
+from pruning.kernels.byte_tensors import bytes_of, floats_of
 from pruning.kernels.sparse_layer import kernel_named
-from pruning.kernels.sparse_weight import LayerShape, Setting, SparseWeight
+from pruning.kernels.sparse_weight import ByteScale, LayerShape, Setting, SparseWeight
 from tests.pruning.kernels.test_kernels import ALL, MANY, convolution, expected, linear
 
 LAYERS = 500
@@ -40,15 +42,21 @@ def run(name: str, setting: Setting, layer: LayerShape, weight: Tensor, bias: Te
     return kernel_named(name).bind(layer, setting, arrays, bias, x.shape)(x, None)
 
 
+def multiplied(one: Tensor, scale: Tensor, other: Tensor) -> Tensor:
+    """Return one * scale + other, rounded once to float32."""
+    wide = [each.numpy().astype(np.longdouble) for each in (one, scale, other)]
+    return torch.from_numpy((wide[0] * wide[1] + wide[2]).astype(np.float32))
+
+
 def reference(layer: LayerShape, weight: Tensor, bias: Tensor, x: Tensor, added: Tensor | None) -> Tensor:
     """Whole sums in float64, which are exact; then sum * scale + bias, rounded once to float32."""
-    inverse = torch.tensor(1 / layer.scale, dtype=torch.float32)
-    inputs = ((x * inverse).round() + layer.zero).clamp(0, 255) - layer.zero
+    assert layer.rounding
+    inverse = torch.tensor(1 / layer.rounding.scale, dtype=torch.float32)
+    inputs = ((x * inverse).round() + layer.rounding.zero).clamp(0, 255) - layer.rounding.zero
     whole, scales = rounded(weight)
     sums = expected(replace(layer, low=ALL, high=-ALL), whole, torch.zeros_like(bias), inputs, None)
     view = [-1] if layer.kind == "linear" else [-1, *[1] * (x.ndim - 2)]
-    scale, shift = ((each.view(view).numpy().astype(np.longdouble)) for each in (scales * layer.scale, bias))
-    found = torch.from_numpy((sums.float().numpy().astype(np.longdouble) * scale + shift).astype(np.float32))
+    found = multiplied(sums.float(), (scales * layer.rounding.scale).view(view), bias.view(view))
     return (found if added is None else found + added).clamp(layer.low, layer.high)
 
 
@@ -58,9 +66,10 @@ def test_random_layers_have_the_bits_of_whole_sums_on_any_number_of_threads(part
     for number in range(part * LAYERS // 5, (part + 1) * LAYERS // 5, 1 if part else 3):
         drawn, generator = random.Random(number), torch.Generator().manual_seed(number)
         layer, weight, bias, x, added = (convolution if number % 2 else linear)(drawn, generator)
-        layer = replace(layer, scale=drawn.choice([0.003, 0.01, 0.04]), zero=drawn.choice([0, 37, 128, 255]))
+        rounding = ByteScale(drawn.choice([0.003, 0.01, 0.04]), drawn.choice([0, 37, 128, 255]))
+        layer = replace(layer, rounding=rounding)
         target = reference(layer, weight, bias, x, added)
-        beyond = (x / layer.scale + layer.zero > 256) | (x / layer.scale + layer.zero < -1)
+        beyond = (x / rounding.scale + rounding.zero - 127.5).abs() > 129
         saturated += int(beyond.any())
         for name, setting in offered(layer, SparseWeight.of(weight), x):
             arrays = kernel_named(name).pack(SparseWeight.of(weight), layer, setting)
@@ -73,8 +82,63 @@ def test_random_layers_have_the_bits_of_whole_sums_on_any_number_of_threads(part
     assert saturated > 10
 
 
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=MANY) for part in range(1, 5))])
+def test_bytes_between_layers_are_the_rounded_floats(part: int) -> None:
+    used = set()
+    for number in range(part * LAYERS // 5, (part + 1) * LAYERS // 5, 1 if part else 3):
+        drawn, generator = random.Random(number), torch.Generator().manual_seed(number)
+        layer, weight, bias, x, added = (convolution if number % 2 else linear)(drawn, generator)
+        given, made, more = (ByteScale(drawn.choice([0.01, 0.03]), drawn.choice([0, 100, 255])) for _ in range(3))
+        layer = replace(layer, rounding=given, takes_bytes=layer.inputs // layer.groups % 4 == 0 or layer.groups == 1)
+        whole = replace(layer, takes_bytes=False)
+        if added is not None and drawn.random() < 0.7:
+            layer = replace(layer, added=more)
+            plain = reference(replace(whole, low=ALL, high=-ALL), weight, bias, x, None)
+            held = bytes_of(added, more, layer)
+            steps = floats_of(held, ByteScale(1.0, more.zero), layer.outputs, layer)
+            target = multiplied(steps, torch.tensor(more.scale), plain).clamp(layer.low, layer.high)
+        else:
+            held, target = added, reference(whole, weight, bias, x, added)
+        if drawn.random() < 0.7:
+            layer = replace(layer, made=made)
+            target = bytes_of(target, made, layer)
+        assert tuple(target.shape) == layer.output(x.shape)
+        inputs = bytes_of(x, given, layer) if layer.takes_bytes else x
+        layer.check(inputs.shape)
+        for name, setting in offered(layer, SparseWeight.of(weight), inputs):
+            arrays = kernel_named(name).pack(SparseWeight.of(weight), layer, setting)
+            call = kernel_named(name).bind(layer, setting, arrays, bias, inputs.shape)
+            for threads in (1, 2):
+                torch.set_num_threads(threads)
+                assert torch.equal(call(inputs, held), target), (number, name, setting, layer, tuple(x.shape), threads)
+            used.add(name)
+    assert used == set(BYTES)
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_pytorch_computes_a_layer_between_bytes_too(name: str) -> None:
+    """Where no compiler is: float32 may round a half to the other side."""
+    draw, scale, kind = torch.Generator().manual_seed(0), ByteScale(0.02, 128), KERNELS[name].kinds[0]
+    size: Any = (3, 3) if kind == "convolution" else ()
+    numbers: Any = {"kernel": (3, 3), "padding": (1, 1, 1, 1), "added": scale} if size else {}
+    layer = LayerShape(kind, 6, 10, **numbers, rounding=scale, takes_bytes=True, made=scale)  # type: ignore[arg-type]
+    whole, scales = rounded(torch.randn(10, 6, *size, generator=draw) / 9)
+    weight, bias = SparseWeight.of(whole * scales.view(-1, 1, *[1] * len(size))), torch.randn(10, generator=draw)
+    x, more = (torch.randn(5, count, *(7, 4)[: len(size)], generator=draw) for count in (6, 10))
+    given, added = bytes_of(x, scale, layer), bytes_of(more, scale, layer) if size else None
+    outputs = []
+    for each in (name, "dense"):
+        setting = next(iter(kernel_named(each).settings(weight, layer, 5)))
+        arrays = kernel_named(each).pack(weight, layer, setting)
+        outputs.append(kernel_named(each).bind(layer, setting, arrays, bias, given.shape)(given, added))
+
+    one, other = (each.contiguous().view(torch.uint8).int() for each in outputs)
+    assert int((one - other).abs().max()) <= 1
+    assert len(one.unique()) > 20
+
+
 def test_a_sum_by_hand() -> None:
-    layer = LayerShape("linear", 5, 2, scale=0.5, zero=10)
+    layer = LayerShape("linear", 5, 2, rounding=ByteScale(0.5, 10))
     weight = torch.tensor([[1.0, 0.0, -127.0, 0.0, 2.0], [0.0, 0.0, 0.0, 0.0, 0.0]])
     x = torch.tensor([[1.0, 9.0, 0.74, 9.0, 400.0]])  # bytes 12, 28, 11, 28 and, as 810 is too large, 255
     (name, setting), *_ = offered(layer, SparseWeight.of(weight), x)
@@ -86,7 +150,7 @@ def test_a_sum_by_hand() -> None:
 
 def test_the_largest_sums_are_exact_and_longer_rows_are_left_to_floats() -> None:
     longest = (2**31 - 1) // (255 * 127)
-    layer = LayerShape("linear", longest, 2, scale=1.0)
+    layer = LayerShape("linear", longest, 2, rounding=ByteScale(1.0, 0))
     weight = torch.ones(2, longest)
     weight[1] = -1
     x = torch.full((1, longest), 255.0)
@@ -101,16 +165,16 @@ def test_the_largest_sums_are_exact_and_longer_rows_are_left_to_floats() -> None
 
 
 def test_what_bytes_cannot_hold_is_left_to_floats() -> None:
-    layer, x = LayerShape("linear", 8, 4, scale=0.1), torch.ones(64, 8)
+    layer, x = LayerShape("linear", 8, 4, rounding=ByteScale(0.1, 0)), torch.ones(64, 8)
     assert list(offered(layer, SparseWeight.of(torch.ones(4, 8)), x))
-    assert not list(offered(replace(layer, scale=0.0), SparseWeight.of(torch.ones(4, 8)), x)), "not calibrated"
+    assert not list(offered(replace(layer, rounding=None), SparseWeight.of(torch.ones(4, 8)), x)), "not calibrated"
     assert not list(offered(layer, SparseWeight.of(torch.full((4, 8), float("inf"))), x))
-    depthwise = LayerShape("convolution", 8, 8, kernel=(3, 3), groups=8, scale=0.1)
+    depthwise = LayerShape("convolution", 8, 8, kernel=(3, 3), groups=8, rounding=ByteScale(0.1, 0))
     assert not list(offered(depthwise, SparseWeight.of(torch.ones(8, 1, 3, 3)), torch.ones(1, 8, 4, 4)))
 
 
 def test_inputs_that_are_not_finite_are_taken_to_the_nearest_byte_and_nan_to_the_lowest() -> None:
-    layer, weight = LayerShape("linear", 4, 1, scale=1.0, zero=100), torch.ones(1, 4) * 127
+    layer, weight = LayerShape("linear", 4, 1, rounding=ByteScale(1.0, 100)), torch.ones(1, 4) * 127
     x = torch.tensor([[float("inf"), -float("inf"), float("nan"), 0.0]])
     (name, setting), *_ = offered(layer, SparseWeight.of(weight), x)
 

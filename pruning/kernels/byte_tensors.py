@@ -1,0 +1,30 @@
+"""Tensors of bytes, four channels in an element, as floats and back."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pruning.kernels.sparse_weight import ByteScale, LayerShape
+
+
+def floats_of(x: Tensor, scale: ByteScale, channels: int, layer: LayerShape) -> Tensor:
+    """Return the floats of a tensor of bytes, for the inputs or outputs of a layer."""
+    each = x.contiguous().unsqueeze(-1).view(torch.uint8)
+    if layer.kind == "linear":
+        found = each.flatten(-2)[..., :channels]
+    else:
+        found = each.movedim(-1, 2).flatten(1, 2)[:, :channels]
+    return (found.float() - scale.zero) * scale.scale
+
+
+def bytes_of(y: Tensor, scale: ByteScale, layer: LayerShape) -> Tensor:
+    """Return a layer's outputs as bytes; values beyond the range are taken to the nearest."""
+    inverse = torch.tensor(1 / scale.scale, dtype=torch.float32)
+    found = ((y * inverse).nan_to_num(-torch.inf).round() + scale.zero).clamp(0, 255).to(torch.uint8)
+    if layer.kind == "linear":
+        return F.pad(found, (0, -found.shape[-1] % 4)).contiguous().view(torch.int32)
+    padded = F.pad(found, (0, 0) * (found.ndim - 2) + (0, -found.shape[1] % 4))
+    fours = padded.view(len(found), -1, 4, *found.shape[2:]).movedim(2, -1).contiguous()
+    return fours.view(torch.int32).squeeze(-1)
