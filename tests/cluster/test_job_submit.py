@@ -142,7 +142,7 @@ def test_a_place_that_would_be_lost_is_refused_before_anything_starts(jobs: Jobs
     status, output = jobs.submit("refused", *SWEEP)
 
     assert status != 0
-    assert jobs.info("refused")["driver_exit_code"] == 2
+    assert jobs.info("refused")["driver_exit_code"] == 2, output
     assert "`store.uri` (=store) lies in the working directory" in output
     assert "`tracking.uri` (=sqlite:///mlflow.db) lies in the working directory" in output
     assert "Traceback" not in output
@@ -152,7 +152,7 @@ def test_a_failed_trial_is_the_jobs_exit_status(jobs: Jobs, tmp_path: Path) -> N
     status, output = jobs.submit("failing", *SWEEP, *places(tmp_path), "tracking=none", "train.optimizer.lr=1e30")
 
     assert status != 0
-    assert jobs.info("failing")["driver_exit_code"] == 1
+    assert jobs.info("failing")["driver_exit_code"] == 1, output
     assert "2 of 2 trials failed" in output
     assert "Traceback" not in output
 
