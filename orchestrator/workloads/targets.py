@@ -74,10 +74,10 @@ def failure(where: str, node: Mapping[str, Any], cause: BaseException) -> str:
     reason = " ".join(str(cause).split()).removesuffix(", set env var HYDRA_FULL_ERROR=1 to see chained exception.")
     refused = re.search(r"got an unexpected keyword argument '(\w+)'", reason)
     remedy = f"check the target and its arguments under `{where}`"
-    missing = re.search(r"missing \d+ required (?:positional|keyword-only) arguments?: '(\w+)'", reason)
-    if missing:
-        filled = where == "model" and missing[1] in FILLED
-        remedy = f"add +{where}.{missing[1]}={'null, which the data fill in' if filled else 'VALUE'}"
+    if missing := re.search(r"missing \d+ required (?:positional|keyword-only) arguments?: (.*)", reason):
+        filled = FILLED if where == "model" else ()
+        words = [f"+{where}.{n}={'null' if n in filled else 'VALUE'}" for n in re.findall(r"'(\w+)'", missing[1])]
+        remedy = f"add {' '.join(words)}" + "; the data fill in what is null" * ("=null" in " ".join(words))
     elif refused and refused[1] in node:
         near = get_close_matches(refused[1], _taken(node), 1)
         remedy = f"did you mean `{where}.{near[0]}`? " if near else ""

@@ -545,8 +545,8 @@ class Comparison:
         for path in (path for path, own in expected.items() if not own):
             raise ValueError(
                 f"{type(model.get_submodule(path)).__name__} runs neither in float32 nor in float64 ({reasons[path]}), "
-                "so the outputs of the smaller network cannot be checked; create tensors in its forward with the dtype "
-                "of its inputs."
+                "so the outputs of the smaller network cannot be checked; use real numbers, and create tensors in its "
+                "forward with the dtype of its inputs."
             )
         return expected
 

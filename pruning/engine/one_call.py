@@ -162,7 +162,7 @@ def plan(  # thirteen parameters: the data of a score, each of which a caller ma
     if sparsity is not None:
         choices = replace(choices, schedule=replace(choices.schedule, sparsity=sparsity))
     check_masks({} if masks is None else masks)
-    names = None if parameters is None else [*parameters]
+    names = parameters if parameters is None or isinstance(parameters, str) else [*parameters]
     given = ScoringInput(model, _listed(batches), loss, size, dict(masks or {}), generator, names, remember)
     return plan_choices(choices, given, example)
 

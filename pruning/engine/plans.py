@@ -102,7 +102,7 @@ def _planned(choices: Choices, given: ScoringInput, example: Any, *, alone: bool
     drawn, listed = generator_of(choices.score, given.generator), cast(list[Any] | None, given.batches)
     steps = list(_steps(choices.schedule, cut, before))
     remember = given.remember if len(steps) == 1 else None
-    names = scored_names(cut, model)
+    names = scored_names(cut, model, given.parameters)
     run = _PlannedRun(choices, replace(given, model=model, generator=drawn, parameters=names, remember=remember))
     now: dict[str, Tensor] = before
     for step, (sparsity, step_cut) in enumerate(steps):

@@ -77,8 +77,8 @@ def groups_of_weights(
     Raises:
         ValueError: there is no example, the network cannot be traced or is of no family, or no group is left.
     """
-    known = set(default_weights(model))
-    spared = set() if parameters is None else known - set(parameters)
+    known, named = set(default_weights(model)), set(parameters or ())
+    spared = set() if parameters is None else known - named
     if choices.unit.of_transformer:
         found = family_groups(model, choices.unit, choices.scope, example, spared)
     elif example is None:
@@ -93,7 +93,7 @@ def groups_of_weights(
     left = []
     for group in found:
         outputs = {each.tensor for each in group.members if each.dims == (found.tensors[each.tensor].outputs,)}
-        if not outputs & spared and known.intersection(each.tensor for each in group.members if each.masked):
+        if not outputs & spared and (known | named).intersection(e.tensor for e in group.members if e.masked):
             left.append(group)
     if not any(group.units for group in left):
         raise ValueError(
@@ -103,11 +103,12 @@ def groups_of_weights(
     return replace(found, groups=tuple(left))
 
 
-def scored_names(cut: Cut, model: nn.Module) -> list[str]:
-    """Return the names of the parameters to score; for dependency groups, all weights in the groups."""
+def scored_names(cut: Cut, model: nn.Module, named: Iterable[str] | None) -> list[str]:
+    """Return the names of the parameters to score; for dependency groups, all weights in them, and matrices `named`."""
     if isinstance(cut, Groups):
         return list(cut.sizes)
-    return [name for name in weights_of(model) if name in cut.parameters]
+    every = weights_of(model, None, dict.fromkeys([*default_weights(model), *(named or ())]))
+    return [name for name, each in every.items() if name in cut.parameters and each.parameter.ndim > 1]
 
 
 _KEEPING_CHANNELS = frozenset(
@@ -370,7 +371,7 @@ def names_by_choices(
         )
     if parameters is None:
         return without_spared(list(weights_of(model)), spared, choices) if spared else None
-    names = list(parameters)
+    names = list(weights_of(model, None, parameters))
     if choices.unit.kind == "channel" and (own := [name for name in names if name in spared]):
         warnings.warn(
             f"channels of {', '.join(own)} are outputs of the network, or whole experts: those that are pruned answer "

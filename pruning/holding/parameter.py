@@ -205,7 +205,13 @@ def first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model without the wrappers of `torch.compile`, `nn.DataParallel` and `DistributedDataParallel`."""
+    """Return the model without the wrappers of `torch.compile`, `nn.DataParallel` and `DistributedDataParallel`.
+
+    Raises:
+        TypeError: the model is no module, or one that torch.jit compiled.
+    """
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(f"`model` (a {type(model).__name__}) must be an nn.Module; pass it as it was before torch.jit.")
     while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel) or (
         list(model._modules) == ["_orig_mod"]
     ):

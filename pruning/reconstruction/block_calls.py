@@ -17,6 +17,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, t
 
 from pruning.graph.tracing import copied
 from pruning.holding.parameter import hooked
+from pruning.measure.macs import called
 from pruning.reconstruction.block_order import Part
 
 Batch = Any
@@ -30,11 +31,8 @@ PLAIN = (
 
 def call_model(model: nn.Module, batch: Batch) -> Any:
     """Call a network with a copy of a batch: a dict by keyword, a tuple or list by position, else one argument."""
-    if isinstance(batch, Mapping):
-        args, kwargs = copied(((), dict(batch)))
-    else:
-        args, kwargs = copied((tuple(batch) if isinstance(batch, tuple | list) else (batch,), {}))
-    return model(*args, **kwargs)
+    args = () if isinstance(batch, Mapping) else tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+    return called(model, copied((args, dict(batch) if isinstance(batch, Mapping) else {})), "batches")
 
 
 @dataclass(frozen=True)
@@ -221,7 +219,7 @@ class BlockCalls:
             chain.at += 1
 
 
-class _Ended(Exception):
+class _Ended(BaseException):
     """The last part that a pass is run for has been called."""
 
 

@@ -33,7 +33,9 @@ def test_a_misspelt_or_missing_argument_is_answered_by_its_name() -> None:
 
     assert "; did you mean `train.optimizer.weight_decay`? `train.optimizer.weight_dcay` may come from a" in misspelt
     assert missing.endswith("; add +train.loss.out_features=VALUE.")
-    assert filled.endswith("; add +model.classes=null, which the data fill in.")
+    assert filled.endswith("; add +model.classes=null; the data fill in what is null.")
+    several = raised("train.loss", _target_="torch.nn.Bilinear")
+    assert several.endswith("; add +train.loss.in2_features=VALUE +train.loss.out_features=VALUE.")
 
 
 def test_another_failure_points_to_the_arguments() -> None:

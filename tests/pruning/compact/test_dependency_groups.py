@@ -299,6 +299,28 @@ def test_controls_free_entries_and_named_weights_hold_for_groups() -> None:
     assert drawn.details["kept"] == low.details["kept"]
 
 
+class Raw(nn.Module):
+    """Two matrices that belong to no layer, and a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(8, 6)), nn.Parameter(torch.randn(8, 10))
+        self.out = nn.Linear(10, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(F.relu(F.relu(F.linear(x, self.first)) @ self.second))
+
+
+def test_a_matrix_of_no_layer_loses_outputs_by_its_name() -> None:
+    model, x = Raw().eval(), torch.randn(4, 6)
+    options: dict[str, Any] = {"sparsity": 0.5, "unit": "group", "example": x}
+    decided = pruning.prune(model, "magnitude", **options, parameters=["first", "second"])
+    assert decided.details["kept"] == {"first": 4, "second": 5}
+    smaller = pruning.shrink(model, x)
+    assert (smaller.first.shape, smaller.second.shape) == ((4, 6), (4, 5))
+    torch.testing.assert_close(smaller(x), model(x))
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

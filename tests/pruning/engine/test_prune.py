@@ -774,6 +774,15 @@ def test_a_module_and_a_name_are_answered_by_the_qualified_name():
         pruning.prune(model, "magnitude", sparsity=0.5, parameters=[(model.fc2, "weight")])
     with pytest.raises(TypeError, match=r"\(with a Parameter\) must hold names .* such as 'fc1.weight'"):
         pruning.prune(model, "magnitude", sparsity=0.5, parameters=[model.fc2.weight])
+    with pytest.raises(ValueError, match=r"\(='fc2.weight'\) must be names in a list; pass \['fc2.weight'\]"):
+        pruning.prune(model, "magnitude", sparsity=0.5, parameters="fc2.weight")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+def test_what_is_no_module_is_refused_in_a_sentence():
+    for model in (torch.relu, torch.jit.trace(nn.Linear(4, 4), torch.ones(1, 4), check_trace=False)):
+        with pytest.raises(TypeError, match=r"^`model` \(a \w+\) must be an nn.Module; pass it as it was before"):
+            pruning.prune(model, "magnitude", sparsity=0.5)
 
 
 def test_plan_takes_the_call_of_prune_and_commit_applies_it():

@@ -350,6 +350,10 @@ def test_least_squares_refits_given_masks_block_by_block() -> None:
         ({"dtype": torch.float16}, "`dtype` .=torch.float16. must be torch.float32 or torch.float64"),
         ({"batches": {"tokens": torch.ones(1)}}, "`batches` .a dict. must be a list of batches"),
         ({"batches": torch.ones(4, 8)}, "`batches` .a Tensor. must be a list of batches"),
+        (
+            {"batches": [torch.ones(2, 9)]},
+            r"`batches` \(\(2, 9\) torch.float32\) must be an input of Model, which failed",
+        ),
         ({"sparsity": None, "n": 2}, "`n` .=2. and `m` .=None. must be given together"),
         ({"parameters": ["head.weight"]}, "`parameters` .='head.weight'. must name weights .*one module alone holds"),
         ({"parameters": [("module", "weight")]}, "`parameters` .with a tuple. must hold names"),
