@@ -68,8 +68,10 @@ class DependencyGroup:
         units: number of channels, or of heads or convolution groups that are removed as wholes.
         width: smallest number of positions per channel in a member, for example the size of a head.
         members: all tensors that hold these channels.
-        counts: numbers of channels that can be kept, ascending, the last is `units`; empty: any number.
+        counts: numbers of channels of a pool that can be kept, ascending, the last is `pool`; empty: any number.
         keeps_first: whether the lowest index is kept, not removed, among channels of equal scores.
+        pools: number of equal runs of consecutive channels, each of which is ranked by itself and keeps equally many:
+            the experts of a mixture, for their hidden units.
     """
 
     name: str
@@ -78,11 +80,12 @@ class DependencyGroup:
     members: tuple[Member, ...]
     counts: tuple[int, ...] = ()
     keeps_first: bool = False
+    pools: int = 1
 
     @property
     def pool(self) -> int:
-        """Number of channels that are ranked together: all of them."""
-        return self.units
+        """Number of channels that are ranked together."""
+        return self.units // self.pools
 
 
 @dataclass(frozen=True)
@@ -320,8 +323,8 @@ class DependencyGroups:
         held, members = self.tensors[name], self._by_tensor.get(name, ())
         if not held.used:
             return self.entries(name, kept)
-        inside = [(group, member) for group, member in members if member.dims != (0,)]
-        return _entries(torch.Size([1, *held.shape[1:]]), inside, kept)
+        experts = [(group, member) for group, member in members if member.dims == (0,)]
+        return self.entries(name, kept) // max(1, _entries(held.shape[:1], experts, kept))
 
     @cached_property
     def _by_tensor(self) -> Mapping[str, Sequence[tuple[str, Member]]]:
@@ -399,7 +402,7 @@ def kept_channels(
                 f"scores of {name!r} are NaN for channels that are not pruned; scores must be numbers: correct the "
                 "values of the tensor."
             )
-    own = {group.name: _own_order(scores[group.name], alive[group.name], group.keeps_first) for group in groups}
+    own = {group.name: _ranks(group, scores[group.name], alive[group.name]) for group in groups}
     order = _order(groups, scores, alive)
 
     def after(count: int) -> dict[str, Tensor]:
@@ -418,7 +421,7 @@ def kept_channels(
     budget = groups.scope.budget
     whole = groups.whole(budget)
     most = whole - sparsity * whole + TINY * whole
-    fewest, enough = 0, max(groups.sizes.values()) if groups.equal_widths else len(order)
+    fewest, enough = 0, max(group.pool for group in groups) if groups.equal_widths else len(order)
     while fewest < enough:
         middle = (fewest + enough) // 2
         if groups.remaining(after(middle), budget) <= most:
@@ -473,7 +476,7 @@ def _least(groups: DependencyGroups, alive: Mapping[str, Tensor]) -> int:
     """Return what is left of the budget if every group keeps as few channels as it may."""
     fewest = {
         group.name: _kept(
-            groups, group, _own_order(torch.zeros(group.units), alive[group.name]), alive[group.name], group.units
+            groups, group, _ranks(group, torch.zeros(group.units), alive[group.name]), alive[group.name], group.units
         )
         for group in groups
     }
@@ -503,9 +506,17 @@ def largest_step(groups: DependencyGroups, kept: Mapping[str, Tensor]) -> float:
 
 def _before_last_step(groups: DependencyGroups, group: DependencyGroup, kept: Tensor) -> Tensor:
     """Return the kept channels of a group with those that its last step removed."""
-    count = int(kept.sum())
-    back = _permitted(groups, group, min(count + 1, group.units)) - count
-    return kept.index_fill(0, (~kept).nonzero().flatten()[:back], True)
+    rows = kept.view(group.pools, -1)
+    counts = rows.sum(1, keepdim=True)
+    most = int(counts.max())
+    back = _permitted(groups, group, min(most + 1, group.pool)) - most
+    return (rows | ((~rows).cumsum(1) <= back * (counts == most))).flatten()
+
+
+def _ranks(group: DependencyGroup, scores: Tensor, alive: Tensor) -> Tensor:
+    """Return the place of each channel in the order of removal of its pool, (pools, channels of a pool)."""
+    pairs = zip(scores.view(group.pools, -1), alive.view(group.pools, -1), strict=True)
+    return torch.stack([_own_order(*own, group.keeps_first).argsort() for own in pairs])
 
 
 def _own_order(scores: Tensor, alive: Tensor, keeps_first: bool = False) -> Tensor:
@@ -526,18 +537,16 @@ def _order(groups: DependencyGroups, scores: Mapping[str, Tensor], alive: Mappin
     return numbers[shares.sort(stable=True).indices]
 
 
-def _kept(groups: DependencyGroups, group: DependencyGroup, own: Tensor, alive: Tensor, gone: int) -> Tensor:
-    """Return which channels of a group are kept after removing `gone` of them; the kept count is rounded up."""
-    count = max(group.units - gone, groups.scope.min_kept, 1)
-    count = min(_permitted(groups, group, count), int(alive.sum()))
-    kept = torch.ones(group.units, dtype=torch.bool)
-    kept[own[: group.units - count]] = False
-    return kept
+def _kept(groups: DependencyGroups, group: DependencyGroup, ranks: Tensor, alive: Tensor, gone: int) -> Tensor:
+    """Return which channels are kept after removing `gone` of each pool; the kept count is rounded up."""
+    count = _permitted(groups, group, max(group.pool - gone, groups.scope.min_kept, 1))
+    counts = alive.view(group.pools, -1).sum(1, keepdim=True).clamp(max=count)
+    return (ranks >= group.pool - counts).flatten()
 
 
 def _permitted(groups: DependencyGroups, group: DependencyGroup, count: int) -> int:
     """Return the smallest number of channels, `count` or more, that a group can keep by `round_to` and its `counts`."""
     step = groups.scope.round_to // math.gcd(groups.scope.round_to, group.width)
     if not group.counts:
-        return min(-(-count // step) * step, group.units)
-    return next((each for each in group.counts if each >= count and each % step == 0), group.units)
+        return min(-(-count // step) * step, group.pool)
+    return next((each for each in group.counts if each >= count and each % step == 0), group.pool)

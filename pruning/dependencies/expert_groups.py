@@ -1,15 +1,20 @@
-"""Dependency groups of experts: an expert's matrices, biases, rows of the router and corrections of its scores."""
+"""Dependency groups of experts, and of the hidden units within them.
+
+With an expert go its matrices, its biases, its rows of the router and the corrections of its scores.
+"""
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Collection, Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pruning.dependencies.dependency_groups import DependencyGroup, Member
 from pruning.holding.parameter import plain_modules
+from pruning.layouts import required_layout
 from pruning.mixtures.finding import Mixture, expert_dim, mixtures
 
 
@@ -71,3 +76,38 @@ def _groups(mixture: Mixture) -> Iterator[DependencyGroup]:
         name = names[0] + (f"#{number + 1}" if number else "")
         counts = tuple(range(min(mixture.least, units), units + 1))
         yield DependencyGroup(name, units, 1, tuple(members), counts, keeps_first=True)
+
+
+ALIGNMENT = 16
+"""Bytes of which each row of a stack must hold a multiple: stock grouped products take no others."""
+
+
+def widths(tensor: Tensor, width: int) -> tuple[int, ...]:
+    """Return the numbers of hidden units that each expert can keep, ascending."""
+    step = math.gcd(ALIGNMENT // math.gcd(ALIGNMENT, tensor.itemsize), width)
+    return tuple(range(step, width + 1, step))
+
+
+def hidden_units(mixture: Mixture, experts: nn.Module) -> DependencyGroup:
+    """Return the group of the hidden units of all experts of a mixture, with a pool for each expert.
+
+    The last stack reads hidden units. The others write them, gates and values in halves or by turns.
+
+    Raises:
+        ValueError: the inputs and outputs of a stack are not known.
+    """
+    *writers, reader = [name for name, tensor in mixture.stacks.items() if tensor.ndim > 2]
+    dim = required_layout(experts, reader.rpartition(".")[2]).inputs
+    width = mixture.stacks[reader].shape[dim]
+    dims = {reader: dim} | {name: required_layout(experts, name.rpartition(".")[2]).outputs for name in writers}
+    dims |= {bias: 1 for name in writers if (bias := f"{name}_bias") in mixture.stacks}
+    members = []
+    for name, dim in dims.items():
+        tensor = mixture.stacks[name]
+        units, times = torch.arange(width), tensor.shape[dim] // width
+        units = units.repeat(times) if getattr(experts, "is_concatenated", True) else units.repeat_interleave(times)
+        channels = width * torch.arange(mixture.count)[:, None] + units
+        shape = [size if each in (0, dim) else 1 for each, size in enumerate(tensor.shape)]
+        members.append(Member(name, channels.reshape(shape)))
+    counts = widths(mixture.stacks[reader], width)
+    return DependencyGroup(reader, mixture.count * width, 1, tuple(members), counts, pools=mixture.count)

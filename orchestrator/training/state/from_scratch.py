@@ -214,8 +214,10 @@ def _entries_left(place: Left, whole: Tensor) -> Tensor:
     """Return bool of the shape of a whole tensor: whether a smaller network has the entry."""
     found = torch.ones(whole.shape, dtype=torch.bool)
     for dim, positions in place.positions.items():
-        own = torch.zeros(whole.shape[dim], dtype=torch.bool).index_fill(0, positions.cpu(), True)
-        found &= own.reshape([-1 if each == dim else 1 for each in range(whole.ndim)])
+        rows = positions.cpu().reshape(-1, positions.shape[-1])  # several in a stack: one for each expert
+        own = torch.zeros(len(rows), whole.shape[dim], dtype=torch.bool).scatter(1, rows, True)
+        experts = {0: len(rows)} if len(rows) > 1 else {}
+        found &= own.reshape([{**experts, dim: whole.shape[dim]}.get(each, 1) for each in range(whole.ndim)])
     return found
 
 

@@ -137,6 +137,8 @@ class Family:
         said = [f"only with {key}={value}" for key, value in self.needs.get(unit, {}).items()]
         if unit == "expert" and self.keys.experts:
             said.append("as many as a token is routed to, or more")
+        if unit == "mlp" and self.keys.experts:
+            said.append("hidden units of experts, equally many in each, in steps of 16 bytes of a row")
         if unit == "heads" and self.keys.key_value_heads:
             said.append("whole groups: a key and value head with its query heads")
         if unit in ("heads", "residual") and self.heads_divide_width:
@@ -174,7 +176,7 @@ QWEN_AND_MISTRAL = replace(
     LLAMA, name="Mistral, Qwen2, Qwen3", model_types=("mistral", "qwen2", "qwen3"), heads_divide_width=False
 )
 
-_IN_STACKS = "its parts are stacked in the parameters of experts; prune unit='expert' instead"
+_IN_STACKS = "its channels are stacked in the parameters of experts; prune unit='mlp' or unit='expert' instead"
 _NORM_OF_ALL_HEADS = "its queries and keys are normalised over all heads together; prune unit='expert' instead"
 _COMPRESSED_HEADS = "its heads are built from compressed queries, keys and values; prune unit='expert' instead"
 _STREAM_OF_NORMS = (
@@ -190,6 +192,7 @@ def _mixture(
     name: str,
     *model_types: str,
     experts: str | None,
+    mlp: str = "moe_intermediate_size",
     by_layer: tuple[str, ...] = ("layer_types",),
     numbers: tuple[str, ...] = (),
     first: tuple[str, ...] = (),
@@ -198,14 +201,21 @@ def _mixture(
     needs: Mapping[FamilyUnit, Mapping[str, Any]] | None = None,
     beside_queries: tuple[str, ...] = (),
     needed: str = "",
+    shared: str = "mlp.shared_experts",
 ) -> Family:
-    """Return a family of mixtures of experts, whose attention is as in Llama."""
+    """Return a family of mixtures of experts, whose attention is as in Llama.
+
+    `mlp` is the key of the width of experts. `shared` is an MLP beside them whose width is a multiple of that key; an
+    MLP with a key of its own stays.
+    """
     return replace(
         LLAMA,
         name=name,
         model_types=model_types,
-        keys=replace(LLAMA.keys, experts=experts, by_layer=by_layer, numbers=numbers, first=first, last=last),
-        refused={"mlp": _IN_STACKS, "residual": _IN_STACKS, **(refused or {})},
+        keys=replace(LLAMA.keys, experts=experts, mlp=mlp, by_layer=by_layer, numbers=numbers, first=first, last=last),
+        mlp_inputs=(f"{shared}.gate_proj", f"{shared}.up_proj"),
+        mlp_output=f"{shared}.down_proj",
+        refused={"residual": _IN_STACKS, **(refused or {})},
         needs=needs or {},
         beside_queries=beside_queries,
         heads_divide_width=False,
@@ -216,7 +226,10 @@ def _mixture(
 _MLP_ONLY: Mapping[FamilyUnit, Mapping[str, Any]] = {"layer": {"decoder_sparse_step": 1}}
 MIXTURES = (
     _mixture(
-        "Mixtral, Granite-MoE", "mixtral", "phimoe", "granitemoe", "granitemoeshared", experts="num_local_experts"
+        "Mixtral, Granite-MoE",
+        *("mixtral", "phimoe", "granitemoe", "granitemoeshared"),
+        experts="num_local_experts",
+        mlp="intermediate_size",
     ),
     _mixture(
         "Qwen-MoE",
@@ -226,15 +239,34 @@ MIXTURES = (
         needs=_MLP_ONLY,
         needed="self_attn",
     ),
-    _mixture("OLMoE", "olmoe", "flex_olmo", experts="num_experts", refused={"heads": _NORM_OF_ALL_HEADS}),
-    _mixture("GPT-OSS", "gpt_oss", experts="num_local_experts", beside_queries=("self_attn.sinks",)),
+    _mixture(
+        "OLMoE",
+        *("olmoe", "flex_olmo"),
+        experts="num_experts",
+        mlp="intermediate_size",
+        refused={"heads": _NORM_OF_ALL_HEADS},
+    ),
+    _mixture(
+        "GPT-OSS",
+        "gpt_oss",
+        experts="num_local_experts",
+        mlp="intermediate_size",
+        beside_queries=("self_attn.sinks",),
+    ),
     _mixture(
         "MiniMax",
         "minimax",
         experts="num_local_experts",
+        mlp="intermediate_size",
         refused={"layer": _STREAM_OF_NORMS, "heads": _SHARED_HEADS},
     ),
-    _mixture("MiniMax-M2", "minimax_m2", experts="num_local_experts", refused={"heads": _NORM_OF_ALL_HEADS}),
+    _mixture(
+        "MiniMax-M2",
+        "minimax_m2",
+        experts="num_local_experts",
+        mlp="intermediate_size",
+        refused={"heads": _NORM_OF_ALL_HEADS},
+    ),
     _mixture(
         "DeepSeek",
         *("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
@@ -250,9 +282,17 @@ MIXTURES = (
         first=("first_k_dense_replace",),
     ),
     _mixture(
-        "EXAONE-MoE, Command-MoE, Hunyuan 3",
-        *("exaone_moe", "cohere2_moe", "hy_v3"),
+        "EXAONE-MoE, Hunyuan 3",
+        *("exaone_moe", "hy_v3"),
         experts="num_experts",
+        by_layer=("layer_types", "mlp_layer_types"),
+        first=("first_k_dense_replace",),
+    ),
+    _mixture(
+        "Command-MoE",
+        "cohere2_moe",
+        experts="num_experts",
+        mlp="intermediate_size",
         by_layer=("layer_types", "mlp_layer_types"),
         first=("first_k_dense_replace",),
     ),
@@ -276,6 +316,8 @@ MIXTURES = (
         "Llama 4",
         "llama4_text",
         experts="num_local_experts",
+        mlp="intermediate_size",
+        shared="feed_forward.shared_expert",
         by_layer=("layer_types", "no_rope_layers"),
         numbers=("moe_layers",),
         refused={"expert": _ROUTED_INPUTS},

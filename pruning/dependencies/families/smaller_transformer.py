@@ -39,7 +39,8 @@ class Left(NamedTuple):
 
     Args:
         name: name of the whole tensor.
-        positions: dimension -> positions of the whole tensor that are left, ascending; all of other dimensions are.
+        positions: dimension -> positions of the whole tensor that are left, ascending; all of other dimensions are. A
+            stack has a row of positions for each expert of the whole tensor, where each keeps hidden units of its own.
         factor: factor of the values.
     """
 
@@ -158,12 +159,13 @@ def _cut(found: StockTransformer) -> _Cut:
         groups = [group for group in _groups(found, unit) if group.name.startswith(layers)]
         kept = _kept(found, groups, cut, unit)
         if groups and len(kept[0]) < groups[0].units:
+            left = len(kept[0]) // groups[0].pools
             if unit == "expert" and cut.padding.get(unit):
                 raise ValueError(
                     "`model` must have equally many experts that are not 0 in each layer, and in each group, since its "
                     "configuration holds one number and routers choose empty ones, too; prune it with unit='expert'."
                 )
-            cut.sizes |= _sizes_of(found, unit, len(kept[0]))
+            cut.sizes |= _sizes_of(found, unit, left)
     for group in _groups(found, "residual"):
         (kept_channels,) = _kept(found, [group], cut, "residual")
         if len(kept_channels) < group.units:
@@ -190,22 +192,24 @@ def _factors(found: StockTransformer, unit: FamilyUnit) -> tuple[str, ...]:
     family = found.family
     if unit == "heads":
         return (*family.keys_and_values[1:], family.attention_output)
+    if family.keys.experts:  # whose stacks hold gates and values
+        return ()
     return (*family.mlp_inputs[1:], family.mlp_output)  # the first one goes through the activation function
 
 
 def _kept(found: StockTransformer, groups: list[DependencyGroup], cut: _Cut, unit: FamilyUnit) -> list[Tensor]:
     """Return the channels that each group keeps, equally many; record their positions, and the empty ones."""
     factors = _factors(found, unit) if unit in ("heads", "mlp") else ()
-    alive = [_alive(group, found.tensors, factors) for group in groups]
-    most = max((int(each.sum()) for each in alive), default=0)
+    alive = [_alive(group, found.tensors, factors).view(group.pools, -1) for group in groups]
+    most = max((int(each.sum(1).max()) for each in alive), default=0)
     kept = []
     for group, own in zip(groups, alive, strict=True):
         count = next((each for each in group.counts if each >= most), max(most, 1))
-        first = torch.argsort(own.to(torch.uint8), stable=True, descending=True)[:count]
-        kept.append(first.sort().values)
-        if padding := count - int(own.sum()):
+        first = torch.argsort(own.to(torch.uint8), dim=1, stable=True, descending=True)[:, :count].sort(1).values
+        kept.append((first + group.pool * torch.arange(group.pools)[:, None]).flatten())
+        if padding := count * max(1, int(own.any(1).sum())) - int(own.sum()):  # removed experts are no padding
             cut.padding[unit] = cut.padding.get(unit, 0) + padding
-        if count < group.units and unit != "layer":
+        if count < group.pool and unit != "layer":
             _record(group, kept[-1], cut)
     return kept
 
@@ -225,10 +229,13 @@ def _alive(group: DependencyGroup, tensors: Mapping[str, Tensor], factors: tuple
 def _record(group: DependencyGroup, kept: Tensor, cut: _Cut) -> None:
     """Record the positions that a group keeps in its tensors."""
     for member in group.members:
-        (dim,) = member.dims
-        channels, own = member.channels.flatten(), cut.positions.setdefault(member.tensor, {})
-        positions = ((channels < 0) | torch.isin(channels, kept)).nonzero().flatten()
-        own[dim] = positions[torch.isin(positions, own.get(dim, positions))]
+        *stacked, dim = member.dims
+        channels, own = member.channels, cut.positions.setdefault(member.tensor, {})
+        positions = ((channels < 0) | torch.isin(channels, kept)).squeeze().nonzero()[:, -1]
+        if stacked:
+            own[dim] = positions.view(len(channels), -1)
+        else:
+            own[dim] = positions[torch.isin(positions, own.get(dim, positions))]
 
 
 def _sizes_of(found: StockTransformer, unit: FamilyUnit, count: int) -> dict[str, Any]:
@@ -354,8 +361,13 @@ def _renamed(found: StockTransformer, cut: _Cut, owned: Mapping[str, _T]) -> Ite
 def _values(tensor: Tensor, positions: Mapping[int, Tensor], factor: float) -> Tensor:
     """Return a copy of the kept positions of a tensor, multiplied by a factor."""
     found = tensor.detach()
-    for dim, kept in positions.items():
-        found = found.index_select(dim, kept.to(found.device))
+    for dim, kept in sorted(positions.items(), reverse=True):  # experts go after what goes within each
+        kept = kept.to(found.device)
+        if kept.ndim > 1:
+            shape = [len(kept) if each == 0 else kept.shape[1] if each == dim else 1 for each in range(found.ndim)]
+            found = found.take_along_dim(kept.reshape(shape), dim)
+        else:
+            found = found.index_select(dim, kept)
     return found.clone() if factor == 1 else (found * factor).to(tensor.dtype)
 
 

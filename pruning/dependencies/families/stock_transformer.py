@@ -19,13 +19,13 @@ from pruning.dependencies.dependency_groups import (
     Multiplied,
     held_tensors,
 )
-from pruning.dependencies.expert_groups import expert_groups
+from pruning.dependencies.expert_groups import expert_groups, hidden_units, widths
 from pruning.dependencies.families.family import MODEL_TYPES, Family, family_of
 from pruning.holding.parameter import first_names, joined, plain_modules, plain_parameters, plain_tensors
 from pruning.layouts import TRANSPOSED_LINEAR, kind_of, layout_of, required_layout
 from pruning.masks.mask_set import MaskSet
 from pruning.measure.macs import counted
-from pruning.mixtures.finding import mixtures
+from pruning.mixtures.finding import Mixture, mixtures
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,11 @@ class StockTransformer:
         """Names of the layers in the model."""
         path = joined(self.base, self.family.layers)
         return tuple(joined(path, name) for name, _ in self.modules[path].named_children())
+
+    @cached_property
+    def mixtures(self) -> tuple[Mixture, ...]:
+        """Mixtures of experts in the model."""
+        return mixtures(self.modules[""])
 
     def size(self, key: str) -> int:
         """Return a size of the configuration."""
@@ -172,7 +177,7 @@ def check_unit(found: StockTransformer, unit: FamilyUnit) -> None:
         raise ValueError(
             f"`unit.kind` (={unit!r}) cannot be pruned in a {type(found.network).__name__}: {family.refused[unit]}."
         )
-    if not family.expresses(unit) or (unit == "expert" and not mixtures(found.modules[""])):
+    if not family.expresses(unit) or (unit in ("expert", "mlp") and family.keys.experts and not found.mixtures):
         raise ValueError(
             f"`unit.kind` (={unit!r}) cannot be pruned in a {type(found.network).__name__}, which has none by its "
             "configuration; prune another unit."
@@ -255,7 +260,13 @@ def family_groups(
         for each in unit_groups(found, other)
     ]
     uses, products = _costs(model, example, found, [*groups, *others]) if scope.budget == "macs" else ({}, ())
-    return DependencyGroups(tuple(groups), _tensors(found, uses), unit, scope, products, tuple(others))
+    made = DependencyGroups(tuple(groups), _tensors(found, uses), unit, scope, products, tuple(others))
+    if not made.equal_widths and any(group.pools > 1 for group in groups):
+        raise ValueError(
+            f"`scope.kind` (={scope.kind!r}) cannot be combined with `unit.kind` (={kind!r}) in a mixture, whose "
+            "experts keep equally many hidden units; type scope.kind='layer', or scope.uniform=True."
+        )
+    return made
 
 
 def _weights_of_needed(found: StockTransformer) -> list[str]:
@@ -278,7 +289,7 @@ def unit_groups(found: StockTransformer, kind: FamilyUnit, spared: Collection[st
     else:
         for layer in found.layers:
             if kind == "mlp":
-                yield _hidden_units(found, layer)
+                yield from _hidden_units(found, layer)
             elif joined(layer, found.family.queries) in found.modules:  # linear attention has heads of its own
                 yield _heads(found, layer)
 
@@ -314,11 +325,19 @@ def _heads(found: StockTransformer, layer: str) -> DependencyGroup:
     return _group(found, numbers, counts if family.heads_divide_width else ())
 
 
-def _hidden_units(found: StockTransformer, layer: str) -> DependencyGroup:
-    family = found.family
+def _hidden_units(found: StockTransformer, layer: str) -> Iterator[DependencyGroup]:
+    family, inside = found.family, [each for each in found.mixtures if each.experts.startswith(f"{layer}.")]
+    yield from (hidden_units(each, found.modules[each.experts]) for each in inside)
     places = [place for path in family.mlp_inputs for place in found.outputs_of(joined(layer, path))]
     places += found.inputs_of(joined(layer, family.mlp_output))
-    return _group(found, {each: torch.arange(found.tensors[each.tensor].shape[each.dim]) for each in places})
+    if not places:  # a layer of a mixture whose width is another key's
+        return
+    group = _group(found, {each: torch.arange(found.tensors[each.tensor].shape[each.dim]) for each in places})
+    if inside:  # as wide as one expert, or several
+        width = found.size(family.keys.mlp)
+        counts = widths(found.tensors[group.name], width)
+        group = replace(group, counts=counts, pools=group.units // width)
+    yield group
 
 
 def _group(
@@ -342,8 +361,7 @@ def _by_first_name(group: DependencyGroup, names: Mapping[str, str]) -> tuple[Me
 
 def _tensors(found: StockTransformer, uses: Mapping[str, int]) -> dict[str, Held]:
     transposed = [path for path, module in found.modules.items() if kind_of(module) is TRANSPOSED_LINEAR]
-    outputs, stacked = {joined(path, "weight"): 1 for path in transposed}, mixtures(found.modules[""])
-    return held_tensors(found.tensors, uses, outputs, stacked)
+    return held_tensors(found.tensors, uses, {joined(path, "weight"): 1 for path in transposed}, found.mixtures)
 
 
 def _costs(
