@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -106,19 +106,25 @@ def _input_norms(net: Network, given: ScoringInput, score: str) -> dict[str, Ten
             inputs = without_padding(batches[-1], inputs)
         found.setdefault(name, _InputSquares(module)).add(inputs, output)
 
-    layers = (each for each in net.layers() if (kind := kind_of(each[1])) is not None and kind.by_call)
+    layers = [each for each in net.layers() if (kind := kind_of(each[1])) is not None and kind.by_call]
+    _require_inputs(net, dict(layers), score)
     with layer_calls(layers, read, prepend=True):
         for batch, _ in weighted_batches(score, given.batches, given.size):
             seen.clear()
             batches[:] = [batch]
             call_network(net.model, given.loss, batch)
+    _require_inputs(net, found, score)
+    return {name: own.squares().sqrt_() for name, own in found.items()}
+
+
+def _require_inputs(net: Network, found: Collection[str], score: str) -> None:
+    """Raise ValueError unless all scored weights are among those whose inputs can be, or were, read."""
     if unseen := [name for name in net.parameters if name not in found]:
         raise ValueError(
             f"`parameters` (={unseen[0]!r}) must name weights of linear and convolutional layers that the network "
             f"calls: `{score}` reads the inputs of these calls; leave the others out, in a sweep by "
-            f"prune.exclude=[{unseen[0]}]."
+            f"prune.exclude=[{unseen[0]}], or choose another score, such as taylor, which reads experts, too."
         )
-    return {name: own.squares().sqrt_() for name, own in found.items()}
 
 
 def _refuse_tied(net: Network, score: str) -> None:
