@@ -70,7 +70,8 @@ def asked(name: str, *overrides: str) -> Plan:
 
 def chain(plan: Plan) -> tuple[StageSpec, ...]:
     often = {part: {"checkpoint_minutes": 1.0} for part in ("train", "finetune")}
-    return tuple(replace(plan.stages[key], location=often) for key in plan.trials[0].stages)
+    specs = [plan.stages[key] for key in plan.trials[0].stages]
+    return tuple(replace(spec, location={**spec.location, **often}) for spec in specs)
 
 
 def interrupted(specs: tuple[StageSpec, ...], store: Store, after: int) -> tuple[StageRecord, list[str]]:
