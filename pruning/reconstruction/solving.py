@@ -170,5 +170,7 @@ def _solution(solve: Solve, problem: LayerProblem, columns: Tensor | None = None
     kept = found.kept.bool()
     left = replace(problem, kept=kept & problem.kept)
     if not torch.equal(problem.by_entry(left.alive), left.kept):
-        raise ValueError(f"`method` must keep or prune {problem.target.size} inputs together, as `target.size` asks.")
+        raise ValueError(
+            f"`method` must keep or prune {problem.target.size} inputs together: the `size` of its target."
+        )
     return Solution(found.weight.masked_fill(~kept, 0), kept)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import pruning
 from pruning.choices.axes import Scope, Unit
 from pruning.kernels.byte_kernels import _in_blocks
-from pruning.kernels.sparse_weight import LayerShape, SparseWeight
+from pruning.kernels.sparse_weight import ByteScale, LayerShape, SparseWeight
 from pruning.layouts import WeightLayout, layout_of, required_layout
 from pruning.reconstruction.layer_problem import LayerProblem, Solution, Target
 from pruning.reconstruction.solving import _columns, _reordered
@@ -153,7 +153,8 @@ def test_kernels_in_8_bits_skip_the_pruned_blocks(case: str) -> None:
     mask = pruning.plan(layer, "magnitude", sparsity=0.7, unit="block").masks["weight"]
     weight = layer.get_parameter("weight").detach().masked_fill(~mask, 0)
 
-    packed, _, _ = _in_blocks(SparseWeight.of(weight), LayerShape("linear", weight.shape[1], len(weight), scale=1.0))
+    shape = LayerShape("linear", weight.shape[1], len(weight), rounding=ByteScale(1.0, 0))
+    packed, _, _ = _in_blocks(SparseWeight.of(weight), shape)
     index = block_index(required_layout(layer), weight.shape)
     assert len(packed.values) == len(index[mask].unique()) == int(index.max()) + 1 - round(0.7 * (int(index.max()) + 1))
 
