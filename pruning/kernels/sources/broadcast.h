@@ -17,7 +17,7 @@
 typedef void Products(long rows, const int32_t *starts, const int32_t *places, int shift, const void *values,
                       const void *inputs, const void *first, float *sums);
 
-/* What is multiplied: `first` has the first sum of each row. With `scale`, sums are whole numbers and become
+/* The two sides of products: `first` has the first sum of each row. With `scale`, sums are whole numbers and become
    sum * scale[row] + bias[row], rounded once. */
 typedef struct {
     Products *const *products;

@@ -98,8 +98,8 @@ int columns(const Call *call, const float *x, const float *added, float *y, int 
     return tiles_of(call, x, call->numbers[1], &terms, added, NULL, y, threads);
 }
 
-/* The same on bytes: four inputs are an element. The further arrays: first sums, scales, 1 / scale and zero
-   point of inputs and of outputs, bias; a further number: whether inputs are bytes already. */
+/* The same on bytes: four inputs are an element. The further arrays: first sums, scales, 1 / scale and zero point of
+   inputs and of outputs in one array, bias; a further number: whether inputs are bytes already. */
 int columns_int8(const Call *call, const float *x, const float *added, float *y, int threads) {
     long examples = call->numbers[0], inputs = call->numbers[1], fours = up(inputs, 4);
     const float *roundings = call->arrays[5];

@@ -21,21 +21,16 @@ static inline ivec plus_bytes(ivec sum, ivec inputs, ivec weights) {
 static inline ivec plus_bytes(ivec sum, ivec inputs, ivec weights) {
     return (ivec)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)inputs, (__m256i)weights);
 }
-#elif LANES == 8 && defined(__AVX2__) /* pairs of 16 bits: pairs of 8 bits would saturate */
-static inline ivec plus_bytes(ivec sum, ivec inputs, ivec weights) {
-    __m256i x = (__m256i)inputs, w = (__m256i)weights;
-    __m256i even = _mm256_madd_epi16(_mm256_and_si256(x, _mm256_set1_epi16(255)),
-                                     _mm256_srai_epi16(_mm256_slli_epi16(w, 8), 8));
-    __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(x, 8), _mm256_srai_epi16(w, 8));
-    return sum + (ivec)_mm256_add_epi32(even, odd);
-}
-#elif LANES == 16 && defined(__AVX512BW__)
-static inline ivec plus_bytes(ivec sum, ivec inputs, ivec weights) {
-    __m512i x = (__m512i)inputs, w = (__m512i)weights;
-    __m512i even = _mm512_madd_epi16(_mm512_and_si512(x, _mm512_set1_epi16(255)),
-                                     _mm512_srai_epi16(_mm512_slli_epi16(w, 8), 8));
-    __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(x, 8), _mm512_srai_epi16(w, 8));
-    return sum + (ivec)_mm512_add_epi32(even, odd);
+#elif (LANES == 8 && defined(__AVX2__)) || (LANES == 16 && defined(__AVX512BW__))
+#if LANES == 8
+#define PAIRS_OF_HALVES(a, b) (ivec)_mm256_madd_epi16((__m256i)(a), (__m256i)(b))
+#else
+#define PAIRS_OF_HALVES(a, b) (ivec)_mm512_madd_epi16((__m512i)(a), (__m512i)(b))
+#endif
+typedef int16_t halves __attribute__((vector_size(4 * LANES)));
+static inline ivec plus_bytes(ivec sum, ivec inputs, ivec weights) { /* in 16 bits: pairs of 8 bits would saturate */
+    halves x = (halves)inputs, w = (halves)weights;
+    return sum + PAIRS_OF_HALVES(x & 255, w << 8 >> 8) + PAIRS_OF_HALVES(x >> 8 & 255, w >> 8);
 }
 #elif LANES == 4 && defined(__ARM_FEATURE_MATMUL_INT8)
 static inline ivec plus_bytes(ivec sum, ivec inputs, ivec weights) {

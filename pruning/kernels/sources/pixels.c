@@ -20,9 +20,11 @@ typedef struct {
     long segments, segment, pixels;   /* tiles begin anew in each segment, and cover `pixels` of it */
 } Layout;
 
-typedef struct { long start, count, image, to; } Run; /* `to`: pixel of the image's outputs */
+/* `count` elements of a tile from `start`: outputs of an image from `pixel` on, in its first plane the element `to` of
+   y. */
+typedef struct { long start, count, image, pixel, to; } Run;
 
-/* What follows the sums: a tensor to add, in floats or in bytes, and the rounding of outputs. */
+/* Steps after the sums: a tensor to add, in floats or in bytes, and the rounding of outputs. */
 typedef struct {
     const float *added;    /* NULL: nothing is added */
     const float *bytes;    /* scale and zero point of `added`; NULL: it holds floats */
@@ -69,7 +71,8 @@ static void copy_even(float *to, const float *from, long count) {
     for (; i < count; i++) to[i] = from[2 * i];
 }
 
-static void fill_plane(const Geometry *g, const Layout *l, const float *x, long images, long f, int zero, float *plane) {
+static void fill_plane(const Geometry *g, const Layout *l, const float *x, long images, long f, int zero,
+                       float *plane) {
     long left = zeros_left(g, f), count = held_right(g, f), image_size = g->channels * g->height * g->width;
     long skipped = left * g->stride_right + g->phase_right[f] - g->pad_left;
     if (g->stride_right == 1 && g->stride_down == 1 && count == g->width && l->row == g->width && !g->pad_top &&
@@ -91,16 +94,17 @@ static void fill_plane(const Geometry *g, const Layout *l, const float *x, long 
         }
 }
 
-/* The parts of a tile that are pixels of the output; returns their number. */
-static long runs_of(const Geometry *g, const Layout *l, long start, long count, long images, Run *runs) {
-    long found = 0;
+/* The parts of a tile that are pixels of the output, which has so many planes for an image; returns their number. */
+static long runs_of(const Geometry *g, const Layout *l, long start, long count, long images, long planes, Run *runs) {
+    long found = 0, size = g->out_height * g->out_width;
     for (long pixel = start; pixel < start + count;) {
         long n = pixel / l->image, h = pixel % l->image / l->row, w = pixel % l->image % l->row;
         if (n >= images) break;
         long stop = h < g->out_height ? pixel - w + l->row : (n + 1) * l->image;
         if (h < g->out_height && w < g->out_width) {
             long held = least(g->out_width - w, start + count - pixel);
-            runs[found++] = (Run){pixel - start, held, n, h * g->out_width + w};
+            long own = h * g->out_width + w;
+            runs[found++] = (Run){pixel - start, held, n, own, n * planes * size + own};
         }
         pixel = stop;
     }
@@ -110,15 +114,16 @@ static long runs_of(const Geometry *g, const Layout *l, long start, long count, 
 static void store(const Geometry *g, const Run *runs, long found, long first, long rows, long pitch, const float *sums,
                   const Ends *ends, float *y) {
     long size = g->out_height * g->out_width;
+    const float *added = ends->bytes ? NULL : ends->added;
     float low = ends->low, high = ends->high;
     for (long r = 0; r < rows; r++)
         for (long i = 0; i < found; i++) {
-            const float *from = sums + r * pitch + runs[i].start;
-            long place = (runs[i].image * g->outputs + first + r) * size + runs[i].to;
-            const float *more = ends->added && !ends->bytes ? ends->added + place : NULL;
+            Run run = runs[i]; /* a copy, which no store can change */
+            long place = run.to + (first + r) * size;
+            const float *from = sums + r * pitch + run.start, *more = added ? added + place : NULL;
             float *to = y + place;
-            if (more) for (long j = 0; j < runs[i].count; j++) to[j] = clamped(from[j] + more[j], low, high);
-            else for (long j = 0; j < runs[i].count; j++) to[j] = clamped(from[j], low, high);
+            if (more) for (long k = 0; k < run.count; k++) to[k] = clamped(from[k] + more[k], low, high);
+            else for (long k = 0; k < run.count; k++) to[k] = clamped(from[k], low, high);
         }
 }
 
@@ -130,29 +135,30 @@ static void add_bytes(const Geometry *g, const Run *runs, long found, long first
     int zero = (int)ends->bytes[1];
     for (long r = 0; r < rows; r++)
         for (long i = 0; i < found; i++) {
-            float *to = sums + r * pitch + runs[i].start;
-            long plane = runs[i].image * fours + (first + r) / 4, shift = (first + r) % 4 * 8;
-            const uint32_t *from = (const uint32_t *)(const void *)ends->added + plane * size + runs[i].to;
-            for (long j = 0; j < runs[i].count; j++)
-                to[j] = __builtin_fmaf((float)((int)(from[j] >> shift & 255) - zero), scale, to[j]);
+            Run run = runs[i];
+            float *to = sums + r * pitch + run.start;
+            long plane = run.image * fours + (first + r) / 4, shift = (first + r) % 4 * 8;
+            const uint32_t *from = (const uint32_t *)(const void *)ends->added + plane * size + run.pixel;
+            for (long k = 0; k < run.count; k++)
+                to[k] = __builtin_fmaf((float)((int)(from[k] >> shift & 255) - zero), scale, to[k]);
         }
 }
 
 static void store_bytes(const Geometry *g, const Run *runs, long found, long first, long rows, long pitch,
                         const Ends *ends, float *sums, float *y) {
-    long size = g->out_height * g->out_width, fours = up(g->outputs, 4);
+    long size = g->out_height * g->out_width;
     if (ends->added && !ends->bytes)
         for (long r = 0; r < rows; r++)
             for (long i = 0; i < found; i++) {
-                float *to = sums + r * pitch + runs[i].start;
-                const float *more = ends->added + (runs[i].image * g->outputs + first + r) * size + runs[i].to;
-                for (long j = 0; j < runs[i].count; j++) to[j] += more[j];
+                Run run = runs[i];
+                float *to = sums + r * pitch + run.start;
+                const float *more = ends->added + (run.image * g->outputs + first + r) * size + run.pixel;
+                for (long k = 0; k < run.count; k++) to[k] += more[k];
             }
     join_rows(sums, rows, pitch, ends->low, ends->high, *ends->made);
     for (long r = 0; r < rows; r += 4)
         for (long i = 0; i < found; i++)
-            copy(y + (runs[i].image * fours + (first + r) / 4) * size + runs[i].to,
-                 sums + r / 4 * pitch + runs[i].start, runs[i].count);
+            copy(y + runs[i].to + (first + r) / 4 * size, sums + r / 4 * pitch + runs[i].start, runs[i].count);
 }
 
 /* y = clamp(added + convolution of x with the weights), for elements of four bytes; each byte of padding is `zero`
@@ -174,8 +180,8 @@ static int convolve(const Call *call, const float *x, int zero, const Terms *ter
     for (long n = 0; n < g.examples; n += l.images) {
         long images = least(l.images, g.examples - n), segments = l.segments > 1 ? images : 1;
         const float *from = x + n * g.channels * g.height * g.width;
-        long size = g.out_height * g.out_width, fours = up(g.outputs, 4);
-        float *to = y + n * (ends.made ? fours : g.outputs) * size;
+        long size = g.out_height * g.out_width, fours = up(g.outputs, 4), made = ends.made ? fours : g.outputs;
+        float *to = y + n * made * size;
         Ends own = ends;
         if (ends.added) own.added += n * (ends.bytes ? fours : g.outputs) * size;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
@@ -189,7 +195,7 @@ static int convolve(const Call *call, const float *x, int zero, const Terms *ter
             long start = unit / chunks / tiles * l.segment + v * LANES, rows = least(ROWS_AT_ONCE, g.outputs - first);
             float sums[SUMS];
             Run runs[MOST_VECTORS * LANES];
-            long found = runs_of(&g, &l, start, least(wide * LANES, l.pixels - v * LANES), images, runs);
+            long found = runs_of(&g, &l, start, least(wide * LANES, l.pixels - v * LANES), images, made, runs);
             tile_sums(first, rows, g.outputs, g.blocks, (int)wide, starts, places, 0, terms, held + start, sums);
             if (own.added && own.bytes) add_bytes(&g, runs, found, first, rows, wide * LANES, &own, sums);
             if (own.made) store_bytes(&g, runs, found, first, rows, wide * LANES, &own, sums, to);
@@ -207,7 +213,8 @@ int pixels(const Call *call, const float *x, const float *added, float *y, int t
 }
 
 /* The same on bytes: a channel of the geometry is up to four channels of a group. The further arrays: first sums,
-   scales, 1 / scale and zero point of inputs and of outputs and scale and zero point of what is added, bias; numbers: channels of a group, groups, whether inputs are bytes already. */
+   scales, 1 / scale and zero point of inputs and of outputs and scale and zero point of what is added in one array,
+   bias; numbers: channels of a group, groups, whether inputs are bytes already. */
 int pixels_int8(const Call *call, const float *x, const float *added, float *y, int threads) {
     long channels = call->numbers[0], groups = call->numbers[1], fours = up(channels, 4);
     const float *roundings = call->arrays[8];

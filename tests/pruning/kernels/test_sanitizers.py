@@ -14,7 +14,12 @@ from pruning.kernels import compiling
 
 ROOT = Path(__file__).parents[3]
 SANITIZED = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g -O1"
-ISAS = {"native": "", "AVX2": "-mavx2 -mfma -mno-avx512f", "SSE": "-march=x86-64"}
+ISAS = {
+    "native": "",
+    "AVX-512 without VNNI": "-mno-avx512vnni",
+    "AVX2": "-mavx2 -mfma -mno-avx512f -mno-avxvnni",
+    "SSE": "-march=x86-64",
+}
 """Instruction set -> the compiler's flags for it."""
 TESTS = tuple(f"tests/pruning/kernels/test_{name}.py" for name in ("kernels", "byte_kernels", "sparse_layer"))
 LESS = "not recorded and not forked"
