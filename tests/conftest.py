@@ -72,3 +72,14 @@ def s3() -> Iterator[dict[str, object]]:
     s3fs.S3FileSystem(**options).mkdir("bucket")
     yield options
     server.stop()
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Compute on one thread: threads that wait for each other would take most of the time of small networks."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -14,7 +14,7 @@ import math
 import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from pruning.catalogue.kernels import DENSE, KERNELS
+from pruning.catalogue.kernels import DENSE
 from pruning.compact.fused_layers import SparseLstm
 from pruning.graph.input_guard import InputGuard
 from pruning.graph.tracing import first_line
@@ -241,7 +241,7 @@ def save_layers(network: fx.GraphModule, folder: Path, stem: str = STEM) -> None
         _store(name, tensor.detach(), held, nonzeros)
     for name, layer in layers.items():
         weight = layer.weight()
-        if all(KERNELS[choice.kernel].rounds for choice in layer.plan.choices):
+        if all(choice.rounds for choice in layer.plan.choices):
             values, held[f"{name}.weight.scales"] = rounded(weight.dense())
             weight = SparseWeight.of(values)
         _store(f"{name}.weight", weight, held, nonzeros)
@@ -392,13 +392,14 @@ def _nonzeros(shapes: Mapping[str, Any], held: dict[str, Tensor], most: int) -> 
             raise Damaged(f"{name[:80]!r} must have {', '.join(PARTS)}")
         if columns.dtype not in (torch.uint16, torch.int32):
             raise Damaged(f"the columns of {name[:80]!r} must be uint16 or int32")
-        if values.dtype is torch.int8:
-            values = _in_floats(name, values, starts, held.pop(f"{name}.scales", None))
-        weight = SparseWeight(shape, starts, columns.to(torch.int32), values)
+        in_bytes = values.dtype is torch.int8
+        weight = SparseWeight(shape, starts, columns.to(torch.int32), values.float() if in_bytes else values)
         try:
             weight.check()
         except ValueError as error:
             raise Damaged(f"{name[:80]!r}: {str(error).rstrip('.')}") from error
+        if in_bytes:
+            weight = replace(weight, values=weight.values * _scales(name, shape[0], held)[weight.rows()])
         total += 4 * shape[0] * weight.row
         if total > most:
             raise Damaged(f"its weights would take more than {most} bytes as dense ones")
@@ -406,15 +407,12 @@ def _nonzeros(shapes: Mapping[str, Any], held: dict[str, Tensor], most: int) -> 
     return found
 
 
-def _in_floats(name: str, values: Tensor, starts: Tensor, scales: Tensor | None) -> Tensor:
-    """Return values of int8 times the scale of their row."""
-    outputs = len(starts) - 1
+def _scales(name: str, outputs: int, held: dict[str, Tensor]) -> Tensor:
+    """Take the scales of a weight of int8 out of the file's tensors."""
+    scales = held.pop(f"{name}.scales", None)
     if scales is None or scales.dtype is not torch.float32 or scales.shape != (outputs,) or not scales.isfinite().all():
         raise Damaged(f"`scales` of {name[:80]!r} must have {outputs} finite float32 entries")
-    counts = starts.long().diff()
-    if starts.ndim != 1 or (counts < 0).any() or int(counts.sum()) != len(values):
-        raise Damaged(f"the starts of {name[:80]!r} must ascend from 0 to the number of values")
-    return values.float() * scales.repeat_interleave(counts)
+    return scales
 
 
 def _weight(name: str, layer: LayerShape, held: dict[str, Tensor], nonzeros: dict[str, SparseWeight]) -> SparseWeight:

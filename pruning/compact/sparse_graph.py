@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from pruning.catalogue.kernels import KERNELS
 from pruning.compact.fused_layers import FusedLayer, LstmCall, SparseLstm, chosen_lstm, is_worthwhile, sparse_lstm
 from pruning.compact.rewriting import call_functions
 from pruning.graph.tracing import arguments, is_in_place, name_of
@@ -78,7 +77,7 @@ class KernelChoices(fx.Interpreter):
                 choice = dense_choice(layer.shape.examples(x.shape))
             else:
                 choice = chosen(self.weights[n], layer.shape, layer.bias, x.clone(), added)
-                if KERNELS[choice.kernel].rounds:
+                if choice.rounds:
                     self.errors[n] = max(self.errors[n], rounding_error(self.weights[n], layer, choice, x, added))
             if choice.examples not in [each.examples for each in self.found[n]]:
                 self.found[n].append(choice)
@@ -186,7 +185,7 @@ def hand_on_bytes(choosing: KernelChoices, scales: Mapping[fx.Node, ByteScale]) 
     makers = {
         node: layer
         for node, layer in choosing.layers.items()
-        if choosing.found[node] and all(KERNELS[choice.kernel].rounds for choice in choosing.found[node])
+        if choosing.found[node] and all(choice.rounds for choice in choosing.found[node])
     }
     readers = {node: [each for each in makers.values() if node in (each.x, each.added)] for node in makers}
     passed = {

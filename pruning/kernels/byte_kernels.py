@@ -16,14 +16,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from pruning.kernels import column_kernel, pixel_kernel
+from pruning.kernels.byte_tensors import joined
 from pruning.kernels.library import compiled_call, linear_call
 from pruning.kernels.sparse_weight import LARGEST, Kernel, LayerShape, Run, Setting, SparseWeight, in_fours
 
-BLOCK, LARGEST_BYTE, LARGEST_WEIGHT = 4, 255, 127
+LARGEST_BYTE, LARGEST_WEIGHT = 255, 127
 
 
 def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,9 +50,7 @@ def _in_blocks(weight: SparseWeight, layer: LayerShape) -> tuple[SparseWeight, L
     assert given is not None, "kernels of bytes are offered to layers with a rounding"
     whole, scales = rounded(weight.dense())
     first = -given.zero * whole.flatten(1).sum(1)
-    padded = F.pad(whole, (0, 0) * (whole.ndim - 2) + (0, -whole.shape[1] % BLOCK))
-    fours = padded.view(len(whole), -1, BLOCK, *whole.shape[2:]).movedim(2, -1).to(torch.int8)
-    blocks = SparseWeight.of(fours.flatten().view(torch.int32).view(fours.shape[:-1]))
+    blocks = SparseWeight.of(joined(whole.to(torch.int8)))
     inputs = layer.groups * blocks.shape[1]
     made, added = ((each.scale, each.zero) if each else (0.0, 0) for each in (layer.made, layer.added))
     roundings = [1 / given.scale, given.zero, 1 / made[0] if made[0] else 0.0, made[1], *added]

@@ -6,7 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pruning.kernels.sparse_weight import ByteScale, LayerShape
+from pruning.kernels.sparse_weight import ByteScale, LayerShape, in_fours
+
+
+def joined(values: Tensor) -> Tensor:
+    """Return bytes, (examples, channels, *sizes), as elements of four consecutive channels; zeros fill up the last."""
+    padded = F.pad(values, (0, 0) * (values.ndim - 2) + (0, -values.shape[1] % 4))
+    fours = padded.view(len(values), in_fours(values.shape[1]), 4, *values.shape[2:]).movedim(2, -1)
+    return fours.flatten().view(torch.int32).view(fours.shape[:-1])
 
 
 def floats_of(x: Tensor, scale: ByteScale, channels: int, layer: LayerShape) -> Tensor:
@@ -24,7 +31,5 @@ def bytes_of(y: Tensor, scale: ByteScale, layer: LayerShape) -> Tensor:
     inverse = torch.tensor(1 / scale.scale, dtype=torch.float32)
     found = ((y * inverse).nan_to_num(-torch.inf).round() + scale.zero).clamp(0, 255).to(torch.uint8)
     if layer.kind == "linear":
-        return F.pad(found, (0, -found.shape[-1] % 4)).contiguous().view(torch.int32)
-    padded = F.pad(found, (0, 0) * (found.ndim - 2) + (0, -found.shape[1] % 4))
-    fours = padded.view(len(found), -1, 4, *found.shape[2:]).movedim(2, -1).contiguous()
-    return fours.view(torch.int32).squeeze(-1)
+        return joined(found.view(-1, found.shape[-1])).view(*found.shape[:-1], -1)
+    return joined(found)

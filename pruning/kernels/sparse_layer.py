@@ -42,6 +42,11 @@ class KernelChoice:
         """Speed-up over PyTorch's operation."""
         return self.dense_seconds / self.seconds
 
+    @property
+    def rounds(self) -> bool:
+        """Whether the kernel rounds weights and inputs."""
+        return KERNELS[self.kernel].rounds
+
 
 @dataclass(frozen=True)
 class LayerPlan:

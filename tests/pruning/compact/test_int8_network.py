@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -19,13 +19,7 @@ from pruning.kernels.byte_kernels import rounded
 from pruning.kernels.sparse_layer import KernelChoice, SparseLayer, kernel_named
 from pruning.kernels.sparse_weight import LayerShape, SparseWeight
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

@@ -90,13 +90,7 @@ def _graph() -> fx.Graph:
     return graph
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Thousands of networks are loaded, and threads that wait for each other would take most of the time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
@@ -397,3 +391,25 @@ def test_without_a_compiler_all_layers_are_dense(folder: Path, monkeypatch: pyte
         found: Any = load_layers(folder, Network(), NAMES)
     assert torch.allclose(found(x), expected, atol=1e-5)
     assert {each.kernel for module in found.layers.children() for each in module.plan.choices} == {DENSE}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("starts", torch.tensor(4, dtype=torch.int32), "`starts` must be one row of torch.int32"),
+        ("starts", torch.tensor([0, 9, 2, 3, 4], dtype=torch.int32), "the starts of rows must ascend"),
+        ("scales", None, "`scales` of 'layers.flat.weight' must have 4 finite float32 entries"),
+        ("scales", torch.ones(3), "`scales` of 'layers.flat.weight' must have 4 finite float32 entries"),
+        ("scales", torch.tensor([1.0, 1.0, torch.nan, 1.0]), "must have 4 finite float32 entries"),
+        ("scales", torch.ones(4, dtype=torch.float64), "must have 4 finite float32 entries"),
+    ],
+)
+def test_a_weight_of_bytes_needs_rows_and_scales(folder: Path, name: str, value: Tensor | None, said: str) -> None:
+    held = load_file(folder / TENSORS)
+    del held[f"layers.flat.weight.{name}"]
+    if value is not None:
+        held[f"layers.flat.weight.{name}"] = value
+    save_file(held, folder / TENSORS)
+
+    with pytest.raises(ValueError, match=said):
+        load_layers(folder, Network(), NAMES)
