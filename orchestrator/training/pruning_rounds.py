@@ -142,8 +142,7 @@ def _call(model: nn.Module, batch: Any) -> Any:
 
 
 def _target(asked: Round) -> dict[str, Any]:
-    scope, unit = asked.choices.scope, asked.choices.unit
-    size = {"size": unit.size} if unit.kind == "block" else {}
+    scope, size = asked.choices.scope, {"size": asked.choices.unit.inputs}
     if scope.kind == "window":
         return {"n": scope.n, "m": scope.m}
     if scope.allocation == "given":

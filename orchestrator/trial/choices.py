@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from orchestrator.core.specs import StageFields
 from pruning.catalogue.methods import METHODS
@@ -52,11 +52,11 @@ def order_of(config: Mapping[str, Any]) -> str:
     if asked is not None or decides_itself(config["method"]):
         return str(asked or "at_once")
     unit, scope = (config.get(axis, {}).get("kind") for axis in ("unit", "scope"))
-    unit = cast(Any, "entry") if unit == "block" else unit
+    unit = "entry" if unit == "block" else unit  # blocks go in the order of single entries
     return "sequential" if kind in SOLVERS else ORDERS.get((kind, unit, scope), "at_once")
 
 
-ORDERS = {
+ORDERS: Mapping[tuple[Any, ...], str] = {
     (each.choices.score.kind, each.choices.unit.kind, each.choices.scope.kind): each.choices.schedule.order
     for each in reversed([*PUBLISHED.values()])
 }

@@ -93,6 +93,11 @@ class Unit:
         return self.kind in TRANSFORMER_UNITS
 
     @property
+    def inputs(self) -> int:
+        """Number of consecutive inputs of an output that go together: the size of a block, else 1."""
+        return self.size if self.kind == "block" else 1
+
+    @property
     def parts(self) -> tuple[FamilyUnit, ...]:
         """Units that are pruned in turns, first those of the first; empty for a unit of one kind."""
         return TWO_UNITS.get(self.kind, ())

@@ -48,7 +48,7 @@ from pruning.holding.copies import values_with_history
 from pruning.layouts import layout_of, natural_layout
 from pruning.measure.matrix_weights import considered
 from pruning.measure.report import parameters
-from pruning.mixtures.survivors import drop_removed_experts
+from pruning.mixtures.survivors import drop_removed_experts, leaves_experts_out
 
 
 @dataclass(frozen=True)
@@ -394,8 +394,8 @@ def shrink(model: nn.Module, example: Example) -> nn.Module:
             float64.
         TypeError: `example` is no tensor, tuple or mapping.
     """
-    trace, experts = _traced_without_experts(model, example)
     plain = plain_copy(model)
+    trace, experts = _traced_without_experts(plain, example)
     comparison = Comparison(plain, arguments_of(example), trace)
     tried = [f"the whole network: {trace.refusal}"] * bool(trace.refusal)
     ways = {part.path: 0 for part in trace.parts}
@@ -420,9 +420,11 @@ def shrink(model: nn.Module, example: Example) -> nn.Module:
     return _finished(plain, model, plain, None, {}, tried, {})
 
 
-def _traced_without_experts(model: nn.Module, example: Example) -> tuple[Traced, dict[str, tuple[int, Tensor]]]:
+def _traced_without_experts(plain: nn.Module, example: Example) -> tuple[Traced, dict[str, tuple[int, Tensor]]]:
     """Return the trace of a network without the experts that routers leave out, and their places."""
-    fewer = plain_copy(model)
+    if not leaves_experts_out(plain):
+        return traced_in_parts(plain, example, sizes="batch"), {}
+    fewer = copy.deepcopy(plain, values_with_history(plain))
     experts = drop_removed_experts(fewer)
     return traced_in_parts(fewer, example, sizes="batch"), experts
 

@@ -100,6 +100,12 @@ def stop_routing_among_survivors(model: nn.Module) -> None:
                 each.pop(key, None)
 
 
+def leaves_experts_out(model: nn.Module) -> bool:
+    """Return whether a router of the model chooses among some of its experts only."""
+    hooks = (hook for _, module in plain_modules(model) for hook in module._forward_pre_hooks.values())
+    return any(isinstance(hook, _Numbered) for hook in hooks)
+
+
 def drop_removed_experts(model: nn.Module) -> dict[str, tuple[int, Tensor]]:
     """Take the experts that routers leave out from a network without masks, which then computes the same.
 

@@ -238,8 +238,9 @@ class SparseTraining:
         found = dict(choices.dynamics.options)
         if found.get("every", 0) is None:
             found["every"] = epoch_length
-        scope, size = choices.scope, choices.unit.size if choices.unit.kind == "block" else 1
-        elsewhere = {"sparsity": fields.target, "n": scope.n, "m": scope.m, "scope": scope.kind, "size": size}
+        scope = choices.scope
+        elsewhere = {"sparsity": fields.target, "n": scope.n, "m": scope.m, "scope": scope.kind}
+        elsewhere["size"] = choices.unit.inputs
         found |= {name: elsewhere[name] for name in self.row.elsewhere}
         if self.asked.fields.dynamics._target_ and "sparsity" in signature(choices.dynamics.load()).parameters:
             found.setdefault("sparsity", fields.target)
@@ -267,7 +268,7 @@ class SparseTraining:
         made = self.dynamics
         assert made is not None
         changed = [name for name, now in made.kept.items() if now is not self._now[name]]
-        unit = self.asked.choices.unit if self.asked.choices.unit.kind == "block" else None
+        unit = axes.blocks_of(self.asked.choices.unit.inputs)
         parts = {part.name: part for part in made.parts(unit)} if changed else {}
         for name in changed:
             before, now = self._now[name], made.kept[name]

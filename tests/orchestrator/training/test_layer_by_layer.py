@@ -93,6 +93,18 @@ def interrupted(specs: tuple[StageSpec, ...], store: Store, after: int) -> tuple
     return store.finished([specs[-1].key])[specs[-1].key], reached
 
 
+def hold_interruptions(specs: tuple[StageSpec, ...], store: Store, folder: Path) -> StageRecord:
+    """Hold interrupted runs to the bits of a quiet one, whose record is returned."""
+    quiet = list(run_segment(WorkOrder(specs, Worker(store))))[-1]
+    for number, after in enumerate((1, 2)):
+        fresh = Store(str(folder / f"other{number}"))
+        found, reached = interrupted(specs, fresh, after)
+        assert bits(found, fresh) == bits(quiet, store)
+        assert {"block 1", "block 2"} & {*reached}, "it was interrupted between blocks"
+        assert fresh.checkpoints.known() == []
+    return quiet
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -100,15 +112,7 @@ def interrupted(specs: tuple[StageSpec, ...], store: Store, after: int) -> tuple
     ],  # 2:4 is its code, too
 )
 def test_an_interrupted_pruning_gives_the_same_bits(name: str, store: Store, tmp_path: Path) -> None:
-    specs = chain(asked(name))
-    quiet = list(run_segment(WorkOrder(specs, Worker(store))))[-1]
-
-    for number, after in enumerate((1, 2)):
-        fresh = Store(str(tmp_path / f"other{number}"))
-        found, reached = interrupted(specs, fresh, after)
-        assert bits(found, fresh) == bits(quiet, store)
-        assert {"block 1", "block 2"} & {*reached}, "it was interrupted between blocks"
-        assert fresh.checkpoints.known() == []
+    hold_interruptions(chain(asked(name)), store, tmp_path)
 
 
 @pytest.mark.parametrize("method", ["sparsegpt", "wanda"])
