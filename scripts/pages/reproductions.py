@@ -45,6 +45,7 @@ from orchestrator.compare.comparison import Comparison
 from orchestrator.compare.statistics import estimate
 from orchestrator.config import hydra_options
 from orchestrator.config.compose import compose_jobs
+from orchestrator.config.schema import ConfigError
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.specs import Plan
 from orchestrator.planning.plan import make_plan
@@ -206,7 +207,10 @@ def main() -> int:
         if given.scale not in known[name].scales:
             print(f"{name} has no scale {given.scale}: left out")
             continue
-        status = max(status, _reproduce(known[name], given))
+        try:
+            status = max(status, _reproduce(known[name], given))
+        except ConfigError as error:  # such as a package that is not installed
+            raise SystemExit(str(error)) from None
         if status == INTERRUPTED:
             break
     if not given.dry_run:
