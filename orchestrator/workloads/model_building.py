@@ -20,7 +20,7 @@ from orchestrator.workloads.targets import FILLED, create, given
 from pruning.holding.default_weights import default_weights
 from pruning.holding.parameter import plain_parameters
 from pruning.layouts import TRANSPOSED_LINEAR, kind_of
-from pruning.measure.matrix_weights import Considered
+from pruning.measure.matrix_weights import NAME_THEM, Considered
 
 OURS = ("weights", "revision", "reinitialise")
 """Keys of a model node that apply to the built network; the target does not get them."""
@@ -113,7 +113,7 @@ def prunable(model: nn.Module, prune: PruneFields) -> list[Prunable]:
 def untold(found: Considered, prune: PruneFields) -> tuple[str, ...]:
     """Return a warning of the weights that stay dense although `prune` includes them, and does not exclude them."""
     left_out = [n for n in found.dense if _matches(n, prune.exclude) or not _matches(n, prune.include)]
-    sentence = found.without(left_out).sentence("prune.include")
+    sentence = found.without(left_out).sentence(NAME_THEM.format("prune.include"))
     return (sentence,) if sentence else ()
 
 

@@ -23,7 +23,7 @@ from pruning.holding.parameter import check_masks, plain_modules, plain_tensors
 from pruning.holding.reparam import held
 from pruning.layouts import has_plain_forward, kind_of
 from pruning.masks.mask_set import MaskSet
-from pruning.measure.matrix_weights import considered
+from pruning.measure.matrix_weights import NAME_THEM, considered
 from pruning.measure.report import COMPUTED, macs
 from pruning.scores.readings.network import Masks, computed_weights, weights_of
 from pruning.scores.readings.scoring_data import Batches, Loss, Remember, ScoringInput, Size
@@ -204,7 +204,7 @@ def prune(  # the parameters of `plan`
     decided = plan(model, method, sparsity=sparsity, **data, **more, **options)
     commit(model, decided)
     by_entry = parameters is None and not Unit(decided.details["unit"]).spans
-    if by_entry and (left := considered(model, weights_of(model)).sentence("parameters")):
+    if by_entry and (left := considered(model, weights_of(model)).sentence(NAME_THEM.format("parameters"))):
         warnings.warn(f"{left}.", stacklevel=2)
     if parameters is None and (made := computed_weights(model)):
         warnings.warn(COMPUTED_FROM_OTHERS.format(", ".join(made)), stacklevel=2)

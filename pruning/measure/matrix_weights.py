@@ -16,6 +16,8 @@ ENOUGH = 0.9
 """Share of the matrix weights from which a pruning says nothing of those that it leaves dense."""
 NAMED = 3
 """Maximum number of weights that a sentence names."""
+NAME_THEM = "to prune them, name them in `{}`"
+"""Advice where the call takes every matrix weight that it is given by name."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +46,13 @@ class Considered:
         """Return what is left dense besides the weights `names`, which the caller left out on purpose."""
         return Considered(self.entries, {name: size for name, size in self.dense.items() if name not in names})
 
-    def sentence(self, key: str) -> str:
-        """Return what stays dense, and the key to name it in; empty if nine tenths of the entries are considered."""
+    def sentence(self, advice: str) -> str:
+        """Return what stays dense, and `advice` to prune it; empty if nine tenths of the entries are considered."""
         if self.share >= ENOUGH:
             return ""
         more = f" and {len(self.dense) - NAMED} more" if len(self.dense) > NAMED else ""
         named = ", ".join(f"{name} ({size:,} entries)" for name, size in [*self.dense.items()][:NAMED])
-        return (
-            f"{1 - self.share:.0%} of the network's matrix weights stay dense: {named}{more}; to prune them, name them "
-            f"in `{key}`"
-        )
+        return f"{1 - self.share:.0%} of the network's matrix weights stay dense: {named}{more}; {advice}"
 
 
 def considered(model: nn.Module, names: Iterable[str]) -> Considered:

@@ -14,9 +14,15 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from pruning.holding.default_weights import default_weights
 from pruning.holding.parameter import joined, plain_modules, plain_parameters, pruned_names, unwrapped
 from pruning.layouts import EXPERTS, kind_of, layout_of
-from pruning.measure.matrix_weights import considered
+from pruning.measure.matrix_weights import NAME_THEM, considered
 from pruning.repair import corrections
 from pruning.scores.readings.network import require_name
+
+OR_BLOCKS = ", or name the blocks that hold them in `blocks`"
+NOT_OF_LAYERS = (
+    f"name those of linear layers and convolutions in `parameters`{OR_BLOCKS}; prune the others, whose inputs no layer "
+    "gets alone, by `pruning.prune`"
+)
 
 
 @dataclass(frozen=True)
@@ -86,8 +92,11 @@ def parts_of(
             alone.setdefault(weight.rpartition(".")[0], []).append(weight)
     grouped += [(path, layers[weights[0]], weights) for path, weights in alone.items()]
     parts = [Part(name, module, {each: layers[each] for each in own}, in_lists) for name, module, own in grouped]
-    if blocks is None and parameters is None and (left := considered(model, wanted).sentence("parameters")):
-        warnings.warn(f"{left}, or name the blocks that hold them in `blocks`.", stacklevel=3)
+    if blocks is None and parameters is None:
+        dense = considered(model, wanted)
+        unread = any(name not in layers for name in dense.dense)
+        if left := dense.sentence(NOT_OF_LAYERS if unread else f"{NAME_THEM.format('parameters')}{OR_BLOCKS}"):
+            warnings.warn(f"{left}.", stacklevel=3)
     if not parts:
         raise ValueError("`parameters` (or `blocks`) must leave a linear or convolutional layer to prune.")
     return parts

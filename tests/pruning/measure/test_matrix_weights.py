@@ -37,9 +37,9 @@ def test_the_largest_come_first_and_three_are_named() -> None:
     found = considered(network, [])
 
     assert list(found.dense.items()) == [("3.weight", 12), ("1.weight", 10), ("2.weight", 8), ("0.weight", 6)]
-    assert found.sentence("prune.include") == (
+    assert found.sentence("name them") == (
         "100% of the network's matrix weights stay dense: 3.weight (12 entries), 1.weight (10 entries), 2.weight "
-        "(8 entries) and 1 more; to prune them, name them in `prune.include`"
+        "(8 entries) and 1 more; name them"
     )
     assert found.plain() == {
         "entries": 36,
