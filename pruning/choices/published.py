@@ -129,6 +129,11 @@ PUBLISHED: Mapping[str, Method] = named(
             Choices(Score("expert_frequency"), Unit("expert")),
             "the experts that routers send the fewest tokens to",
         ),
+        Method(
+            "expert_magnitude",
+            Choices(Score("expert_magnitude"), Unit("expert")),
+            "the experts with the smallest weights: the magnitude baseline",
+        ),
         Method("random_experts", Choices(Score("random"), Unit("expert")), "random experts: the control"),
         Method(
             "minitron_mlp",
