@@ -1,10 +1,8 @@
 """Files of a sparse network: its tensors in safetensors, and its layers in plain JSON.
 
-A weight is stored as its nonzeros, if they take fewer bytes: `NAME.values` (float32), `NAME.columns` (positions in the
-flattened row, ascending in each row; uint16 if they fit, else int32) and `NAME.starts` (int32, the place of each row's
-first nonzero, and their number). A weight that all kernels of its layer round has `NAME.values` of int8, which
-`NAME.scales` (float32, one for each output) multiplies. Everything is checked when it is loaded, field by field,
-because the C kernels trust what they are given: a damaged file, and a field that no layer can have, are refused.
+A weight is stored as its nonzeros, if they take fewer bytes: `stored_weights` has the form. A weight that all kernels
+of its layer round has values of int8. Everything is checked when it is loaded, field by field, because the C kernels
+trust what they are given: a damaged file, and a field that no layer can have, are refused.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import math
 import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from torch import Tensor, fx, nn
 
 from pruning.catalogue.kernels import DENSE
 from pruning.compact.fused_layers import SparseLstm
+from pruning.compact.stored_weights import bytes_in, parts_of, taken
 from pruning.graph.input_guard import InputGuard
 from pruning.graph.tracing import first_line
 from pruning.kernels.byte_kernels import rounded
@@ -199,9 +198,10 @@ def _choice(held: Mapping[str, Any], layer: LayerShape, where: str) -> KernelCho
 
 STEM = "sparse_network"
 TENSORS, LAYERS = f"{STEM}.safetensors", f"{STEM}.json"
-PARTS = ("values", "columns", "starts")
 PARTS_OF_A_NETWORK = ("layers", "lstms", "nonzeros", "tied")
-VERSION = 2
+VERSION = 3
+READABLE = (2, VERSION)
+"""Versions that are read; version 2 has neither blocks nor bits."""
 NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 EXPANDED, SPARSEST = 2**28, 1000
 """Largest size of all stored nonzeros as dense weights: bytes, or multiple of the file's bytes, whichever is more."""
@@ -240,10 +240,10 @@ def save_layers(network: fx.GraphModule, folder: Path, stem: str = STEM) -> None
             continue
         _store(name, tensor.detach(), held, nonzeros)
     for name, layer in layers.items():
-        weight = layer.weight()
+        weight = layer.weight().dense()
         if all(choice.rounds for choice in layer.plan.choices):
-            values, held[f"{name}.weight.scales"] = rounded(weight.dense())
-            weight = SparseWeight.of(values)
+            whole_numbers, held[f"{name}.weight.scales"] = rounded(weight)
+            weight = whole_numbers.to(torch.int8)
         _store(f"{name}.weight", weight, held, nonzeros)
         held[f"{name}.bias"] = layer.get_buffer("bias").clone()
     (folder / f"{stem}.safetensors").write_bytes(save(held))
@@ -253,26 +253,17 @@ def save_layers(network: fx.GraphModule, folder: Path, stem: str = STEM) -> None
     (folder / f"{stem}.json").write_text(json.dumps(content, allow_nan=False) + "\n")
 
 
-def _store(name: str, given: Tensor | SparseWeight, held: dict[str, Tensor], nonzeros: dict[str, list[int]]) -> None:
-    """Add a tensor to those of the file, as its nonzeros if they take fewer bytes."""
-    shape = tuple(given.shape)
-    if isinstance(given, Tensor):
-        if given.dtype is not torch.float32 or given.ndim < 2 or not 0 < given.numel() <= LARGEST:
-            held[name] = given.contiguous().clone()
-            return
-        count = int(given.count_nonzero())
-    else:
-        count = len(given.values)
-    size = shape[0] * (row := torch.Size(shape[1:]).numel())
-    narrow, in_bytes = row <= 2**16, f"{name}.scales" in held
-    if not in_bytes and count * (6 if narrow else 8) + 4 * (shape[0] + 1) >= 4 * size:
-        held[name] = given.contiguous().clone() if isinstance(given, Tensor) else given.dense()
+def _store(name: str, weight: Tensor, held: dict[str, Tensor], nonzeros: dict[str, list[int]]) -> None:
+    """Add a tensor to those of the file, in parts if these take fewer bytes."""
+    if weight.dtype not in (torch.float32, torch.int8) or weight.ndim < 2 or not 0 < weight.numel() <= LARGEST:
+        held[name] = weight.contiguous().clone()
         return
-    weight = SparseWeight.of(given) if isinstance(given, Tensor) else given
-    values = weight.values.to(torch.int8) if in_bytes else weight.values.clone()
-    columns = weight.columns.to(torch.uint16) if narrow else weight.columns.clone()
-    nonzeros[name] = list(shape)
-    held |= {f"{name}.values": values, f"{name}.columns": columns, f"{name}.starts": weight.starts}
+    parts = parts_of(weight)
+    if weight.dtype is torch.float32 and bytes_in(parts) >= weight.nbytes:
+        held[name] = weight.contiguous().clone()
+        return
+    nonzeros[name] = list(weight.shape)
+    held |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
 
 
 def load_layers(
@@ -366,8 +357,8 @@ def _content(text: bytes, name: str) -> Mapping[str, Any]:
         held = json.loads(text, parse_constant=refuse)
     except (ValueError, RecursionError) as error:
         raise Damaged(f"{name} is no JSON ({str(error)[:80]})") from error
-    if not isinstance(held, dict) or held.get("version") != VERSION or type(held["version"]) is not int:
-        raise Damaged(f"{name} must have the version {VERSION}")
+    if not isinstance(held, dict) or type(held.get("version")) is not int or held["version"] not in READABLE:
+        raise Damaged(f"{name} must have the version {' or '.join(map(str, READABLE))}")
     content = fields(held, {"version", *PARTS_OF_A_NETWORK}, name)
     if not all(isinstance(content[each], dict) for each in PARTS_OF_A_NETWORK):
         raise Damaged(f"{', '.join(PARTS_OF_A_NETWORK)} of {name} must be objects")
@@ -381,38 +372,16 @@ def _name(name: str) -> str:
 
 
 def _nonzeros(shapes: Mapping[str, Any], held: dict[str, Tensor], most: int) -> dict[str, SparseWeight]:
-    """Take the weights of nonzeros out of a file's tensors, and check them."""
+    """Take the weights in parts out of a file's tensors, and check them; `most`: bytes of all as dense ones."""
     found: dict[str, SparseWeight] = {}
-    total = 0
     for name, given in shapes.items():
         shape = wholes(given, None, 1, LARGEST, f"the shape of {name[:80]!r}")
-        parts = {part: held.pop(f"{name}.{part}", None) for part in PARTS}
-        values, columns, starts = parts["values"], parts["columns"], parts["starts"]
-        if values is None or columns is None or starts is None or name in held:
-            raise Damaged(f"{name[:80]!r} must have {', '.join(PARTS)}")
-        if columns.dtype not in (torch.uint16, torch.int32):
-            raise Damaged(f"the columns of {name[:80]!r} must be uint16 or int32")
-        in_bytes = values.dtype is torch.int8
-        weight = SparseWeight(shape, starts, columns.to(torch.int32), values.float() if in_bytes else values)
         try:
-            weight.check()
+            found[name] = taken(name, shape, held, most)
         except ValueError as error:
             raise Damaged(f"{name[:80]!r}: {str(error).rstrip('.')}") from error
-        if in_bytes:
-            weight = replace(weight, values=weight.values * _scales(name, shape[0], held)[weight.rows()])
-        total += 4 * shape[0] * weight.row
-        if total > most:
-            raise Damaged(f"its weights would take more than {most} bytes as dense ones")
-        found[name] = weight
+        most -= 4 * math.prod(shape)
     return found
-
-
-def _scales(name: str, outputs: int, held: dict[str, Tensor]) -> Tensor:
-    """Take the scales of a weight of int8 out of the file's tensors."""
-    scales = held.pop(f"{name}.scales", None)
-    if scales is None or scales.dtype is not torch.float32 or scales.shape != (outputs,) or not scales.isfinite().all():
-        raise Damaged(f"`scales` of {name[:80]!r} must have {outputs} finite float32 entries")
-    return scales
 
 
 def _weight(name: str, layer: LayerShape, held: dict[str, Tensor], nonzeros: dict[str, SparseWeight]) -> SparseWeight:

@@ -9,20 +9,27 @@ from torch import Tensor
 from pruning.kernels.sparse_weight import ByteScale, LayerShape, in_fours
 
 
+def split_in_blocks(values: Tensor) -> Tensor:
+    """Return values, (examples, channels, *sizes), as (examples, blocks, *sizes, 4); zeros fill up the last block."""
+    padded = F.pad(values, (0, 0) * (values.ndim - 2) + (0, -values.shape[1] % 4))
+    return padded.view(len(values), in_fours(values.shape[1]), 4, *values.shape[2:]).movedim(2, -1)
+
+
+def of_blocks(blocks: Tensor) -> Tensor:
+    """Return values whose channels `split_in_blocks` split, with those that fill up the last block."""
+    return blocks.movedim(-1, 2).flatten(1, 2)
+
+
 def joined(values: Tensor) -> Tensor:
     """Return bytes, (examples, channels, *sizes), as elements of four consecutive channels; zeros fill up the last."""
-    padded = F.pad(values, (0, 0) * (values.ndim - 2) + (0, -values.shape[1] % 4))
-    fours = padded.view(len(values), in_fours(values.shape[1]), 4, *values.shape[2:]).movedim(2, -1)
+    fours = split_in_blocks(values)
     return fours.flatten().view(torch.int32).view(fours.shape[:-1])
 
 
 def floats_of(x: Tensor, scale: ByteScale, channels: int, layer: LayerShape) -> Tensor:
     """Return the floats of a tensor of bytes, for the inputs or outputs of a layer."""
     each = x.contiguous().unsqueeze(-1).view(torch.uint8)
-    if layer.kind == "linear":
-        found = each.flatten(-2)[..., :channels]
-    else:
-        found = each.movedim(-1, 2).flatten(1, 2)[:, :channels]
+    found = each.flatten(-2)[..., :channels] if layer.kind == "linear" else of_blocks(each)[:, :channels]
     return (found.float() - scale.zero) * scale.scale
 
 

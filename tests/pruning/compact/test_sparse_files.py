@@ -12,6 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,8 +21,10 @@ from torch import Tensor, fx, nn
 from pruning.catalogue.kernels import DENSE
 from pruning.compact import sparse_files
 from pruning.compact.sparse_files import LAYERS, TENSORS, load_layers, save_layers
+from pruning.compact.stored_weights import _forms, bytes_in, parts_of, taken
 from pruning.kernels import library, lookup_kernel
 from pruning.kernels.byte_kernels import rounded
+from pruning.kernels.byte_tensors import split_in_blocks
 from pruning.kernels.compiling import KernelsUnavailable
 from pruning.kernels.sparse_layer import KernelChoice, SparseLayer
 from pruning.kernels.sparse_weight import ByteScale, LayerShape, SparseWeight
@@ -126,14 +129,63 @@ def test_weights_are_stored_as_nonzeros_where_these_take_fewer_bytes(folder: Pat
     }
     assert content["tied"] == {"again": "table"} or content["tied"] == {"table": "again"}
     assert held["layers.whole.weight"].shape == (10, 20)
-    weight = SparseWeight.of(drawn(20, 36))
-    assert held["layers.linear.weight.columns"].dtype is torch.uint16
-    assert torch.equal(held["layers.linear.weight.columns"].int(), weight.columns)
-    assert torch.equal(held["layers.linear.weight.starts"], weight.starts)
-    assert torch.equal(held["layers.linear.weight.values"], weight.values)
+    weight = drawn(20, 36)
+    assert torch.equal(held["layers.linear.weight.kept"], torch.from_numpy(np.packbits(weight.numpy() != 0)))
+    assert torch.equal(held["layers.linear.weight.values"], weight[weight != 0])
     whole, scales = rounded(drawn(4, 4, 3))
     assert torch.equal(held["layers.flat.weight.values"], SparseWeight.of(whole).values.to(torch.int8))
     assert torch.equal(held["layers.flat.weight.scales"], scales)
+
+
+def in_fours(outputs: int, inputs: int, *kernel: int, sparsity: float) -> Tensor:
+    """A random weight with zeros in blocks of four inputs; blocks that are kept may have zeros in them."""
+    kept = drawn(outputs, -(-inputs // 4), *kernel, sparsity=sparsity) != 0
+    weight = drawn(outputs, inputs, *kernel, sparsity=0.05)
+    return weight * kept.repeat_interleave(4, 1)[:, :inputs]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("shape", [(20, 36), (16, 37), (9, 2), (8, 6, 3, 3), (8, 16, 1, 5), (5, 12, 3)])
+def test_each_form_of_a_weight_gives_it_back(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    for weight in (in_fours(*shape, sparsity=0.8), drawn(*shape), drawn(*shape, sparsity=0.998), drawn(*shape) * 0):
+        whole, scales = rounded(weight)
+        given = whole.to(dtype) if dtype is torch.int8 else weight
+        forms = [form for cells in (given.unsqueeze(-1), split_in_blocks(given)) for form in _forms(cells)]
+        assert bytes_in(parts_of(given)) == min(map(bytes_in, forms))
+        for form in forms:
+            held = {f"w.{name}": part for name, part in (form | {"scales": scales}).items()}
+            found = taken("w", shape, held, 4 * weight.numel())
+            found.check()
+            expected = whole * scales.view(-1, *[1] * (len(shape) - 1)) if dtype is torch.int8 else weight
+            assert torch.equal(found.dense(), expected)
+            assert not held
+
+
+def test_a_weight_in_8_bits_takes_a_byte_for_each_kept_weight_and_a_bit_for_each_block() -> None:
+    weight = rounded(in_fours(256, 512, sparsity=0.9))[0].to(torch.int8)
+    blocks = int((split_in_blocks(weight) != 0).any(-1).sum())
+    assert bytes_in(parts_of(weight)) == 4 * blocks + weight.numel() // 32
+    assert bytes_in(parts_of(weight)) < 0.15 * weight.numel()
+    single = rounded(drawn(256, 512, sparsity=0.5))[0].to(torch.int8)
+    assert bytes_in(parts_of(single)) < 0.65 * single.numel()
+
+
+def older(folder: Path) -> None:
+    """Rewrite two layers' weights as version 2 has them."""
+    held = load_file(folder / TENSORS)
+    for layer, dense in (("linear", drawn(20, 36)), ("flat", rounded(drawn(4, 4, 3))[0])):
+        weight = SparseWeight.of(dense)
+        del held[f"layers.{layer}.weight.kept"]
+        for name, part in (("columns", weight.columns.to(torch.uint16)), ("starts", weight.starts)):
+            held[f"layers.{layer}.weight.{name}"] = part
+    save_file(held, folder / TENSORS)
+    changed(folder, "version", to=2)
+
+
+def test_files_of_version_2_are_read(folder: Path) -> None:
+    x, before = torch.ones(2, 4, 6, 6), load_layers(folder, Network(), NAMES)
+    older(folder)
+    assert torch.equal(load_layers(folder, Network(), NAMES)(x), before(x))
 
 
 def test_wide_rows_have_columns_of_32_bits(tmp_path: Path) -> None:
@@ -253,8 +305,8 @@ LINEAR = ("layers", "layers.linear", "shape")
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        (("version",), 3, "must have the version 2"),
-        (("version",), True, "must have the version 2"),
+        (("version",), 4, "must have the version 2 or 3"),
+        (("version",), True, "must have the version 2 or 3"),
         ((*SHAPE, "kind"), "linear", "is linear, and must have the default numbers of a convolution"),
         ((*SHAPE, "groups"), 3, "`groups` of layer 'layers.conv' must divide"),
         ((*SHAPE, "groups"), 4, r"must have the shape \(4, 1, 3, 3\)"),
@@ -284,11 +336,11 @@ LINEAR = ("layers", "layers.linear", "shape")
         ((*SHAPE, "takes_bytes"), True, "and true only with a `rounding`"),
         ((*SHAPE, "made"), {"scale": 1.0, "zero": 0}, "must be one of dense, pixels_int8"),
         ((*LINEAR, "made"), {"scale": 1.0, "zero": 0}, "must be one of dense, columns_int8"),
-        (("nonzeros", "layers.linear.weight"), [20, 35], "must lie in a row of 35"),
-        (("nonzeros", "layers.linear.weight"), [19, 36], "has 21 starts"),
-        (("nonzeros", "layers.linear.weight"), [20, 2**30], "at least two positive sizes"),
-        (("nonzeros", "layers.linear.weight"), [20, 2**26], "would take more than 268435456 bytes"),
-        (("nonzeros", "other"), [2, 2], "'other' must have values, columns, starts"),
+        (("nonzeros", "layers.linear.weight"), [20, 40], "a bit for each of 800 entries"),
+        (("nonzeros", "layers.linear.weight"), [40, 18], r"must have the shape \(20, 36\)"),
+        (("nonzeros", "layers.linear.weight"), [20, 2**30], "would take more than the"),
+        (("nonzeros", "layers.linear.weight"), [20, 2**26], "would take more than the"),
+        (("nonzeros", "other"), [2, 2], "'other': it must have values, with columns and starts"),
         (("tied",), {"again": "forward"}, "is tied to an unknown one"),
         (("tied",), {}, "do not agree with the network's code, such as 'again'"),
         (("tied",), {"forward": "table"}, "do not agree with the network's code"),
@@ -310,15 +362,46 @@ def test_a_field_that_no_layer_can_have_is_named(folder: Path, path: tuple[Any, 
         ("columns", torch.arange(67, dtype=torch.int64)),
         ("starts", torch.tensor([0, 2**31 - 1, -(2**31), -1, *[67] * 17], dtype=torch.int32)),
         ("starts", torch.arange(21, dtype=torch.int32).flip(0)),
+        ("starts", torch.tensor([0, *[66] * 20], dtype=torch.int32)),
+        ("columns", None),
+        ("starts", None),
         ("values", torch.ones(1)),
         ("values", torch.ones(67, dtype=torch.float16)),
+        ("values", torch.ones(67, 4)),
+        ("values", torch.ones(67, 1)),
+        ("values", torch.ones(67, dtype=torch.int8)),
+        ("kept", torch.zeros(90, dtype=torch.uint8)),
     ],
 )
-def test_nonzeros_outside_their_weight_are_refused(folder: Path, name: str, value: Tensor) -> None:
-    held = load_file(folder / TENSORS)
-    held[f"layers.linear.weight.{name}"] = value
-    save_file(held, folder / TENSORS)
+def test_nonzeros_outside_their_weight_are_refused(folder: Path, name: str, value: Tensor | None) -> None:
+    older(folder)
+    replaced(folder, name, value)
     assert refused_or_harmless(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("kept", torch.zeros(90, dtype=torch.uint8)),
+        ("kept", torch.full((90,), 255, dtype=torch.uint8)),
+        ("kept", torch.zeros(89, dtype=torch.uint8)),
+        ("kept", torch.zeros(90)),
+        ("kept", None),
+        ("values", torch.ones(66)),
+        ("values", torch.ones(67, 4)),
+        ("values", torch.ones(67, dtype=torch.int8)),
+    ],
+)
+def test_bits_that_do_not_agree_with_their_values_are_refused(folder: Path, name: str, value: Tensor | None) -> None:
+    replaced(folder, name, value)
+    assert refused_or_harmless(folder)
+
+
+def replaced(folder: Path, name: str, value: Tensor | None) -> None:
+    """Replace a part of the linear layer's weight, or remove it."""
+    held = load_file(folder / TENSORS)
+    held.pop(f"layers.linear.weight.{name}", None)
+    save_file(held if value is None else {**held, f"layers.linear.weight.{name}": value}, folder / TENSORS)
 
 
 @pytest.mark.parametrize("bias", [torch.ones(19), torch.ones(20).double(), torch.ones(20, 1), None])
@@ -398,13 +481,14 @@ def test_without_a_compiler_all_layers_are_dense(folder: Path, monkeypatch: pyte
     [
         ("starts", torch.tensor(4, dtype=torch.int32), "`starts` must be one row of torch.int32"),
         ("starts", torch.tensor([0, 9, 2, 3, 4], dtype=torch.int32), "the starts of rows must ascend"),
-        ("scales", None, "`scales` of 'layers.flat.weight' must have 4 finite float32 entries"),
-        ("scales", torch.ones(3), "`scales` of 'layers.flat.weight' must have 4 finite float32 entries"),
+        ("scales", None, "its scales must have 4 finite float32 entries"),
+        ("scales", torch.ones(3), "its scales must have 4 finite float32 entries"),
         ("scales", torch.tensor([1.0, 1.0, torch.nan, 1.0]), "must have 4 finite float32 entries"),
         ("scales", torch.ones(4, dtype=torch.float64), "must have 4 finite float32 entries"),
     ],
 )
 def test_a_weight_of_bytes_needs_rows_and_scales(folder: Path, name: str, value: Tensor | None, said: str) -> None:
+    older(folder)
     held = load_file(folder / TENSORS)
     del held[f"layers.flat.weight.{name}"]
     if value is not None:
