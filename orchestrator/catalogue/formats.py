@@ -99,6 +99,7 @@ FORMATS: Mapping[str, FormatRow] = named(
             "orchestrator.deploy.formats.sparse:SPARSE",
             "PyTorch on the nonzero weights alone, by kernels of this package",
             tolerance=RUNTIME,
+            version=2,
             needs_compiler=True,
         ),
         FormatRow(
@@ -106,6 +107,7 @@ FORMATS: Mapping[str, FormatRow] = named(
             "orchestrator.deploy.formats.sparse:SPARSE_INT8",
             "PyTorch on the nonzero weights alone, in 8 bits where that is faster, by kernels of this package",
             tolerance=math.inf,
+            version=2,
             needs_compiler=True,
         ),
     )
