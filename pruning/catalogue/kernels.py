@@ -49,6 +49,13 @@ KERNELS: Mapping[str, KernelRow] = named(
             "pixels", "pruning.kernels.pixel_kernel:KERNEL", "each weight times a tile of pixels", kinds=(CONVOLUTION,)
         ),
         KernelRow(
+            "lookup_int8",
+            "pruning.kernels.byte_kernels:LOOKUP",
+            "four weights and inputs as bytes, 16 outputs of one example at a time; needs AVX-512; layers whose inputs "
+            "have a scale",
+            rounds=True,
+        ),
+        KernelRow(
             "columns_int8",
             "pruning.kernels.byte_kernels:COLUMNS",
             "four weights and inputs as bytes times a tile of examples; layers whose inputs have a scale",

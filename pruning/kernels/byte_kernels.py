@@ -1,4 +1,4 @@
-"""Kernels `columns_int8` and `pixels_int8`: weights and inputs rounded to bytes, four inputs of an output at once.
+"""Kernels `lookup_int8`, `columns_int8` and `pixels_int8`: weights and inputs rounded to bytes, four at once.
 
 With the layer's scale s and zero point z of inputs, and a scale t of each output's weights:
 
@@ -7,18 +7,19 @@ With the layer's scale s and zero point z of inputs, and a scale t of each outpu
 
 The sum is one of whole numbers, so that its bits are equal on every machine. A block of four consecutive inputs of an
 output (of input channels of its group, at one place of a convolution's kernel) is left out if all its weights round to
-zero. A block is one nonzero of a weight with a fourth of the inputs, which the kernels `columns` and `pixels` hold.
+zero. A block is one nonzero of a weight with a fourth of the inputs, which `lookup`, `columns` and `pixels` hold.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from pruning.kernels import column_kernel, pixel_kernel
+from pruning.kernels import column_kernel, lookup_kernel, pixel_kernel
 from pruning.kernels.byte_tensors import joined
 from pruning.kernels.library import compiled_call, linear_call
 from pruning.kernels.sparse_weight import LARGEST, Kernel, LayerShape, Run, Setting, SparseWeight, in_fours
@@ -58,14 +59,27 @@ def _in_blocks(weight: SparseWeight, layer: LayerShape) -> tuple[SparseWeight, L
     return blocks, replace(layer, inputs=inputs), more
 
 
+def _pack(floats: Kernel, weight: SparseWeight, layer: LayerShape, setting: Setting) -> list[Tensor]:
+    """Return the arrays that a kernel of floats has for blocks, and first sums, scales and roundings."""
+    blocks, smaller, more = _in_blocks(weight, layer)
+    return [*floats.pack(blocks, smaller, setting), *more]
+
+
+def _lookup_settings(weight: SparseWeight, layer: LayerShape, examples: int) -> Iterator[Setting]:
+    if _is_offered(weight, layer):
+        yield from lookup_kernel.KERNEL.settings(weight, layer, examples)
+
+
+def _lookup_bind(
+    layer: LayerShape, _setting: Setting, arrays: Sequence[Tensor], bias: Tensor, shape: torch.Size
+) -> Run:
+    lookup_kernel.check()
+    return linear_call("lookup_int8", (int(layer.takes_bytes),), arrays, bias, layer, shape)
+
+
 def _column_settings(weight: SparseWeight, layer: LayerShape, examples: int) -> Iterator[Setting]:
     if _is_offered(weight, layer):
         yield from column_kernel.settings(in_fours(weight.row), examples)
-
-
-def _column_pack(weight: SparseWeight, layer: LayerShape, setting: Setting) -> list[Tensor]:
-    blocks, smaller, more = _in_blocks(weight, layer)
-    return [*column_kernel.KERNEL.pack(blocks, smaller, setting), *more]
 
 
 def _column_bind(layer: LayerShape, setting: Setting, arrays: Sequence[Tensor], bias: Tensor, shape: torch.Size) -> Run:
@@ -79,11 +93,6 @@ def _pixel_settings(weight: SparseWeight, layer: LayerShape, examples: int) -> I
         yield from pixel_kernel.KERNEL.settings(fours, layer, examples)
 
 
-def _pixel_pack(weight: SparseWeight, layer: LayerShape, setting: Setting) -> list[Tensor]:
-    blocks, smaller, more = _in_blocks(weight, layer)
-    return [*pixel_kernel.KERNEL.pack(blocks, smaller, setting), *more]
-
-
 def _pixel_bind(layer: LayerShape, setting: Setting, arrays: Sequence[Tensor], bias: Tensor, shape: torch.Size) -> Run:
     channels = layer.inputs // layer.groups
     smaller = replace(layer, inputs=layer.groups * in_fours(channels))
@@ -92,5 +101,6 @@ def _pixel_bind(layer: LayerShape, setting: Setting, arrays: Sequence[Tensor], b
     return compiled_call("pixels_int8", numbers, (geometry, *arrays, bias), layer, shape)
 
 
-COLUMNS = Kernel(_column_settings, _column_pack, _column_bind)
-PIXELS = Kernel(_pixel_settings, _pixel_pack, _pixel_bind)
+LOOKUP = Kernel(_lookup_settings, partial(_pack, lookup_kernel.KERNEL), _lookup_bind)
+COLUMNS = Kernel(_column_settings, partial(_pack, column_kernel.KERNEL), _column_bind)
+PIXELS = Kernel(_pixel_settings, partial(_pack, pixel_kernel.KERNEL), _pixel_bind)

@@ -47,7 +47,7 @@ def _pack(weight: SparseWeight, layer: LayerShape, _setting: Setting) -> list[Te
     row, column, panel = rows[fits], columns[fits], rows[fits] // PANEL
     slot = (first[panel] + column // CHUNK * steps[panel] + position[fits]) * PANEL + row % PANEL
     places = torch.zeros(int(first[-1]) * PANEL, dtype=torch.uint8)
-    kept = torch.zeros(len(places), dtype=torch.float32)
+    kept = torch.zeros(len(places), dtype=values.dtype)
     places[slot] = (column % CHUNK | 0x80).to(torch.uint8)
     kept[slot] = values[fits]
     starts = torch.zeros(layer.outputs + 1, dtype=torch.int32)
@@ -65,9 +65,14 @@ def _steps(counts: Tensor) -> Tensor:
     return torch.stack([cost.expand(len(counts)) for cost in costs]).argmin(0)
 
 
-def _bind(layer: LayerShape, _setting: Setting, arrays: Sequence[Tensor], bias: Tensor, shape: torch.Size) -> Run:
+def check() -> None:
+    """Raise RuntimeError if the processor lacks the instructions."""
     if not library().has_lookup():
         raise RuntimeError("the kernel `lookup` needs a processor with AVX-512.")
+
+
+def _bind(layer: LayerShape, _setting: Setting, arrays: Sequence[Tensor], bias: Tensor, shape: torch.Size) -> Run:
+    check()
     return linear_call("lookup", (), arrays, bias, layer, shape)
 
 

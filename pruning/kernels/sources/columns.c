@@ -107,14 +107,8 @@ int columns_int8(const Call *call, const float *x, const float *added, float *y,
     Rounding rounding = rounding_of(roundings), made = rounding_of(roundings + 2);
     uint8_t *bytes = NULL;
     if (!call->numbers[5]) {
-        bytes = malloc(4 * most(1, examples * fours));
+        bytes = rows_in_bytes(x, examples, inputs, rounding, threads);
         if (!bytes) return NO_MEMORY;
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-        for (long n = 0; n < examples; n++) {
-            uint8_t *to = bytes + 4 * n * fours;
-            for (long k = 0; k < inputs; k++) to[k] = (uint8_t)byte_of(x[n * inputs + k], rounding);
-            for (long k = inputs; k < 4 * fours; k++) to[k] = 0;
-        }
         x = (const float *)(void *)bytes;
     }
     int code = tiles_of(call, x, fours, &terms, added, made.inverse ? &made : NULL, y, threads);

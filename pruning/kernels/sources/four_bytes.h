@@ -76,6 +76,20 @@ static inline uint32_t byte_of(float x, Rounding r) {
     return (uint32_t)((int32_t)(value + 12582912.0f - 12582912.0f) + r.zero);
 }
 
+/* Rows of floats become bytes, in memory that the caller frees; zeros fill up the last four of a row. */
+static inline uint8_t *rows_in_bytes(const float *x, long rows, long width, Rounding rounding, int threads) {
+    long pitch = 4 * up(width, 4);
+    uint8_t *bytes = malloc(most(1, rows * pitch));
+    if (!bytes) return NULL;
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (long n = 0; n < rows; n++) {
+        uint8_t *to = bytes + n * pitch;
+        for (long k = 0; k < width; k++) to[k] = (uint8_t)byte_of(x[n * width + k], rounding);
+        for (long k = width; k < pitch; k++) to[k] = 0;
+    }
+    return bytes;
+}
+
 /* Rows of floats, clamped, become a quarter as many rows of four bytes, in place; a row has whole vectors. */
 static inline void join_rows(float *sums, long rows, long pitch, float low, float high, Rounding rounding) {
     for (long r = 0; r < rows; r += 4) {

@@ -335,7 +335,7 @@ LINEAR = ("layers", "layers.linear", "shape")
         ((*FLAT, "takes_bytes"), 1, "`takes_bytes` of layer 'layers.flat' must be true or false"),
         ((*SHAPE, "takes_bytes"), True, "and true only with a `rounding`"),
         ((*SHAPE, "made"), {"scale": 1.0, "zero": 0}, "must be one of dense, pixels_int8"),
-        ((*LINEAR, "made"), {"scale": 1.0, "zero": 0}, "must be one of dense, columns_int8"),
+        ((*LINEAR, "made"), {"scale": 1.0, "zero": 0}, "must be one of dense, lookup_int8, columns_int8"),
         (("nonzeros", "layers.linear.weight"), [20, 40], "a bit for each of 800 entries"),
         (("nonzeros", "layers.linear.weight"), [40, 18], r"must have the shape \(20, 36\)"),
         (("nonzeros", "layers.linear.weight"), [20, 2**30], "would take more than the"),
