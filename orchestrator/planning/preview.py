@@ -13,6 +13,7 @@ from orchestrator.core.events import Forecast
 from orchestrator.core.plain_data import canonical_json
 from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.core.stage_kinds import KINDS
+from orchestrator.planning.experts import experts_told
 from orchestrator.planning.forecast import told
 from orchestrator.planning.layerwise_costs import layerwise_costs
 from orchestrator.planning.number_formats import counted, percent, whole_number
@@ -61,6 +62,7 @@ def preview(
         *_block("by layer", layerwise_costs(plan, finished, rough=forecast is None or forecast.work.unknown > 0)),
         *_block("search", search),
         *_when(plan),
+        *_block("experts", experts_told(plan)),
         *_block("dense", dense),
         *_block("scores", _few_examples(plan)),
         f"each      {_resources(first)}",
@@ -69,7 +71,7 @@ def preview(
         *_table(plan, finished),
         "",
         "Nothing was run, because of dry_run=true. A real run first tries whether built-in parts fit each other and "
-        "names under `prune` fit the network, and says which large weights stay dense and how many experts are left.",
+        "names under `prune` fit the network, and says which large weights stay dense.",
     ]
     return "\n".join(lines)
 

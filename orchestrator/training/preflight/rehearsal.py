@@ -22,7 +22,8 @@ from orchestrator.core.seeding import seeded
 from orchestrator.core.specs import DENSE, TEACHER, StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import Passed, StageOrder, WorkOrder
-from orchestrator.planning.number_formats import counted
+from orchestrator.planning.experts import Experts
+from orchestrator.planning.number_formats import counted, whole_number
 from orchestrator.training import pruning_rounds
 from orchestrator.training.loop import training_loop
 from orchestrator.training.loop.evaluation import monitored
@@ -53,6 +54,7 @@ from orchestrator.workloads.tasks.segmentation import Segmentation
 from orchestrator.workloads.tasks.task import Measured, TestInputs
 from pruning.measure.macs import in_mode
 from pruning.measure.matrix_weights import considered
+from pruning.measure.report import active_parameters, parameters
 from pruning.mixtures.finding import mixtures
 
 CHUNK = 256
@@ -186,9 +188,10 @@ class _Rehearsal:
         """Yield how many experts the round leaves in each layer."""
         found, target = mixtures(self.stage.model), self.stage.spec.typed.target
         if found and target is not None and self.stage.asked.counts_experts:
-            count, parts = found[0].count, found[0].groups
-            left = count - parts * round(target * (count // parts))
-            yield f"sparsity {target:g} leaves {left} of {count} experts in each of {counted(len(found), 'layer')}"
+            used, total = active_parameters(self.stage.model), parameters(self.stage.model)
+            own = Experts(found[0].count, found[0].top_k or 0, found[0].groups)
+            told = own.told(target, f"each of {counted(len(found), 'layer')}")
+            yield f"{told}; before, a token uses {whole_number(used)} of {whole_number(total)} parameters"
 
     def require_finite(self) -> None:
         """Raise `DataError` if an example of the user's own data has NaN or infinity and spoils the loss or a gradient.

@@ -46,7 +46,9 @@ def test_rounds_remove_experts_of_each_group(capsys: pytest.CaptureFixture[str])
     assert [record.details["scoring"]["removed"] for record in rounds] == [0.25, 0.5]
     assert all(record.details["scoring"]["score"] == "reap" for record in rounds)
     said = capsys.readouterr().out
-    assert "sparsity 0.5 leaves 4 of 8 experts in each of 1 layer." in said
+    active, total = pruning.active_parameters(network_of("deepseek_v3")), network_of("deepseek_v3").num_parameters()
+    assert "sparsity 0.5 removes 4 of 8 experts in each of 1 layer and leaves 4; before, a token uses" in said
+    assert f"a token uses {active:,} of {total:,} parameters" in said
     assert "50.00% of experts" in said
 
 
