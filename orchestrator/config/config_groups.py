@@ -112,6 +112,13 @@ SCORING = (
     ),
     Option("per_class", int | None, None, "Number of examples of each class, in place of `examples`.", (_MANY,)),
     Option("batch_size", int | None, None, "Examples in a batch for scoring; null: one batch.", (_MANY,)),
+    Option(
+        "calibrate_all_experts",
+        bool,
+        False,
+        "Layer by layer, every token counts for every stacked expert of a mixture, also for those that get few tokens.",
+        later=True,
+    ),
 )
 
 

@@ -60,6 +60,7 @@ class ScoreFields(Component):
     examples: Count | None = None
     per_class: Count | None = None
     batch_size: Count | None = None
+    calibrate_all_experts: bool = False
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.core.specs import Plan
+from orchestrator.planning.experts import Experts, experts_of
 from orchestrator.planning.network_files import weight_shapes
 from orchestrator.planning.number_formats import byte_size, counted, duration, whole_number
 from orchestrator.planning.plan import device_kind, threads
@@ -17,7 +18,7 @@ PACE = 5e10
 """Operations of one processor core in a second, in float32."""
 VALUE = 4
 """Bytes of a weight or an activation in a sweep."""
-IN_A_BLOCK = re.compile(r"(?:^|\.)(\d+)\..*weight$")
+IN_A_BLOCK = re.compile(r"(?:^|\.)(\d+)\..*(?:weight|experts\.\w+_proj)$")
 
 
 @dataclass(frozen=True)
@@ -29,29 +30,39 @@ class BlockSizes:
         width: hidden size d, the least inputs of a layer.
         widest: largest number of inputs of a layer, n.
         weights: weights P of all blocks.
-        squares: sum of the squared numbers of inputs of all layers.
+        multiplied: weights U of all blocks that a token is multiplied by: in a mixture those of its own experts.
+        squares: sum of the squared inputs of all layers, each times the fraction of tokens that count for it.
     """
 
     blocks: int
     width: int
     widest: int
     weights: int
-    squares: int
+    multiplied: float
+    squares: float
 
 
-def block_sizes(shapes: Mapping[str, tuple[int, ...]]) -> BlockSizes | None:
+def block_sizes(shapes: Mapping[str, tuple[int, ...]], experts: Experts, *, all_tokens: bool) -> BlockSizes | None:
     """Return the sizes of the blocks in a weight file; None if the file has no blocks.
 
     Args:
-        shapes: name -> (outputs, inputs).
+        shapes: name -> (outputs, inputs), or for stacked experts (experts, outputs, inputs); those that are no `weight`
+            lie transposed.
+        experts: experts of a mixture.
+        all_tokens: whether every token counts for every expert, in one of the three passes.
     """
-    found = [(match, shape) for name, shape in shapes.items() if len(shape) == 2 and (match := IN_A_BLOCK.search(name))]
+    found, of_tokens = [], experts.used / experts.count
+    for name, shape in shapes.items():
+        of_experts = experts.count > 1 and experts.holds(name, shape)
+        if (match := IN_A_BLOCK.search(name)) and len(shape) in (2, 2 + of_experts):
+            inputs = shape[-1] if name.endswith("weight") else shape[-2]
+            squares = inputs**2 * math.prod(shape[:-2]) * (of_tokens if of_experts and not all_tokens else 1)
+            times = of_tokens + all_tokens / 3 if of_experts else 1
+            found.append((match[1], inputs, math.prod(shape), math.prod(shape) * times, squares))
     if not found:
         return None
-    inputs = [shape[1] for _, shape in found]
-    blocks = len({match[1] for match, _ in found})
-    weights = sum(math.prod(shape) for _, shape in found)
-    return BlockSizes(blocks, min(inputs), max(inputs), weights, sum(count * count for count in inputs))
+    numbers, widths, weights, multiplied, squared = zip(*found, strict=True)
+    return BlockSizes(len({*numbers}), min(widths), max(widths), sum(weights), sum(multiplied), sum(squared))
 
 
 def peak_memory(sizes: BlockSizes, tokens: int, value: int) -> dict[str, float]:
@@ -73,13 +84,13 @@ def peak_memory(sizes: BlockSizes, tokens: int, value: int) -> dict[str, float]:
 
 
 def operations(sizes: BlockSizes, tokens: int) -> float:
-    """Return the operations of the passes and the statistics: 6 P T + 2 T (sum of n^2 over layers).
+    """Return the operations of the passes and the statistics: 6 U T + 2 T (sum of n^2 over layers).
 
     Args:
-        sizes: blocks of P weights, with layers of n inputs.
+        sizes: blocks of which a token is multiplied by U weights, with layers of n inputs.
         tokens: calibration tokens T.
     """
-    return 6.0 * sizes.weights * tokens + 2.0 * tokens * sizes.squares
+    return 6.0 * sizes.multiplied * tokens + 2.0 * tokens * sizes.squares
 
 
 def layerwise_costs(plan: Plan, finished: Collection[str], *, rough: bool) -> Iterator[str]:
@@ -98,8 +109,9 @@ def layerwise_costs(plan: Plan, finished: Collection[str], *, rough: bool) -> It
         data, examples = trial.config["data"], trial.config["score"].get("examples")
         if data.get("kind") != "text" or not examples or not any(s.fields.get("order") == "sequential" for s in left):
             continue
-        shapes = weight_shapes(trial.config["model"])
-        if (sizes := block_sizes(shapes)) is not None:
+        shapes, experts = weight_shapes(trial.config["model"]), experts_of(trial.config["model"]) or Experts(1, 1)
+        sizes = block_sizes(shapes, experts, all_tokens=trial.config["score"]["calibrate_all_experts"])
+        if sizes is not None:
             told |= dict.fromkeys(_told(sizes, shapes, examples * data["block"], trial.config, rough))
     yield from told
 

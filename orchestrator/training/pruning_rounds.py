@@ -111,6 +111,7 @@ def prune_layers(
             done=blocks.done,
             replay=blocks.replay,
             on_block=note,
+            calibrate_all_experts=fields.score.calibrate_all_experts,
             **choices.score.options,
         )
     except Enough:

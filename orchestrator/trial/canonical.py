@@ -46,8 +46,8 @@ def _canonical_part(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
         return dict(_training(node))
     if name in AXES:
         return {key: node[key] for key in _read_by(AXES[name], config["unit"]["kind"]) if key in node}
-    row = GROUPS[name].rows.get(str(node.get("kind"))) if name in GROUPS else None
-    later = {option.name: option.default for option in row.options if option.later} if row else {}
+    options = GROUPS[name].options(GROUPS[name].rows.get(str(node.get("kind")))) if name in GROUPS else ()
+    later = {option.name: option.default for option in options if option.later}
     absent = LABELS | {key for key, default in later.items() if key in node and node[key] == default}
     return {key: value for key, value in node.items() if key not in absent}
 

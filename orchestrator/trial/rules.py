@@ -99,6 +99,11 @@ def _choices(trial: Config) -> Iterator[str]:
             "`score.examples` (=null) must be given, or `score.per_class`: the sequential order reads data; pass "
             "score.examples=128."
         )
+    if choices.schedule.order != "sequential" and score.get("calibrate_all_experts"):
+        yield (
+            "`score.calibrate_all_experts` (=true) is for pruning layer by layer, as by method=wanda,sparsegpt,alps; "
+            "leave it out."
+        )
     if choices.schedule.order == "sequential" and control.shuffles:
         yield (
             f"`restart.control` (={control.name}) shuffles a mask, but in the sequential order the weights are updated "

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from composition import composed
+from small_trials import planned
 
 import pruning
 from orchestrator.config.schema import ConfigError
@@ -55,6 +56,31 @@ def test_rounds_remove_experts_of_each_group(capsys: pytest.CaptureFixture[str])
 def test_experts_out_of_reach_are_refused_before_anything_is_trained() -> None:
     with pytest.raises(ConfigError, match=r"nothing was trained(.|\n)*leaves 1 of the 4 experts of .* at most 0.5"):
         run("schedule.sparsity=0.75", "schedule.rounds=3")
+
+
+def test_every_token_counts_for_every_expert_if_asked() -> None:
+    layer_by_layer = ("unit=entry", "method=wanda", "score=wanda", "score.examples=8", "schedule.sparsity=0.5")
+    found = {}
+    for asked in ("false", "true"):
+        outcome = run(*layer_by_layer, "prune.include=['*experts*']", f"score.calibrate_all_experts={asked}")
+        (record,) = (r for r in outcome.records.values() if r.kind == "round")
+        layers = record.details["scoring"]["layers"].values()
+        found[asked] = [each["tokens"] for each in layers if "tokens" in each]
+
+    assert found["true"] == [[64] * 8] * 2
+    assert [sum(tokens) for tokens in found["false"]] == [64 * network_of("deepseek_v3").config.num_experts_per_tok] * 2
+
+
+def test_calibration_of_all_experts_is_in_keys_only_if_asked_and_for_layers_only() -> None:
+    line = ("unit=entry", "score=wanda", "method=wanda", "schedule.sparsity=0.5")
+    (plain,) = (s for s in planned(composed(*SHORT, *line)).stages.values() if s.parent)
+    (all_tokens,) = (
+        s for s in planned(composed(*SHORT, *line, "score.calibrate_all_experts=true")).stages.values() if s.parent
+    )
+    assert "calibrate_all_experts" not in plain.fields["score"]
+    assert all_tokens.fields["score"]["calibrate_all_experts"] is True
+    with pytest.raises(ConfigError, match=r"`score.calibrate_all_experts` \(=true\) is for pruning layer by layer"):
+        run("schedule.sparsity=0.5", "score.calibrate_all_experts=true")
 
 
 def test_a_network_rebuilt_from_its_weights_routes_among_survivors() -> None:
