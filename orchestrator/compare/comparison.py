@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from orchestrator.compare.deployment_points import DeployedPoint
-from orchestrator.compare.round_columns import WEIGHTS, Chosen
+from orchestrator.compare.round_columns import EXPERTS, WEIGHTS, Chosen, in_words
 from orchestrator.compare.secondary_figures import AskedFigure, FurtherTestSet, Harm, WindowDifference
 from orchestrator.compare.statistics import Estimate, Match
 from orchestrator.core.metrics import Metric
@@ -216,9 +216,15 @@ class Point:
         return f"{self.budget} (unit={self.unit})" if self.unit and self.budget != WEIGHTS else self.budget
 
     @property
+    def compared_by(self) -> str:
+        """Quantity of which lines with equal sparsities are compared: weights for experts that are as large a part."""
+        is_equal = round(self.sparsity, 6) == self.asked_sparsity
+        return WEIGHTS if is_equal and in_words(self.budget, self.unit) == EXPERTS else self.asked_of
+
+    @property
     def level(self) -> Level:
         """Level at which the point is compared with other lines."""
-        return self.model, self.data, self.metric.name, self.asked_of, self.asked_sparsity
+        return self.model, self.data, self.metric.name, self.compared_by, self.asked_sparsity
 
 
 @dataclass(frozen=True)

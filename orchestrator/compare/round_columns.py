@@ -10,10 +10,11 @@ from orchestrator.core.specs import RestartFields, StageFields, StageSpec
 from pruning.catalogue.methods import METHODS
 from pruning.choices.axes import SPANNING
 
-WEIGHTS, BLOCKS, CHANNELS = "weights", "blocks", "channels"
-"""Budgets that a sparsity can be a fraction of, besides the parameters, MACs and bytes of a whole network."""
+WEIGHTS, BLOCKS, CHANNELS, EXPERTS = "weights", "blocks", "channels", "experts"
+"""Budgets that a sparsity can be a fraction of, besides the parameters, MACs and bytes of a whole network;
+experts are `CHANNELS` of their unit."""
 
-COUNTED = {"heads": "heads", "mlp": "hidden units", "layer": "layers", "expert": "experts"}
+COUNTED = {"heads": "heads", "mlp": "hidden units", "layer": "layers", "expert": EXPERTS}
 """Unit -> its plural, for units whose budget `CHANNELS` are not channels."""
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from orchestrator.compare.audit.compared_points import unlearned_text
 from orchestrator.compare.audit.rule import Finding
 from orchestrator.compare.comparison import Comparison, Level, Point, StoppedPoint
+from orchestrator.compare.round_columns import EXPERTS, in_words
 from orchestrator.compare.secondary_figures import DENSE, WindowDifference
 from orchestrator.compare.statistics import LEVEL, Estimate, has_spread, paired_difference, t_quantile
 from orchestrator.core.events import SweepInfo
@@ -19,7 +20,7 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import html, shown
 from orchestrator.core.specs import Plan
 from orchestrator.planning.forecast import afterwards
-from orchestrator.planning.number_formats import counted, duration, in_points, percent, ratio, whole_number
+from orchestrator.planning.number_formats import counted, duration, first_few, in_points, percent, ratio, whole_number
 from orchestrator.views.report.columns import (
     CONSIDERED,
     COST,
@@ -113,7 +114,7 @@ def pair_table(comparison: Comparison) -> Iterator[str]:
             f"{pair.best.line} ({pair.best.model} on {pair.best.data})" if many else pair.best.line,
             (
                 pair.other.line,
-                f"{percent(pair.best.asked_sparsity)} of {pair.best.asked_of}",
+                f"{percent(pair.best.asked_sparsity)} of {pair.best.compared_by}",
                 difference(pair.difference, pair.best.metric),
                 str(pair.difference.n),
                 pair.verdict,
@@ -311,6 +312,7 @@ def notes(comparison: Comparison, *, pairs: bool = True) -> Iterator[str]:
     yield match_note(comparison)
     yield from search_notes(comparison)
     yield from pair_lines(comparison) if pairs else ()
+    yield from experts_note(comparison)
     yield from speedup_note(comparison)
     yield from two_seeds_note(point.test for point in (*comparison.dense, *comparison.operating_points))
     largest = comparison.largest_matching
@@ -346,6 +348,22 @@ def warning_notes(comparison: Comparison) -> Iterator[str]:
         yield f"Warning of {first}{f' and {len(others)} more' if others else ''}: {text}."
     if (more := len(comparison.warnings) - LINES_LISTED) > 0:
         yield f"{whole_number(more)} more warnings are in comparison.json of the report."
+
+
+def experts_note(comparison: Comparison) -> Iterator[str]:
+    """Yield the lines of whole experts that remove another fraction of weights than asked; other lines do not."""
+    apart = [
+        p for p in comparison.operating_points if in_words(p.budget, p.unit) == EXPERTS and p.asked_of == p.compared_by
+    ]
+    if apart and len(apart) < len(comparison.operating_points):
+        removed = first_few(
+            [f"{p.line} at {percent(p.asked_sparsity)} removes {percent(p.sparsity)}" for p in apart], 3
+        )
+        yield (
+            f"Experts go whole, so the removed fraction of the prunable weights is another than asked: {removed}. They "
+            "are not compared with pruned entries; ask for a whole number of experts of each layer, and set "
+            "prune.include=['*experts*']."
+        )
 
 
 def speedup_note(comparison: Comparison) -> Iterator[str]:

@@ -11,6 +11,7 @@ from factories import make_plan, make_records
 from scipy import stats
 
 from orchestrator.compare.compare_trials import compare_trials
+from orchestrator.compare.comparison import Comparison
 from orchestrator.compare.secondary_figures import WindowDifference
 from orchestrator.compare.statistics import estimate, ratio_of_sums
 from orchestrator.core.records import StageRecord
@@ -115,3 +116,37 @@ def test_the_terminal_shows_the_methods_against_each_other() -> None:
         *("50.00", "-0.0837", "[-0.3324,", "+0.1649]", "0.92×", "3", "±", "0.0053", "(2)")
     ]
     assert len([line for line in lines[start:] if "wanda" in line]) == 1
+
+
+def whole_experts(plan: Plan, achieved: float) -> Comparison:
+    """Return the comparison of wanda with l1_unstructured, which removes experts here and `achieved` at the first."""
+    spec_of = {
+        key: replace(spec, fields={**spec.fields, "unit": {"kind": "expert"}})
+        if spec.fields.get("method", {}).get("name") == "l1_unstructured"
+        else spec
+        for key, spec in plan.stages.items()
+    }
+    records = with_windows(plan, LOSSES)
+    for key, spec in spec_of.items():
+        details = {**records[key].details, "scoring": {"score": "reap", "removed": achieved}}
+        if "unit" in spec.fields:
+            sparsity = achieved if spec.fields["target"] == 0.5 else spec.fields["target"]
+            records[key] = replace(records[key], details=details, sparsity=sparsity)
+    return compare_trials(Plan(spec_of, plan.trials), records)
+
+
+def test_whole_experts_are_compared_with_entries_where_they_are_equally_many_weights() -> None:
+    equal, fewer = whole_experts(PLAN, 0.5), whole_experts(PLAN, 0.375)
+
+    both, one = (
+        [each.sparsity for each in found.windows if each.reference == "l1_unstructured"] for found in (equal, fewer)
+    )
+    assert (both, one) == ([0.5, 0.75], [0.75])
+    assert [(pair.best.asked_sparsity, pair.best.compared_by) for pair in tables.method_pairs(equal)] == [
+        (0.5, "weights"),
+        (0.75, "weights"),
+    ]
+    assert [pair.best.asked_sparsity for pair in tables.method_pairs(fewer)] == [0.75]
+    said = "another than asked: l1_unstructured at 50.00% removes 37.50%. They are not compared with pruned entries"
+    assert said in "\n".join(tables.notes(fewer))
+    assert "another than asked" not in "\n".join(tables.notes(equal))

@@ -203,7 +203,7 @@ def _at_one_sparsity(panel: Panel) -> tuple[str, dict[str, Point]]:
     """Return the requested sparsity that most lines of a panel share, the largest if tied, and its points by line."""
     levels: dict[tuple[str, float], dict[str, Point]] = {}
     for point in panel.points:
-        levels.setdefault((point.asked_of, round(point.asked_sparsity, 2)), {})[point.line] = point
+        levels.setdefault((point.compared_by, round(point.asked_sparsity, 2)), {})[point.line] = point
     if not levels:
         return "", {}
     level = max(levels, key=lambda level: (min(len(levels[level]), METHODS), level[1]))
