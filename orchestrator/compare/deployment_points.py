@@ -45,6 +45,8 @@ class DeployedPoint:
     """Primary metric of the deployed network on test; None if the format does not change outputs."""
     speedup_pytorch: Estimate | None = None
     """Speed-up over dense in PyTorch; None for a format whose dense network is in the same format."""
+    speedup_int8: Estimate | None = None
+    """Speed-up over dense in 8 bits in its fastest runtime; None for a format in float32."""
     dense_runtimes: tuple[str, ...] = ()
     """Fastest runtime of the dense network, for each seed that has another one; empty if the format is the same."""
     dense_test: float | None = None
@@ -113,7 +115,7 @@ def _ungated_figures(record: StageRecord) -> dict[str, float]:
     place, found = f"deploy/{_format(record)}", record.measurements
     sized = {
         f"{size}/{name}": found[f"{name}/{size}"]
-        for name in ("memory", "speedup_pytorch", "token_ms", "token_speedup")
+        for name in ("memory", "speedup_pytorch", "speedup_int8", "token_ms", "token_speedup")
         for size in _sizes(record)
         if f"{name}/{size}" in found
     }
@@ -172,6 +174,7 @@ def _summary(name: str, size: int, hardware: str, records: Sequence[StageRecord]
         memory=_mean(found, f"memory/{size}"),
         dense_memory=_mean(found, f"dense_memory/{size}"),
         speedup_pytorch=_speedup(found, "speedup_pytorch", size),
+        speedup_int8=_speedup(found, "speedup_int8", size),
         dense_runtimes=tuple(dict.fromkeys(filter(None, runtimes))),
         **_achieved(records),
         **_tokens(found, size),

@@ -123,7 +123,8 @@ def _comparison(
     make, folder = partial(_loading, name, threads), _folder(pruned, place, order)
     if CODECS[name].against_fastest:
         whole = _smaller(_restored(dense.inputs[NETWORK], order))
-        runtimes = DenseRuntimes(whole, _example(network, 2), place, threads)
+        int8 = FORMATS[name].changes_outputs
+        runtimes = DenseRuntimes(whole, _example(network, 2), place, threads, int8=int8)
         return lambda example, size: measuring.figures_against_fastest(runtimes, make(folder, example), example, size)
     other = _folder(dense, place, order)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -26,6 +27,8 @@ class Measuring:
         self._order, self._device, self._others = order, device, list[float]()
         self.dense_runtimes: dict[int, str] = {}
         """Batch size -> the fastest dense runtime, for formats that are measured against it."""
+        self.int8_runtimes: dict[int, str] = {}
+        """Batch size -> the fastest runtime of the dense network in 8 bits, for formats in 8 bits."""
         self.left_out: dict[str, str] = {}
         """Dense runtime that is installed and does not run the network -> why."""
 
@@ -44,19 +47,19 @@ class Measuring:
         """Return `figures` against the dense network in the fastest runtime, and beside it against PyTorch.
 
         Figures against PyTorch are `pytorch_ms`, `speedup_pytorch`, `speedup_pytorch_low` and `speedup_pytorch_high`;
-        `dense_memory` is the peak memory of the dense network in PyTorch.
+        those against dense in 8 bits, where `runtimes` have it, have `int8` for `pytorch`. `dense_memory` is the peak
+        memory of the dense network in PyTorch.
         """
         pytorch = runtimes.pytorch(example)
         name, fastest = runtimes.fastest(example)
         found = self.latency(fastest or pytorch, pruned, size)
         beside = self.latency(pytorch, pruned, size) if fastest else found
-        names = {"dense_ms": "pytorch_ms"} | {f"speedup{end}": f"speedup_pytorch{end}" for end in ("", "_low", "_high")}
+        found = found | _over("pytorch", beside, size)
+        if (int8 := runtimes.fastest_int8(example)) is not None:
+            self.int8_runtimes[size], dense_int8 = int8
+            found |= _over("int8", self.latency(dense_int8, pruned, size), size)
         self.dense_runtimes[size], self.left_out = name, runtimes.left_out
-        return (
-            found
-            | {f"{new}/{size}": beside[f"{old}/{size}"] for old, new in names.items()}
-            | self.memory(pytorch, pruned, size)
-        )
+        return found | self.memory(pytorch, pruned, size)
 
     def latency(self, dense: Make, pruned: Make, size: int) -> dict[str, float]:
         """Return the milliseconds of a call at a batch size, and the speed-up with its 95% interval."""
@@ -109,8 +112,9 @@ class Measuring:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The fastest dense runtime at each batch size, as entries of a record's environment."""
-        return {f"dense_runtime/{size}": name for size, name in self.dense_runtimes.items()}
+        """The fastest dense runtimes at each batch size, as entries of a record's environment."""
+        runtimes = {"dense_runtime": self.dense_runtimes, "int8_runtime": self.int8_runtimes}
+        return {f"{key}/{size}": name for key, each in runtimes.items() for size, name in each.items()}
 
     def _watched(self, make: Make) -> Make:
         """Wrap `make` to raise Cancelled if the stage is cancelled, and to count other processes."""
@@ -122,6 +126,12 @@ class Measuring:
             return make()
 
         return made
+
+
+def _over(name: str, found: Mapping[str, float], size: int) -> dict[str, float]:
+    """Return the time of the dense network and the speed-up with its interval, under the names of an opponent."""
+    names = {"dense_ms": f"{name}_ms"} | {f"speedup{end}": f"speedup_{name}{end}" for end in ("", "_low", "_high")}
+    return {f"{new}/{size}": found[f"{old}/{size}"] for old, new in names.items()}
 
 
 def _others() -> float:

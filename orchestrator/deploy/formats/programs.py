@@ -261,10 +261,15 @@ def write_openvino(network: nn.Module, example: Example, folder: Path) -> None:
 
 def load_openvino(folder: Path, threads: int) -> Run:
     """Return a function that runs the graph in OpenVINO, in float32."""
+    return in_openvino(folder / OPENVINO_FILE, threads)
+
+
+def in_openvino(graph: Path, threads: int) -> Run:
+    """Return a function that runs a graph in OpenVINO, on `threads` threads of the CPU; floats stay float32."""
     import openvino
 
     settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
-    compiled = openvino.Core().compile_model(folder / OPENVINO_FILE, "CPU", settings)
+    compiled = openvino.Core().compile_model(graph, "CPU", settings)
     names = [each.get_any_name() for each in compiled.inputs]
 
     def run(example: Example) -> Tensor:

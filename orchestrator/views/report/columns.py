@@ -252,6 +252,7 @@ def measured_columns(points: Sequence[Point], name: str) -> Iterator[Column]:
             (f"at batch {key[1]}", over, lambda each: each.speedup),
             ("of a token", "of one token after a prompt", lambda each: each.token_speedup),
             ("of PyTorch", "in PyTorch", lambda each: each.speedup_pytorch),
+            ("of int8", "in 8 bits, in its fastest runtime here", lambda each: each.speedup_int8),
         ):
             if any(map(speedup, here)):
                 hint = f"measured speed-up over dense {what}, 95% interval; {key[2]}"

@@ -129,6 +129,8 @@ def measured(each: DeployedPoint) -> dict[str, Any]:
     if each.speedup_pytorch is not None:
         found |= parts(f"{where}_speedup_pytorch", each.speedup_pytorch, ends)
         found[f"{where}_dense_runtime"] = " or ".join(each.dense_runtimes)
+    if each.speedup_int8 is not None:
+        found |= parts(f"{where}_speedup_int8", each.speedup_int8, ends)
     return found
 
 

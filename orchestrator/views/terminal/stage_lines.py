@@ -66,7 +66,9 @@ def _rivals(figures: Mapping[str, float], environment: Mapping[str, str], size: 
     runtime, pytorch = environment.get(f"dense_runtime/{size}"), figures.get(f"speedup_pytorch/{size}")
     if runtime is None or pytorch is None:
         return ""
-    return f" as dense in {runtime} ({ratio(pytorch)} as in PyTorch)"
+    int8 = figures.get(f"speedup_int8/{size}")
+    more = "" if int8 is None else f", {ratio(int8)} as in {environment.get(f'int8_runtime/{size}', 'int8')}"
+    return f" as dense in {runtime} ({ratio(pytorch)} as in PyTorch{more})"
 
 
 def validated(record: StageRecord) -> str:

@@ -9,6 +9,7 @@ import time
 import zipfile
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -139,6 +140,7 @@ def test_a_sparse_network_is_measured_against_the_fastest_dense_runtime_and_pyto
     monkeypatch.setattr(pruning, "to_sparse", spied)
     monkeypatch.setattr(dense_runtimes, "GRAPHS", ())
     monkeypatch.setattr(DenseRuntimes, "_others", others)
+    monkeypatch.setattr(DenseRuntimes, "fastest_int8", lambda *_: ("instant int8", lambda: lambda: None))
     overrides = ("deploy.formats=[sparse]", "method=l1_unstructured", "deploy.batch_sizes=[1, 3]")
     outcome = swept(monkeypatch, tmp_path / "sweep", *overrides)
     (measured,) = of_kind(outcome, "measure")
@@ -159,7 +161,8 @@ def test_a_sparse_network_is_measured_against_the_fastest_dense_runtime_and_pyto
     comparison = compare_trials(outcome.plan, outcome.records, {})
     (point,) = comparison.operating_points
     headings = [column.name for column in measured_columns([point], "sparse")]
-    assert headings.count("of PyTorch") == 2
+    assert headings.count("of PyTorch") == headings.count("of int8") == 2
+    assert float(summary(point.deployed[1])["sparse_3_speedup_int8_mean"]) == pytest.approx(found["speedup_int8/3"])
     assert {"sparse kB", "at batch 1", "at batch 3"} <= set(headings)
     assert summary(point.deployed[1])["sparse_3_dense_runtime"] == "instant 1.0"
 
@@ -191,6 +194,36 @@ def test_a_runtime_that_is_wrong_or_fails_is_left_out(monkeypatch: pytest.Monkey
     assert runtimes.left_out[compiled_name] == "RuntimeError: no C++ compiler"
     assert other.startswith("numpy ")
     assert runtimes.left_out[other].startswith("ValueError: its outputs differ by")
+
+
+def test_a_network_in_8_bits_is_measured_against_the_fastest_dense_runtime_in_8_bits_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(dense_runtimes, "GRAPHS", ())
+    monkeypatch.setattr(DenseRuntimes, "_others", lambda *_: {})
+    monkeypatch.setattr("orchestrator.deploy.latency_measuring.peak_memory", lambda *_: 1)
+    broken = {"numpy": lambda *_: 1 / 0, "onnxruntime": dense_runtimes.IN_INT8["onnxruntime"]}
+    monkeypatch.setattr(dense_runtimes, "IN_INT8", broken)
+    example = (torch.randn(4, 6, generator=torch.Generator().manual_seed(0)),)
+    order: Any = SimpleNamespace(cancelled=lambda: False)
+    measuring = Measuring(MeasuringFields(seconds=0.01, blocks=3), order, torch.device("cpu"))
+    runtimes = DenseRuntimes(Small().eval(), example, tmp_path, 1, int8=True)
+
+    found = measuring.figures_against_fastest(runtimes, lambda: partial(time.sleep, 2e-3), example, 4)
+
+    name, make = runtimes.fastest_int8(example) or ("", lambda: lambda: None)
+    assert measuring.environment["int8_runtime/4"] == name == f"onnxruntime {version('onnxruntime')} int8"
+    assert 0 < float((make()() - runtimes._network(*example)).detach().abs().max()) < 0.05  # type: ignore[operator]
+    assert found["speedup_int8_low/4"] <= found["speedup_int8/4"] <= found["speedup_int8_high/4"] < 1
+    assert found["int8_ms/4"] < 2 < found["latency_ms/4"]
+    assert measuring.warnings[0] == (
+        f"the dense network was not measured in numpy {version('numpy')} int8 (ZeroDivisionError: division by zero)"
+    )
+    monkeypatch.setattr(FORMATS["onnx_int8"].__class__, "missing_packages", lambda _: ("onnxruntime",))
+    without = DenseRuntimes(Small().eval(), example, tmp_path, 1, int8=True)
+    assert without.fastest_int8(example) is None
+    assert without.left_out == {"8 bits": "onnxruntime not installed; install the extra `export`"}
 
 
 def load_nothing(_: Path, __: int) -> Run:

@@ -482,6 +482,10 @@ def test_a_measurement_says_what_it_measured_and_what_ran_beside_it() -> None:
     assert measured({"speedup/1": 1.25, "speedup_pytorch/1": 3.5}, {"dense_runtime/1": "openvino 2026.4"}) == (
         "1.25× as fast as dense in openvino 2026.4 (3.50× as in PyTorch) at batch 1"
     )
+    runtimes = {"dense_runtime/1": "openvino 2026.4", "int8_runtime/1": "onnxruntime 1.32 int8"}
+    assert measured({"speedup/1": 1.25, "speedup_pytorch/1": 3.5, "speedup_int8/1": 2.0}, runtimes) == (
+        "1.25× as fast as dense in openvino 2026.4 (3.50× as in PyTorch, 2.00× as in onnxruntime 1.32 int8) at batch 1"
+    )
 
 
 def test_an_estimate_is_made_once_for_stages_that_take_equally_long(monkeypatch: pytest.MonkeyPatch) -> None:
