@@ -12,24 +12,32 @@ import torch
 from torch import nn
 
 from scripts.pages import does_it_pay as tool
-from scripts.pages import does_it_pay_figure, layer_cells, network_cells, trained_networks
+from scripts.pages import does_it_pay_figure, int8_cells, layer_cells, network_cells, trained_networks
 from scripts.pages import does_it_pay_page as its_page
 from scripts.pages.enlarged_digits import load
+from scripts.pages.int8_cells import ALL_PATTERNS, UNITS, as_network, int8_part
 from scripts.pages.layer_cells import QUICK, layer_part
 from scripts.pages.network_cells import NETWORKS, Network, by_magnitude, network_part
 from scripts.pages.pay_cells import (
     BEST,
+    BEST_INT8,
     COMPILED,
+    INT8_RUNTIMES,
     ONNX,
+    ONNX_INT8,
     OPENVINO,
+    OPENVINO_INT8,
+    OPENVINO_VNNI,
     PYTORCH,
     SPARSE,
+    SPARSE_INT8,
     Cell,
     Found,
     Part,
     best_runtime,
     cell_of,
 )
+from scripts.pages.pay_int8_page import AIMS, int8_answer, int8_section, int8_sentences
 from scripts.pages.pay_networks_page import network_sentences
 from scripts.pages.sparse_runtimes import RUNTIMES, Layer, absent, pruned
 
@@ -40,8 +48,8 @@ LINEAR, CONV = Layer(16, 8, 3), Layer(4, 8, 2, kernel=3, size=5)
 @pytest.mark.parametrize("layer", [LINEAR, CONV], ids=lambda layer: layer.name)
 def test_the_patterns_are_what_they_are_called(layer: Layer) -> None:
     dense = layer.weights()[0]
-    entries, (two_of_four, _), (fewer, bias) = (
-        pruned(layer, pattern, sparsity)[0] if pattern == "unstructured" else pruned(layer, pattern, sparsity)
+    (entries, _), (two_of_four, _), (fewer, bias) = (
+        pruned(layer, pattern, sparsity)
         for pattern, sparsity in (("unstructured", 0.75), ("2:4", 0.5), ("channels", 0.75))
     )
 
@@ -101,6 +109,13 @@ def test_the_best_dense_runtime_is_the_fastest_in_float32() -> None:
     assert best_runtime([*slow, *fast], "l") == OPENVINO
     assert best_runtime(slow, "l") == PYTORCH
     assert best_runtime([*slow, *fast], "another layer") == PYTORCH
+
+
+def test_the_best_dense_int8_runtime_is_looked_for_in_8_bits_alone() -> None:
+    speeds = {ONNX: 9.0, ONNX_INT8: 0.5, OPENVINO_INT8: 0.8, OPENVINO_VNNI: 2.0}
+    found = [cell(0.0, speed, runtime=name, pattern="dense") for name, speed in speeds.items()]
+
+    assert best_runtime(found, "l", INT8_RUNTIMES) == OPENVINO_INT8, "though PyTorch is faster"
 
 
 def test_the_best_runtime_is_timed_only_if_it_is_not_pytorch() -> None:
@@ -173,17 +188,17 @@ def test_a_network_is_equal_at_each_call(network: Network) -> None:
     assert one(network.example(2)).shape[0] == 2
 
 
-@pytest.mark.parametrize("network", trained_networks.SWEEPS)
-def test_the_digits_of_a_sweep_have_the_shape_that_is_measured(network: str) -> None:
-    model, shape, _ = trained_networks.SWEEPS[network]
-    channels, size, _ = shape
+@pytest.mark.parametrize(
+    "sweep", [*trained_networks.SWEEPS, *trained_networks.INT8_SWEEPS], ids=lambda sweep: sweep.name
+)
+def test_the_digits_of_a_sweep_have_the_shape_that_is_measured(sweep: trained_networks.Sweep) -> None:
+    channels, size, _ = sweep.shape
     splits = load(size, channels)
 
-    assert {f"model={model}", f"+data.size={size}", f"+data.channels={channels}"} < set(
-        trained_networks.command(network)
-    )
-    assert splits["train"][0].shape == (1438, *shape)
-    assert splits["test"][0].shape == (359, *shape)
+    given = {*sweep.model, *sweep.pruning, f"+data.size={size}", f"+data.channels={channels}"}
+    assert given < set(trained_networks.command(sweep))
+    assert splits["train"][0].shape == (1438, *sweep.shape)
+    assert splits["test"][0].shape == (359, *sweep.shape)
 
 
 def test_what_is_interrupted_goes_on_and_another_machine_starts_anew(
@@ -198,42 +213,168 @@ def test_what_is_interrupted_goes_on_and_another_machine_starts_anew(
         return {**cell(0, 1.0), **of._asdict()}
 
     monkeypatch.setattr(Part, "measure", measured)
-    monkeypatch.setattr(tool, "absent", lambda: {each.name: "away" for each in RUNTIMES[1:]})
+    known = tool.circumstances(2, 0.01, {each.name: "away" for each in RUNTIMES[1:]})
     file, parts = tmp_path / "record.json", [layer_part(QUICK), layer_part((LINEAR,))]
     parts[1] = replace(parts[1], name="others", cells=parts[1].cells[:1])
     with pytest.raises(KeyboardInterrupt):
-        tool.run(parts, 2, 0.01, file, anew=False)
+        tool.run(parts, known, file, anew=False)
     assert len(json.loads(file.read_text())["layers"]) == 2
 
     asked.clear()
     with pytest.raises(KeyboardInterrupt):
-        tool.run(parts, 2, 0.01, file, anew=False)
+        tool.run(parts, known, file, anew=False)
     assert [each.sparsity for each in asked] == [0.5, 0.75]
     asked.clear()
-    assert len(tool.run(parts, 2, 0.01, file, anew=False)["others"]) == 1
+    assert len(tool.run(parts, known, file, anew=False)["others"]) == 1
     held = json.loads(file.read_text())
     assert [each["sparsity"] for each in held["layers"]] == [0.9, 0.5, 0.5, 0.75]
     asked.clear()
-    assert tool.run(parts, 2, 0.01, file, anew=False) == held
+    assert tool.run(parts, known, file, anew=False) == held
     assert asked == []
     with pytest.raises(KeyboardInterrupt):
-        tool.run(parts, 3, 0.01, file, anew=False)
+        tool.run(parts, {**known, "blocks": 3}, file, anew=False)
 
 
 def test_a_runtime_that_is_not_there_is_said() -> None:
     record = json.loads((ROOT / "docs" / "does-it-pay.json").read_text())
     record["circumstances"]["absent"] = {"OpenVINO fp32": "openvino is not installed"}
 
-    assert "OpenVINO fp32 was not measured: openvino is not installed." in its_page.page(record)
+    assert "OpenVINO fp32 was not measured: openvino is not installed." in its_page.page(record, None)
 
 
 @pytest.mark.slow  # draws the figure
 def test_the_page_and_the_figure_are_what_the_record_gives() -> None:
     record = json.loads((ROOT / "docs" / "does-it-pay.json").read_text())
 
-    assert (ROOT / "docs" / "does-it-pay.md").read_text() == its_page.page(record)
+    assert (ROOT / "docs" / "does-it-pay.md").read_text() == its_page.page(record, int8_record())
     assert (ROOT / "docs" / "does-it-pay.svg").read_bytes() == does_it_pay_figure.figure(record)
     away = record["circumstances"]["absent"]
     networks = [network for network in NETWORKS if network.name not in away]
     for part in (layer_part(layer_cells.LAYERS), network_part(networks), trained_networks.trained_part()):
         assert set(map(cell_of, record[part.name])) == {cell for cell in part.cells if cell.runtime not in away}
+
+
+def int8_record() -> dict[str, Any] | None:
+    """Return the record in 8 bits; None if it was not measured."""
+    file = ROOT / "docs" / "does-it-pay-int8.json"
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def test_the_record_in_8_bits_has_all_cells() -> None:
+    record = int8_record()
+    if record is None:
+        pytest.skip("not measured")
+    known = record["circumstances"]
+    parts = (*tool.parts_in_8_bits(), *(int8_cells.vnni_parts() if known["amx"] else ()))
+    for part in parts:
+        here = [cell for cell in part.cells if cell.runtime not in known["absent"]]
+        asked = {cell for cell in here if cell.subject.rpartition(", batch")[0] not in known["absent"]}
+        assert asked <= set(map(cell_of, record[part.name]))
+
+
+@pytest.mark.parametrize("layer", [Layer(16, 8, 3), Layer(8, 16, 2, kernel=3, size=6)], ids=lambda layer: layer.name)
+def test_blocks_of_four_inputs_are_zero_together(layer: Layer) -> None:
+    network = as_network(layer)
+    dense = network.build()
+    weight = network.pruned(dense, 0.75, UNITS["1x4 blocks"]).weight
+    blocks = weight.unflatten(1, (-1, 4)).ne(0).float().mean(2)  # type: ignore[operator]
+
+    assert network.subject(layer.batch) == layer.name
+    assert torch.equal(network.example(layer.batch), layer.example())
+    assert set(blocks.unique().tolist()) == {0.0, 1.0}
+    assert float(blocks.mean()) == 0.25
+
+
+def test_measurements_in_8_bits_are_over_pytorch_and_over_the_best_dense_int8_runtime() -> None:
+    part = int8_part([as_network(LINEAR)], "int8", ALL_PATTERNS)
+    limited = int8_part([as_network(LINEAR)], "vnni", ALL_PATTERNS, runtimes=(OPENVINO_VNNI,), best=OPENVINO_VNNI)
+
+    dense = [Cell(LINEAR.name, runtime, "dense", 0.0, PYTORCH) for runtime in INT8_RUNTIMES]
+    sparse = [
+        Cell(LINEAR.name, SPARSE_INT8, *given, against) for given in ALL_PATTERNS for against in (PYTORCH, BEST_INT8)
+    ]
+    assert list(part.cells) == [*dense, *sparse]
+    assert {each.against for each in limited.cells if each.pattern != "dense"} == {OPENVINO_VNNI}
+
+
+@pytest.mark.slow
+def test_a_layer_is_measured_in_8_bits() -> None:
+    away = int8_cells.absent_int8()
+    if ONNX_INT8 in away or SPARSE_INT8 in away:
+        pytest.skip("; ".join(away.values()))
+    part, found = int8_part([as_network(Layer(64, 64, 16))], "int8", int8_cells.SPARSEST), dict[Cell, Found]()
+    for each in (cell for cell in part.cells if cell.runtime not in away):
+        found[each] = part.measure(each, found, 2, 0.001)
+
+    best = found[part.cells[-1]]
+    assert best["dense_runtime"] in INT8_RUNTIMES
+    assert all(each["speedup"] > 0 for each in found.values())
+
+
+def test_a_wrong_network_in_8_bits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    part = int8_part([as_network(LINEAR)], "int8", ALL_PATTERNS)
+    wrong = {**int8_cells.RUNTIMES, ONNX_INT8: lambda network, example: lambda: lambda: -network.build()(example)}
+    monkeypatch.setattr(int8_cells, "RUNTIMES", wrong)
+
+    with torch.no_grad(), pytest.raises(AssertionError, match=r"outputs are off by 2\.0e\+00"):
+        part.makes(part.cells[0], PYTORCH)
+
+
+def made_up(*, amx: bool, speed: float) -> dict[str, Any]:
+    """Return a record in 8 bits in which dense int8 is twice as fast as PyTorch, and sparse int8 `speed` times that."""
+    record: dict[str, Any] = {"circumstances": {"amx": amx}}
+    accuracy = dict.fromkeys(("dense", "pruned", "dense_int8"), 0.9) | {"sparse_int8": 0.89 if speed > 1 else 0.8}
+    more = {f"accuracy_{name}": value for name, value in accuracy.items()} | {
+        "command": "python",
+        "wide": True,
+        "off": 0.125,
+    }
+    both = {"int8_layers": ALL_PATTERNS, "int8_networks": int8_cells.SPARSEST, "int8_trained": int8_cells.SPARSEST}
+    for name, patterns in both.items():
+        dense = [cell(0.0, 1.9, runtime=ONNX_INT8, pattern="dense")]
+        over = {PYTORCH: 2 * speed, BEST_INT8: speed}
+        sparse = [
+            cell(level, 0, runtime=SPARSE_INT8, pattern=pattern, against=against, speedup=each, high=1.1 * each)
+            for pattern, level in patterns
+            for against, each in over.items()
+        ]
+        record[name] = [each | more for each in (*dense, *sparse)]
+    if amx:
+        dense, *limited = [each for each in record["int8_layers"] if each["against"] != BEST_INT8]
+        without = [each | {"against": OPENVINO_VNNI, "speedup": 7 * speed} for each in limited]
+        record["vnni_layers"] = [dense | {"runtime": OPENVINO_VNNI}, *without]
+        record["vnni_networks"] = without
+    return record
+
+
+def test_the_page_says_in_its_first_lines_why_not_int8() -> None:
+    assert "does_it_pay --int8` measures it" in "".join(int8_answer(None))
+    fast, slow = (" ".join(int8_answer(made_up(amx=False, speed=speed))) for speed in (3.5, 0.5))
+
+    assert "2.00× as fast as PyTorch in float32, without training" in fast
+    assert "7.00× as fast as PyTorch, and 3.50× as fast as dense int8 (geometric means over 1 layers)" in fast
+    assert "Dense int8 is faster than both for l." in slow
+    assert "Dense int8 is faster" not in fast
+    assert "has no AMX" in fast
+    with_tiles = " ".join(int8_answer(made_up(amx=True, speed=2.0)))
+    assert "2.00× as fast as the best dense int8 runtime here, and 14.0× as fast as OpenVINO held to" in with_tiles
+
+
+def test_the_page_says_which_aims_are_missed() -> None:
+    for speed in (3.5, 1.3):
+        said = list(int8_sentences(made_up(amx=True, speed=speed)))
+        assert len(said) == len(AIMS) + 1
+        for aim, sentence in zip(AIMS.values(), said, strict=False):
+            assert f"(aim {aim:.1f}×: {'reached' if speed >= aim else '**missed**'})" in sentence
+            assert f"over OpenVINO without AMX {7 * speed:.3g}×" in sentence.replace("9.10", "9.1")
+        assert ("reached" if speed > 1.8 else "missed") in said[-1]
+    assert "slower on l" in next(int8_sentences(made_up(amx=False, speed=0.5)))
+
+
+def test_trained_networks_have_their_accuracies_in_8_bits() -> None:
+    good, bad = ("\n".join(int8_section(made_up(amx=True, speed=speed))) for speed in (2.0, 0.5))
+
+    assert "| l | 90% | 90% | 90% | 89% | reached |" in good.replace(".00%", "%")
+    assert "| l | 90% | 90% | 90% | 80% | **missed** |" in bad.replace(".00%", "%")
+    assert f"over {OPENVINO_VNNI}" in good
+    assert "| l | 12% | 12% |" in good, "differences of outputs"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from orchestrator.planning.number_formats import milliseconds, ratio
 from scripts.pages.pay_cells import BEST, PYTORCH, SPARSE
+from scripts.pages.pay_int8_page import int8_answer, int8_section, int8_sentences
 from scripts.pages.pay_networks_page import network_sentences, networks_section, trained_section
 from scripts.pages.pay_tables import (
     PAYS,
@@ -32,6 +33,7 @@ machine:
 
     scripts/does_it_pay --anew
 
+{int8}
 Zeros make a network smaller on paper. Whether they make it faster depends on the runtime, the pattern and the layer.
 These are the results of one machine. [Make a pruned network faster](how-to/sparse.md) shows how to use the sparse
 kernels.
@@ -48,9 +50,10 @@ NOTES = """\
 
 - 2:4 on GPUs: PyTorch's semi-structured kernels and those of TensorRT need a GPU. No dense runtime on this page has
   kernels for 2:4 on a CPU; the sparse kernels skip its zeros like any others.
-- Layers quantised to int8. OpenVINO's sparse weight decompression is made for these, on processors with AMX. It is
+- Zeros of int8 weights in OpenVINO. Its sparse weight decompression is made for these, on processors with AMX. It is
   requested for all weights with zeros (`CPU_SPARSE_WEIGHTS_DECOMPRESSION_RATE`); fp32 and bf16 show its effect
   elsewhere.
+- The accuracy of MiniLM in 8 bits: its networks here are for the speed alone.
 """
 SHOWN = (
     *(f"unstructured {level}%" for level in (50, 70, 80, 90, 95)),
@@ -58,16 +61,23 @@ SHOWN = (
 )
 
 
-def page(record: Record) -> str:
-    """Return the page of a record."""
+PARTS, INT8_PARTS = ("layers", "networks", "trained"), ("int8_layers", "int8_networks", "int8_trained")
+
+
+def page(record: Record, int8: Record | None) -> str:
+    """Return the page of the record in float32, and of that in 8 bits if there is one."""
     cells, networks = record["layers"], record["networks"]
     own = [cell for cell in cells if cell["against"] != BEST]
-    parts = [HEAD.format(pays=PAYS), "\n".join(_circumstances(record)), "## In short\n", *_bars(cells, networks), ""]
+    answer = "\n".join(int8_answer(int8))
+    parts = [HEAD.format(pays=PAYS, int8=answer), "\n".join(_circumstances(record, PARTS)), "## In short\n"]
+    parts += [*_bars(cells, networks), *int8_sentences(int8), ""]
     parts += ["\n".join(_summary(own)), "![Speed-up against weights removed, by runtime](does-it-pay.svg)\n"]
     parts += ["## Break-even by layer\n", "\n".join(_break_even(own))]
     parts += ["## Against the best dense runtime\n", "\n".join(_against_best(cells))]
     parts += ["## Whole networks\n", "\n".join(networks_section(networks))]
     parts += ["## Networks trained by a sweep\n", "\n".join(trained_section(record["trained"]))]
+    if int8:
+        parts += ["## Zeros and 8 bits\n", "\n".join(_circumstances(int8, INT8_PARTS)), "\n".join(int8_section(int8))]
     parts += [
         "## All figures of layers\n",
         *("\n".join(_of_runtime(own, runtime)) for runtime in names(own, "runtime")),
@@ -86,9 +96,9 @@ def break_even(cells: Sequence[Recorded]) -> float | None:
     return found
 
 
-def _circumstances(record: Record) -> Iterator[str]:
+def _circumstances(record: Record, parts: Sequence[str]) -> Iterator[str]:
     known = record["circumstances"]
-    loads = [cell["load"] for part in ("layers", "networks", "trained") for cell in record[part]]
+    loads = [cell["load"] for part in parts for cell in record[part]]
     versions = ", ".join(f"{name} {release}" for name, release in known["versions"].items())
     yield (
         f"Measured on {record['date']} on {known['processor']}; {known['threads']} "

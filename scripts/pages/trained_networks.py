@@ -5,74 +5,145 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 import orchestrator
+from orchestrator.compare.deployment_points import by_network, deployed
+from orchestrator.results.sweep_results import SweepResults
 from orchestrator.results.trial_results import TrialResults
-from scripts.pages.network_cells import Network, images, network_part
+from scripts.pages.network_cells import BATCHES, Network, images, network_part
 from scripts.pages.pay_cells import Cell, Part
 
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "does_it_pay"
 """Working directory of the sweeps; their store keeps what is finished."""
 SPARSITY = 0.9
-COMMON = (
-    "data._target_=scripts.pages.enlarged_digits.load",
-    "method=l1_unstructured",
-    "schedule=one_shot",
-    f"schedule.sparsity={SPARSITY}",
-    "cluster=inline",
-    "tracking=none",
+COMMON = ("schedule=one_shot", f"schedule.sparsity={SPARSITY}", "cluster=inline", "tracking=none")
+ENTRIES = ("method=l1_unstructured",)
+BLOCKS = ("method=magnitude", "unit=block", "deploy.formats=[onnx_int8,sparse_int8]", "deploy.batch_sizes=[1]")
+BRIEFLY = ("deploy.blocks=2", "deploy.seconds=0.1")
+"""Settings of deployments that are only read for their metrics."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep that trains, prunes and fine-tunes one network.
+
+    Args:
+        network: name of the network in tables.
+        name: name of the sweep.
+        model: overrides of the model.
+        shape: shape of the inputs: channels, height, width.
+        pruning: overrides of the method, and of deployments.
+        lengths: overrides of the lengths.
+        batches: batch sizes to measure.
+    """
+
+    network: str
+    name: str
+    model: tuple[str, ...]
+    shape: tuple[int, int, int]
+    pruning: tuple[str, ...]
+    lengths: tuple[str, ...]
+    batches: tuple[int, ...] = BATCHES
+
+    @property
+    def title(self) -> str:
+        """Name of the trained network in tables."""
+        return f"{self.network}, trained"
+
+
+LENET, RESNET = ("LeNet-300-100 on 28x28", (1, 28, 28)), ("ResNet-20 on 3x32x32", (3, 32, 32))
+LONG, SHORT, SHORTER = (
+    (f"train.epochs={epochs}", f"finetune.epochs={further}") for epochs, further in ((30, 30), (12, 12), (6, 6))
 )
-SWEEPS: Mapping[str, tuple[str, tuple[int, int, int], tuple[str, ...]]] = {
-    "LeNet-300-100 on 28x28": ("lenet_300_100", (1, 28, 28), ("train.epochs=30", "finetune.epochs=30")),
-    "ResNet-20 on 3x32x32": ("resnet20", (3, 32, 32), ("train.epochs=12", "finetune.epochs=12")),
-}
-"""Network -> its model, shape of inputs and lengths."""
+SWEEPS = (
+    Sweep(LENET[0], "lenet_300_100_for_speed", ("model=lenet_300_100",), LENET[1], ENTRIES, LONG),
+    Sweep(RESNET[0], "resnet20_for_speed", ("model=resnet20",), RESNET[1], ENTRIES, SHORT),
+)
+IN_BLOCKS = (*BLOCKS, *BRIEFLY)
+INT8_SWEEPS = (
+    Sweep(LENET[0], "lenet_300_100_in_blocks", ("model=lenet_300_100",), LENET[1], IN_BLOCKS, LONG, (32,)),
+    Sweep(RESNET[0], "resnet20_in_blocks", ("model=resnet20",), RESNET[1], IN_BLOCKS, SHORT, (1,)),
+    Sweep(
+        "ResNet-20 of width 64 on 3x16x16",
+        "resnet20_of_width_64_in_blocks",
+        ("model=resnet20", "model.width=64"),
+        (3, 16, 16),
+        IN_BLOCKS,
+        SHORTER,
+        (1,),
+    ),
+)
 
 
-def command(network: str) -> list[str]:
+def command(sweep: Sweep) -> list[str]:
     """Return the sweep's command line, without the interpreter."""
-    model, (channels, size, _), lengths = SWEEPS[network]
+    channels, size, _ = sweep.shape
+    data = "data._target_=scripts.pages.enlarged_digits.load"
     shape = (f"data.name=digits_{size}", f"+data.size={size}", f"+data.channels={channels}")
-    return ["-m", "orchestrator", f"name={model}_for_speed", f"model={model}", *COMMON, *shape, *lengths]
+    return [
+        *("-m", "orchestrator", f"name={sweep.name}", *sweep.model, data),
+        *(*sweep.pruning, *COMMON, *shape, *sweep.lengths),
+    ]
 
 
 @cache
-def trained(network: str) -> TrialResults:
+def swept(sweep: Sweep) -> SweepResults:
     """Train, prune and fine-tune a network, or read what an earlier run did."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    subprocess.run([sys.executable, *command(network)], cwd=FOLDER, check=True)
-    (trial,) = orchestrator.open(str(FOLDER / "store")).sweep().trials
+    subprocess.run([sys.executable, *command(sweep)], cwd=FOLDER, check=True)
+    return orchestrator.open(str(FOLDER / "store")).sweep(sweep.name)
+
+
+def trained(sweep: Sweep) -> TrialResults:
+    """Return the only trial of a sweep."""
+    (trial,) = swept(sweep).trials
     return trial
 
 
 def trained_part() -> Part:
-    """Return the measurements of the trained networks."""
-    return network_part([_network(name) for name in SWEEPS], "trained", further=_accuracy)
+    """Return the measurements of the trained networks in float32."""
+    return network_part([as_network(sweep) for sweep in SWEEPS], "trained", further=partial(accuracies, SWEEPS))
 
 
-def _network(name: str) -> Network:
+def as_network(sweep: Sweep) -> Network:
+    """Return the network that a sweep trains."""
+
     def dense() -> nn.Module:
-        return trained(name).model(0, run_own_code=True)
+        return trained(sweep).model(0, run_own_code=True)
 
-    def pruned(_: nn.Module, __: float) -> nn.Module:
-        return trained(name).model(run_own_code=True)
+    def pruned(*_: object) -> nn.Module:
+        return trained(sweep).model(run_own_code=True)
 
-    return Network(f"{name}, trained", dense, images(*SWEEPS[name][1]), (SPARSITY,), pruned)
+    example = images(*sweep.shape)
+    return Network(sweep.title, dense, example, (SPARSITY,), pruned, batches=sweep.batches)
 
 
-def _accuracy(cell: Cell) -> dict[str, Any]:
+def accuracies(sweeps: Sequence[Sweep], cell: Cell) -> dict[str, Any]:
     """Return accuracies on the test split, and the command that trains the network."""
-    name = cell.subject.rpartition(", trained")[0]
-    trial = trained(name)
+    (sweep,) = (each for each in sweeps if each.title == cell.subject.rpartition(", batch")[0])
+    trial = trained(sweep)
     return {
-        "network": name,
+        "network": sweep.network,
         "accuracy_dense": trial.record(0).after["test/accuracy"],
         "accuracy_pruned": trial.record().after["test/accuracy"],
-        "command": shlex.join(["python", *command(name)]),
+        **_in_8_bits(swept(sweep), trial.record().key),
+        "command": shlex.join(["python", *command(sweep)]),
     }
+
+
+def _in_8_bits(found: SweepResults, stage: str) -> dict[str, float]:
+    """Return the accuracies of the deployments in 8 bits; empty without deployments."""
+    points = {point.format: point for point in deployed([stage], by_network(found.plan, found.records))}
+    if not points:
+        return {}
+    dense, sparse = points["onnx_int8"].dense_test, points["sparse_int8"].test
+    assert dense is not None
+    assert sparse is not None
+    return {"accuracy_dense_int8": dense, "accuracy_sparse_int8": sparse.mean}

@@ -1,0 +1,224 @@
+"""Sections of docs/does-it-pay.md on 8 bits. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from orchestrator.planning.number_formats import milliseconds, ratio
+from orchestrator.planning.number_formats import percent as in_percent
+from scripts.pages.pay_cells import (
+    BEST_INT8,
+    INT8_RUNTIMES,
+    OPENVINO_VNNI,
+    PYTORCH,
+    SPARSE_INT8,
+)
+from scripts.pages.pay_tables import Record, Recorded, chosen, geometric_mean, groups, names, pattern, speedup, table
+
+AIMS: Mapping[str, float] = {
+    "1x4 blocks 90%": 3.0,
+    "1x4 blocks 80%": 2.0,
+    "1x4 blocks 70%": 1.4,
+    "unstructured 90%": 1.2,
+}
+"""Pattern -> the speed-up over the best dense int8 runtime that the kernels are built for."""
+NETWORK_AIM, PYTORCH_AIM, POINT = 1.8, 5.0, 0.01
+"""The same for whole networks at 90% in blocks, over PyTorch, and the largest loss of accuracy by rounding."""
+UNMEASURED = """\
+**Why not int8?** Dense int8 is not in the record of this page; `scripts/does_it_pay --int8` measures it.
+"""
+HEAD = """\
+All of this section is in 8 bits, with inputs and outputs in float32, measured in turns on one machine.
+
+- **Dense int8** is the format `onnx_int8` of the deployment: static quantisation by ONNX Runtime, weights with a scale
+  for each channel, activations as unsigned bytes whose ranges are the smallest and the largest value on 32 random
+  inputs. OpenVINO reads the same graph, compiled for the size of its inputs; what stays in float it computes as it
+  chooses, in bfloat16 on processors with AMX.
+- **Sparse int8** is `pruning.to_sparse(model, x, int8=True, batches=...)`, calibrated on the same 32 inputs. It takes
+  the fastest kernel of each layer, in float32 or in 8 bits. It is made once for each pattern, and copied in each block.
+- **1x4 blocks** are four consecutive inputs of an output (`unit="block"`), pruned by magnitude.
+"""
+AMX = """\
+**AMX** multiplies tiles of bytes. This processor has it, and OpenVINO uses it. ONNX Runtime has code for AMX, too, and
+asks Linux for the tiles when it is imported; no setting keeps it from them. The sparse kernels do without AMX. The rows
+`{runtime}` are those of OpenVINO in a process with ONEDNN_MAX_CPU_ISA=AVX512_CORE_VNNI, which stands for servers with
+AVX-512 and without AMX.
+"""
+NO_AMX = "This processor has no AMX (`amx_int8`), which multiplies tiles of bytes and makes dense int8 faster.\n"
+NETWORKS = """\
+Networks as they are built, with 90% of the weights zero in blocks, without training: for the speed alone. Only MiniLM
+has trained weights. The second table has how far rounding moves outputs: the largest difference, in percent of the
+largest output, on the inputs that are timed. Dense int8 is compared with the dense network in PyTorch, and sparse int8
+with the masked one. Where it is tens of percent, as for MiniLM in the static quantisation of all its operations, dense
+int8 has the speed shown, and outputs that are of no use.
+"""
+TRAINED = """\
+A sweep trains each network on enlarged digits, prunes 90% of its blocks once by magnitude, and fine-tunes it; one seed.
+Accuracies are on the test split: of the dense network, of the masked one, and of both in 8 bits as the sweep's
+deployments `onnx_int8` and `sparse_int8` measure them.
+"""
+
+
+def int8_answer(record: Record | None) -> Iterator[str]:
+    """Yield the answer to the question why one should not take dense int8 instead of zeros."""
+    if record is None:
+        yield UNMEASURED
+        return
+    wide = _wide(record["int8_layers"])
+    dense = [max(_dense(wide, subject), key=lambda cell: float(cell["speedup"])) for subject in names(wide, "subject")]
+    both = {
+        against: ratio(geometric_mean(chosen(wide, pattern="1x4 blocks", sparsity=0.9, against=against)))
+        for against in (PYTORCH, BEST_INT8)
+    }
+    yield (
+        f"**Why not int8?** Take both. Dense int8 in the faster of {' and '.join(INT8_RUNTIMES)} runs layers of 64 "
+        f"channels or examples and more {ratio(geometric_mean(dense))} as fast as PyTorch in float32, without "
+        f"training. With 90% zeros in blocks of four inputs, `pruning.to_sparse(..., int8=True)` runs them "
+        f"{both[PYTORCH]} as fast as PyTorch, and {both[BEST_INT8]} as fast as dense int8 (geometric means over "
+        f"{len(dense)} layers). The zeros need fine-tuning. [Zeros and 8 bits](#zeros-and-8-bits) has all figures."
+    )
+    slower = _slower(chosen(record["int8_networks"], against=BEST_INT8))
+    if slower:
+        yield f"\nDense int8 is faster than both for {' and '.join(slower)}."
+    yield f"\n{_amx_answer(record)}\n"
+
+
+def _amx_answer(record: Record) -> str:
+    if not record["circumstances"]["amx"]:
+        return "The processor has no AMX, with which dense int8 is faster: measure there before you choose."
+    limited = record.get("vnni_networks", ())
+    means = [
+        ratio(geometric_mean(chosen(cells, pattern="1x4 blocks", against=against)))
+        for cells, against in ((record["int8_networks"], BEST_INT8), (limited, OPENVINO_VNNI))
+        if chosen(cells, pattern="1x4 blocks", against=against)
+    ]
+    said = "AMX changes the answer: this processor has it, and OpenVINO multiplies tiles of bytes with it."
+    if len(means) < 2:
+        return said
+    return (
+        f"{said} Over whole networks, sparse int8 is {means[0]} as fast as the best dense int8 runtime here, and "
+        f"{means[1]} as fast as OpenVINO held to the instructions of servers without AMX."
+    )
+
+
+def int8_sentences(record: Record | None) -> Iterator[str]:
+    """Yield the means over layers beside their aims, and the networks that reach theirs, as sentences."""
+    if record is None:
+        return
+    wide = _wide(record["int8_layers"])
+    for shown, aim in AIMS.items():
+        found = [cell for cell in chosen(wide, against=BEST_INT8) if pattern(cell) == shown]
+        if not found:
+            continue
+        mean = geometric_mean(found)
+        limited = [cell for cell in record.get("vnni_layers", ()) if cell["pattern"] != "dense"]
+        held = [cell for cell in limited if pattern(cell) == shown]
+        without = f"; over OpenVINO without AMX {ratio(geometric_mean(held))}" if held else ""
+        slower = _slower(found)
+        said = f", slower on {' and '.join(slower)}" if slower else ""
+        yield (
+            f"- In 8 bits, {shown}: {ratio(mean)} the speed of {BEST_INT8}, the geometric mean over {len(found)} "
+            f"layers of 64 channels or examples and more (aim {aim:.1f}×: {_met(mean >= aim)}{said}){without}."
+        )
+    yield from _networks_in_short(record)
+
+
+def _networks_in_short(record: Record) -> Iterator[str]:
+    for subject, cells in groups(record["int8_networks"], "subject"):
+        over = {cell["against"]: float(cell["speedup"]) for cell in cells if cell["pattern"] != "dense"}
+        if set(over) == {PYTORCH, BEST_INT8}:
+            met = over[BEST_INT8] >= NETWORK_AIM and over[PYTORCH] >= PYTORCH_AIM
+            yield (
+                f"- In 8 bits, {subject}, 90% zeros in blocks: {ratio(over[BEST_INT8])} the speed of {BEST_INT8}, and "
+                f"{ratio(over[PYTORCH])} that of PyTorch in float32 (aims {NETWORK_AIM}× and {PYTORCH_AIM:g}×: "
+                f"{_met(met)})."
+            )
+
+
+def _met(met: bool) -> str:
+    return "reached" if met else "**missed**"
+
+
+def int8_section(record: Record) -> Iterator[str]:
+    """Yield the tables of layers, of networks, and of networks that a sweep trains."""
+    yield HEAD
+    yield AMX.format(runtime=OPENVINO_VNNI) if record["circumstances"]["amx"] else NO_AMX
+    limited_layers, limited_networks = record.get("vnni_layers", ()), record.get("vnni_networks", ())
+    yield "### Layers in 8 bits\n"
+    yield from _dense_table("layer", [*record["int8_layers"], *limited_layers])
+    yield from _over("layer", record["int8_layers"], limited_layers)
+    yield "### Networks in 8 bits\n"
+    yield NETWORKS
+    yield from _dense_table("network", [*record["int8_networks"], *limited_networks])
+    yield from _differences(record["int8_networks"])
+    yield from _over("network", record["int8_networks"], limited_networks)
+    yield "### Networks trained by a sweep, in 8 bits\n"
+    yield TRAINED
+    yield from _trained(record["int8_trained"])
+
+
+def _dense_table(title: str, cells: Sequence[Recorded]) -> Iterator[str]:
+    """Yield a table of dense int8 runtimes over PyTorch in float32."""
+    dense = chosen(cells, pattern="dense")
+    runtimes, rows = names(dense, "runtime"), []
+    yield f"The speed-up of dense int8 over PyTorch in float32, without any pruning, for each {title}.\n"
+    for subject, found in groups(dense, "subject"):
+        figures = {cell["runtime"]: cell for cell in found}
+        times = milliseconds(1000 * found[0]["dense_seconds"])
+        rows.append([subject, times, *(speedup(figures[each]) if each in figures else "" for each in runtimes)])
+    yield from table([title, "PyTorch ms", *runtimes], rows)
+
+
+def _differences(cells: Sequence[Recorded]) -> Iterator[str]:
+    """Yield a table of the largest differences of outputs, by runtime."""
+    runtimes, rows = names(cells, "runtime"), []
+    for subject, found in groups(cells, "subject"):
+        figures = {cell["runtime"]: f"{100 * cell['off']:.2g}%" for cell in found}
+        rows.append([subject, *(figures.get(each, "") for each in runtimes)])
+    yield from table(["network", *runtimes], rows)
+
+
+def _over(title: str, cells: Sequence[Recorded], limited: Sequence[Recorded]) -> Iterator[str]:
+    """Yield tables of sparse int8 over the best dense int8 runtime, over OpenVINO without AMX, and over PyTorch."""
+    for against, found in ((BEST_INT8, cells), (OPENVINO_VNNI, limited), (PYTORCH, cells)):
+        sparse = [cell for cell in chosen(found, against=against) if cell["pattern"] != "dense"]
+        if not sparse:
+            continue
+        yield f"The speed-up of {SPARSE_INT8} over {against}.\n"
+        patterns, rows = sorted(set(map(pattern, sparse))), []
+        for subject, of_subject in groups(sparse, "subject"):
+            figures = {pattern(cell): speedup(cell) for cell in of_subject}
+            times = milliseconds(1000 * of_subject[0]["dense_seconds"])
+            first = [subject, of_subject[0]["dense_runtime"], times]
+            rows.append([*first, *(figures.get(each, "") for each in patterns)])
+        yield from table([title, "dense runtime", "dense ms", *patterns], rows)
+
+
+def _trained(cells: Sequence[Recorded]) -> Iterator[str]:
+    """Yield the table of trained networks with their accuracies, and the commands that train them."""
+    rows = []
+    for subject, found in groups(chosen(cells, runtime=SPARSE_INT8), "subject"):
+        over = {cell["against"]: cell for cell in found}
+        one = over[PYTORCH]
+        shown = [in_percent(one[f"accuracy_{name}"]) for name in ("dense", "dense_int8", "pruned", "sparse_int8")]
+        loss = round(one["accuracy_pruned"] - one["accuracy_sparse_int8"], 6)
+        figures = [_met(loss <= POINT), speedup(one), speedup(over[BEST_INT8]), over[BEST_INT8]["dense_runtime"]]
+        rows.append([subject, *shown, *figures])
+    accuracies = ["dense", "dense int8", "masked", "sparse int8", "within a point"]
+    yield from table(["network", *accuracies, f"over {PYTORCH}", f"over {BEST_INT8}", "best dense int8 runtime"], rows)
+    yield "The commands, in build/does_it_pay:\n"
+    yield from (f"    {text}" for text in names(cells, "command"))
+    yield ""
+
+
+def _wide(cells: Sequence[Recorded]) -> list[Recorded]:
+    return chosen(cells, wide=True)
+
+
+def _dense(cells: Sequence[Recorded], subject: str) -> list[Recorded]:
+    return chosen(cells, subject=subject, pattern="dense")
+
+
+def _slower(cells: Sequence[Recorded]) -> list[str]:
+    """Return the layers or networks on which the pruned one is slower, with 95% confidence."""
+    return [str(cell["subject"]) for cell in cells if cell["pattern"] != "dense" and float(cell["high"]) < 1]
