@@ -61,7 +61,7 @@ def commit(model: nn.Module, plan: PruningPlan) -> None:
                 found[name].copy_(value)
             raise
     for module, reparam in held(model):
-        reparam.refresh(module)
+        reparam.refresh_between(module)
 
 
 def sparsity(model: nn.Module) -> float:

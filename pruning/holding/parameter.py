@@ -103,7 +103,7 @@ class ModuleParameter:
             module._buffers[mask_name(name)] = mask
             module._forward_pre_hooks[self.key] = hook
         reparam.trust(mask)
-        reparam.refresh(module)
+        reparam.refresh_between(module)
 
     @outside_inference_mode()
     def release(self) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils.hooks import unserializable_hook
 
 # The backward of a threshold returns 0 where mask <= 0, else the tensor: one pass, as fast as a product, NaN-safe.
 _select = torch.ops.aten.threshold_backward.default
@@ -218,6 +219,27 @@ class Reparam:
         publish(module, self.name, self.read(module))
         if not is_capturing():
             self._modules.add(module)
+
+    def refresh_between(self, module: nn.Module) -> None:
+        """Compute and set `module.name` between forwards; a backward after the next step raises if it is still read.
+
+        This is so where a parent reads `module.name` and never calls the module: no hook refreshes it.
+        """
+        self.refresh(module)
+        (orig, _), value, kind = stored(module, self.name), getattr(module, self.name), type(module).__name__
+        if not value.requires_grad or value.is_leaf or orig.is_inference() or _is_of_transform(value):
+            return
+        version = orig._version
+
+        def require(_grad: Tensor) -> None:
+            if orig._version != version:
+                raise RuntimeError(
+                    f"`{self.name}` of {kind} has the values of an earlier step, because it was read without a call of "
+                    "the module; hold masks by a keeper: masks = pruning.MaskSet.collect(model), "
+                    "pruning.remove_all(model), pruning.MaskKeeper(model, masks)."
+                )
+
+        value.register_hook(unserializable_hook(require))  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
         for module in self._modules:

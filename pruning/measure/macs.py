@@ -343,7 +343,7 @@ def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
         for module, mode in modes.items():
             module.training = mode
         for module, reparam in held(model):
-            reparam.refresh(module)  # a run without gradients leaves pruned tensors without a history
+            reparam.refresh_between(module)  # a run without gradients leaves pruned tensors without a history
 
 
 class Counter:

@@ -263,3 +263,41 @@ def test_inference_mode() -> None:
         pruning.l1_unstructured(born, "weight", 2)
         born(torch.ones(1, 2))
         assert int((born.weight == 0).sum()) == 2
+
+
+class ReadByParent(nn.Module):
+    """Network that reads the weight of a layer without calling the layer, as Qwen3-Next reads that of `conv1d`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called, self.read = nn.Linear(6, 6), nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(self.called(x), self.read.weight)
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_a_weight_that_only_a_parent_reads_trains_by_a_keeper(*, evaluated: bool) -> None:
+    torch.manual_seed(0)
+    model, x = ReadByParent(), torch.randn(3, 6)
+
+    def step() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.zero_grad()
+        model(x).square().sum().backward()
+        optimizer.step()
+
+    pruning.prune(model, "magnitude", sparsity=0.5)
+    if evaluated:
+        pruning.report(model, x)
+    step()
+    with pytest.raises(RuntimeError, match=r"`weight` of Linear has .* an earlier step, .* hold masks by a keeper"):
+        step()
+    masks = pruning.MaskSet.collect(model)
+    pruning.remove_all(model)
+    pruning.MaskKeeper(model, masks)
+    before = model.read.weight.detach().clone()
+    step()
+    step()
+    assert not torch.equal(model.read.weight, before)
+    assert not bool(model.read.weight[masks["read.weight"] == 0].any())
