@@ -40,8 +40,9 @@ def expert_groups(model: nn.Module, spared: Collection[str] = ()) -> Iterator[De
         if not _is_known(mixture, modules[mixture.experts]):
             raise ValueError(
                 f"`unit.kind` (='expert') cannot be pruned in {mixture.path!r}, whose router has another form: it "
-                "must have a row of a weight for each expert, and call experts with inputs, the experts of each token "
-                "and their weights; type unit='entry', which prunes within experts."
+                "must have a row of a weight for each expert, choose by their products and by no table, and call "
+                "experts with inputs, the experts of each token and their weights; type unit='entry', which prunes "
+                "within experts."
             )
         if (mixture.count, mixture.groups) != (found[0].count, found[0].groups):
             raise ValueError(

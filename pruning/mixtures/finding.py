@@ -29,11 +29,13 @@ class Mixture:
         count: number of experts.
         top_k: experts that a token is routed to; None if no module of the mixture names it.
         router: name -> each parameter and buffer with a row or an entry for each expert: weight, bias, correction of
-            scores; empty for a router of another form. `expert_dim` tells the dimension that counts experts.
+            scores; empty for a router of another form, as one that looks a token's experts up in a table.
+            `expert_dim` tells the dimension that counts experts.
         stacks: name -> each parameter of the experts; its first dimension counts them.
         routing: modules that route: those inside `path` that are no part of the experts, and `path` itself.
         groups: number of groups of consecutive experts among which the router chooses first.
         top_groups: groups that a token is routed to.
+        ranks_groups: whether the router ranks groups by their two best experts, as also where there is one group.
     """
 
     path: str
@@ -45,13 +47,13 @@ class Mixture:
     routing: Mapping[str, nn.Module]
     groups: int = 1
     top_groups: int = 1
+    ranks_groups: bool = False
 
     @property
     def least(self) -> int:
         """Smallest number of experts, of each group, among which the router can choose."""
-        if self.groups == 1:
-            return self.top_k or 1
-        return max(2, -(-(self.top_k or 1) // self.top_groups))  # routers rank groups by their two best experts
+        least = -(-(self.top_k or 1) // self.top_groups)
+        return max(2, least) if self.ranks_groups else least
 
     @property
     def removable(self) -> tuple[str, ...]:
@@ -104,7 +106,8 @@ def _mixture(modules: Mapping[str, nn.Module], experts: str, count: int) -> Mixt
     stacks = {n: each for n, each in plain_tensors([(experts, modules[experts])]).items() if len(each) == count}
     top_k, groups, top_groups = (_named(inside, keys) for keys in (TOP_K, GROUPS, TOP_GROUPS))
     router = _router(inside, path, count)
-    return Mixture(path, experts, count, top_k, router, stacks, inside, groups or 1, top_groups or 1)
+    ranks = groups is not None
+    return Mixture(path, experts, count, top_k, router, stacks, inside, groups or 1, top_groups or 1, ranks)
 
 
 def _named(modules: Mapping[str, nn.Module], keys: Iterable[str]) -> int | None:
@@ -139,4 +142,6 @@ def _router(inside: Mapping[str, nn.Module], path: str, count: int) -> dict[str,
     beside = [each for each in near if each.startswith(f"{router}.")]
     own = {**tensors[router], **tensors.get(holder, {}), **tensors.get(path, {})}
     own |= {name: tensor for each in beside for name, tensor in tensors[each].items()}
+    if any(tensor.ndim > 1 and not tensor.is_floating_point() for tensor in own.values()):  # a table of experts
+        return {}
     return {name: tensor for name, tensor in own.items() if expert_dim(tensor, count) is not None}

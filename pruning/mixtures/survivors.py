@@ -69,6 +69,9 @@ def route_among(model: nn.Module, alive: Mapping[str, Tensor]) -> None:
     Args:
         model: a network.
         alive: module of a mixture's experts -> bool of (experts,): those among which its router chooses.
+
+    Raises:
+        ValueError: a router cannot choose among the experts that are left: some, but too few, or unequal groups.
     """
     modules = dict(plain_modules(model))
     stop_routing_among_survivors(model)
@@ -78,6 +81,13 @@ def route_among(model: nn.Module, alive: Mapping[str, Tensor]) -> None:
     changed = [each for each in here if not bool(alive[each.experts].all())]
     for mixture in changed:
         kept = alive[mixture.experts].nonzero().flatten()
+        by_group = alive[mixture.experts].view(mixture.groups, -1).sum(1).tolist()
+        if min(by_group) < mixture.least or len({*by_group}) > 1:
+            raise ValueError(
+                f"the masks leave {', '.join(map(str, by_group))} of the experts of {mixture.path!r}, whose router "
+                f"needs {mixture.least} or more{', equally many in each group' if mixture.groups > 1 else ''}; keep so "
+                "many, or remove all experts of the layer."
+            )
         _hook(modules[mixture.path], _Fewer(mixture.count, kept, _places(mixture, mixture.router), _counters(mixture)))
         modules[mixture.experts].register_forward_pre_hook(_Numbered(kept), with_kwargs=True)
     sizes = {int(alive[each.experts].sum()) for each in here}

@@ -110,10 +110,16 @@ def left_out_expert(given: ScoringInput) -> dict[str, Tensor]:
     all experts of a mixture that has no more than its tokens are routed to.
 
     Raises:
-        ValueError: there is no loss, or the network has no mixture whose experts are stacked.
+        ValueError: there is no loss, the network has no mixture whose experts are stacked, or a router chooses among
+            groups of experts.
     """
     loss_of_batches = mean_loss("left_out", given)
     with given.network() as net, torch.no_grad():
+        if grouped := [each.path for each in mixtures(net.model) if each.groups > 1]:
+            raise ValueError(
+                f"`left_out` cannot score the experts of {grouped[0]!r}, whose router chooses among groups of equally "
+                "many: without one of them they are unequal; type score='reap'."
+            )
         alive = {mixture.experts: survivors(mixture) for mixture in mixtures(net.model)}
         whole, scores = loss_of_batches(net.model), {}
         for mixture, names in _scored(net, "left_out"):

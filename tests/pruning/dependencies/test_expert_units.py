@@ -204,6 +204,13 @@ def test_refusals_come_before_anything_is_computed() -> None:
     names = [name for name, each in network_of("mixtral").named_parameters() if "layers.0" in name and each.ndim > 1]
     refused(r"must name the experts of all layers", network_of("mixtral"), parameters=names)
     refused(r"whose router has another form: it must", network_of("llama4_text", intermediate_size_mlp=8))
+    alone = network_of("deepseek_v3", n_group=1, topk_group=1, num_experts_per_tok=1)
+    refused(
+        r"leaves 1 of the 8 experts of .* at least 2 ", alone, sparsity=0.9
+    )  # it ranks its one group by two experts
+    hashed = network_of("mixtral")
+    hashed.model.layers[0].mlp.gate.register_buffer("experts_of_token", torch.zeros(16, 2, dtype=torch.long))
+    refused(r"'model.layers.0.mlp', whose router has another form: .* by no table", hashed)
     uneven = network_of("mixtral")
     other = network_of("mixtral", experts=6)
     uneven.model.layers[1].mlp = other.model.layers[1].mlp

@@ -103,6 +103,18 @@ def test_the_loss_reads_unequal_routers_up_to_the_widest() -> None:
     assert [each.shape[1] for each in found.router_logits] == [EXPERTS, EXPERTS]
 
 
+@pytest.mark.parametrize(
+    ("kind", "left", "said"), [("mixtral", [0], "leave 1 of"), ("deepseek_v3", [0, 1, 2, 4, 5], "leave 3, 2 of")]
+)
+def test_masks_that_leave_no_choice_are_refused(kind: str, left: list[int], said: str) -> None:
+    model = small_mixtures.network_of(kind)
+    alive = {each.experts: torch.zeros(each.count, dtype=torch.bool) for each in mixtures(model)}
+    for each in alive.values():
+        each[left] = True
+    with pytest.raises(ValueError, match=f"^the masks {said} the experts .* needs 2 or more"):
+        route_among(model, alive)
+
+
 def test_a_call_that_fails_leaves_all_experts_in_place() -> None:
     model = without_experts(network("mixtral"))
     route_among_survivors(model)

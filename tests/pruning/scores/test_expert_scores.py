@@ -120,6 +120,13 @@ def test_padding_does_not_count(left: bool) -> None:
             assert values == pytest.approx(expected[score][name], rel=1e-6)
 
 
+def test_left_out_refuses_groups_of_experts() -> None:
+    with pytest.raises(ValueError, match=r"^`left_out` cannot score the experts of .* groups of equally many"):
+        pruning.plan(
+            network_of("deepseek_v3"), score="left_out", unit="expert", sparsity=0.25, batches=[TOKENS], loss=loss
+        )
+
+
 def test_experts_without_tokens_score_0_and_removed_ones_get_no_tokens() -> None:
     model = network_of("mixtral")
     with torch.no_grad():
