@@ -157,7 +157,7 @@ def test_a_network_that_is_not_faster_as_sparse_is_written_with_dense_operations
     assert "sparse_layers" not in text
     assert "torch.ops" not in text, "which would make it slower than the network that was given"
     held = load_file(tmp_path / "sparse_network.safetensors")
-    assert any(name.endswith(".weight.columns") for name in held), "half of the weights are zeros"
+    assert any(name.endswith(".weight.values") for name in held), "half of the weights are zeros"
     images = drawn((1, 8, 8), 5)
     with torch.no_grad():
         assert difference(CODECS["sparse"].load(tmp_path)((images,)), model(images)) <= 1e-6
