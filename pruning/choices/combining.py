@@ -156,7 +156,11 @@ def _check_groups(choices: Choices) -> None:
     }
     if choices.unit.kind == "expert":
         taken["scope.kind"] = (scope.kind, ("layer",))
-        taken["scope.budget"] = (scope.budget, ("channels", "parameters", "bytes"))
+        if scope.budget in ("active_parameters", "macs"):
+            raise RefusedValue("scope.budget", scope.budget).because(
+                "does not shrink with whole experts, as each token still has as many; use 'channels', 'parameters' or "
+                "'bytes', or unit.kind='mlp' for the hidden units of experts."
+            )
         taken["scope.round_to"] = (scope.round_to, (1,))
     if choices.unit.parts:
         if scope.budget == "channels":

@@ -459,10 +459,12 @@ def _check_experts(groups: DependencyGroups, sparsity: float) -> None:
     for group in groups:
         left, least = group.units - round(sparsity * group.units), max(group.counts[0], groups.scope.min_kept)
         if left < least:
+            parts = sum(each.members[0].tensor == group.members[0].tensor for each in groups)
+            among = f"each of the {parts} groups of experts in {group.name!r}" if parts > 1 else repr(group.name)
+            most = f"at most {1 - least / group.units:.6g}" if least < group.units else "unit='mlp', as none can go"
             raise ValueError(
-                f"`sparsity` (={sparsity}) leaves {left} of the {group.units} experts of {group.name!r}, but at least "
-                f"{least} must be left for routers to choose from, or by `scope.min_kept`; type at most "
-                f"{1 - least / group.units:.6g}."
+                f"`sparsity` (={sparsity}) leaves {left} of the {group.units} experts of {among}, but at least {least} "
+                f"must be left for routers to choose from, or by `scope.min_kept`; type {most}."
             )
 
 
