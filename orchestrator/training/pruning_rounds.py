@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -101,27 +103,28 @@ def prune_layers(
 
     try:
         blocks.total = len(parts_of(model, None, names))
-        pruning.layerwise(
-            model,
-            choices.score.kind,
-            [_call(model, batch) for batch in batches],
-            **_target(asked),
-            parameters=names,
-            masks={name: mask for name, mask in parent.items() if name in names},
-            done=blocks.done,
-            replay=blocks.replay,
-            on_block=note,
-            calibrate_all_experts=fields.score.calibrate_all_experts,
-            **choices.score.options,
-        )
-    except Enough:
-        pass
+        with warnings.catch_warnings(record=True) as caught, suppress(Enough):
+            warnings.simplefilter("always", UserWarning)
+            pruning.layerwise(
+                model,
+                choices.score.kind,
+                [_call(model, batch) for batch in batches],
+                **_target(asked),
+                parameters=names,
+                masks={name: mask for name, mask in parent.items() if name in names},
+                done=blocks.done,
+                replay=blocks.replay,
+                on_block=note,
+                calibrate_all_experts=fields.score.calibrate_all_experts,
+                **choices.score.options,
+            )
     except (ValueError, TypeError) as error:
         raise engine_refusal(asked, error) from error
     done = blocks.done or Layerwise(MaskSet({}), {})
     whole = {each.name: torch.ones_like(getattr(each.module, each.parameter), dtype=torch.bool) for each in chosen}
     masks = MaskSet({name: done.masks.get(name, parent.get(name, whole[name])) for name in names})
     cut = asked.cut(chosen, names)
+    said = [cut.limits, *(str(each.message) for each in caught)]
     details = {
         "unit": choices.unit.kind,
         "units": dict(cut.sizes),
@@ -132,7 +135,7 @@ def prune_layers(
         "rescorings": 1,
         "split": SPLIT,
         "layers": {name: _plain(report) for name, report in done.layers.items()},
-    } | ({"limits": cut.limits} if cut.limits else {})
+    } | ({"limits": ". ".join(filter(None, said))} if any(said) else {})
     return masks, Scoring(details, {"scoring": 0.0, "selection": sum(each.seconds for each in done.layers.values())})
 
 

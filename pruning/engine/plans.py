@@ -65,7 +65,8 @@ class PruningPlan:
         details: the decisions in JSON types: units kept in each tensor, dead tensors, number of re-scorings, the
             fraction `considered` of the network's matrix weights, and the fraction `removed` of all units. For
             dependency groups, `removed` is a fraction of the budget, and `step` is the largest fraction of the budget
-            that the last step of a group removed.
+            that the last step of a group removed. `limits` says what cannot be pruned, or was not; `tokens` are those
+            of each expert that a score has read.
         seconds: time spent in "scoring" (including the loss), "selection" and "repair"; not part of a result.
     """
 
@@ -110,7 +111,7 @@ def _planned(choices: Choices, given: ScoringInput, example: Any, *, alone: bool
     if choices.control.kind == "shuffle":
         shuffled = cut.expand(shuffle(cut.alive(now), cut, given.generator, cut.alive(before)))
         now = {n: mask & before[n] if n in before else mask for n, mask in shuffled.items()}
-    return PruningPlan(MaskSet(now), run.repaired(now), _details(cut, now, len(steps)), run.seconds)
+    return PruningPlan(MaskSet(now), run.repaired(now), _details(cut, now, choices.schedule, given.noted), run.seconds)
 
 
 def _in_turns(choices: Choices, given: ScoringInput, example: Any) -> PruningPlan:
@@ -326,13 +327,24 @@ def _with_full_masks(model: nn.Module) -> nn.Module:
     return copied
 
 
-def _details(cut: Cut, kept: Mapping[str, Tensor], inner: int) -> dict[str, Any]:
+def _details(cut: Cut, kept: Mapping[str, Tensor], schedule: Schedule, noted: Mapping[str, Any]) -> dict[str, Any]:
     alive = cut.alive(kept)
     units = {name: int(each.sum()) for name, each in alive.items()}
     passes = cut.unit.kind in FAMILY_UNITS  # the residual stream goes around a removed layer and its heads
     dead = [name for name, count in units.items() if cut.sizes[name] and not count and not passes]
-    details = {"unit": cut.unit.kind, "units": dict(cut.sizes), "kept": units, "dead": dead, "inner": inner}
-    limits = {"limits": cut.limits} if cut.limits else {}
+    counts = {"units": dict(cut.sizes), "kept": units, "dead": dead, "inner": schedule.inner}
+    details = {"unit": cut.unit.kind, **counts, **noted}
+    said = [cut.limits, noted.get("limits", "")]
     if isinstance(cut, DependencyGroups):
-        return details | {"removed": gone(cut, alive), "step": largest_step(cut, alive)} | limits
-    return details | {"removed": 1 - sum(units.values()) / max(1, sum(cut.sizes.values()))} | limits
+        details |= {"removed": gone(cut, alive), "step": largest_step(cut, alive)}
+        if cut.to_nearest and schedule.sparsity and sum(units.values()) == sum(cut.sizes.values()):
+            said.append(NO_EXPERT.format(schedule.sparsity, max(cut.sizes.values()), details["step"]))
+    else:
+        details["removed"] = 1 - sum(units.values()) / max(1, sum(cut.sizes.values()))
+    return details | ({"limits": ". ".join(filter(None, said))} if any(said) else {})
+
+
+NO_EXPERT = (
+    "no expert is removed, because a sparsity of {:g} takes half an expert or less of the {} of each layer, or of each "
+    "group of experts that its router chooses first; type {:g}"
+)

@@ -79,6 +79,25 @@ def expert_outputs(experts: nn.Module, call: Routed, slot: int) -> Tensor:
     return outputs
 
 
+def without_tokens(tokens: Mapping[str, Mapping[int, int]], effect: str, otherwise: str = "") -> str:
+    """Return a sentence on experts that get no tokens; "" if all get some.
+
+    Args:
+        tokens: name of a stack -> expert -> number of its tokens.
+        effect: what happens to the experts.
+        otherwise: what to type, besides more batches.
+    """
+    empty = [f"{name}[{expert}]" for name, own in tokens.items() for expert, count in own.items() if not count]
+    rarest = min((count for own in tokens.values() for count in own.values() if count), default=0)
+    more = f" and {len(empty) - 6} more" if empty[6:] else ""
+    said = f"no token is routed to {', '.join(empty[:6])}{more}: {effect}; the rarest of the other experts has {rarest}"
+    return (
+        f"{said} token{'s' * (rarest != 1)}; pass more batches, in a sweep a larger score.examples{otherwise}"
+        if empty
+        else ""
+    )
+
+
 @contextmanager
 def eager_experts(model: nn.Module) -> Iterator[None]:
     """Let the experts of transformers multiply by one expert's matrix at a time, as their classes are written."""

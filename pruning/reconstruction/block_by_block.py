@@ -24,7 +24,7 @@ from pruning.holding.parameter import check_masks, check_prunable, hooked
 from pruning.layouts import WeightLayout, required_layout
 from pruning.masks.mask_set import MaskSet
 from pruning.measure.macs import eagerly, in_mode
-from pruning.mixtures.routing import eager_experts
+from pruning.mixtures.routing import eager_experts, without_tokens
 from pruning.reconstruction.block_calls import Batch, BlockCalls, call_model
 from pruning.reconstruction.block_order import Part, is_layer, parts_of, weight_of
 from pruning.reconstruction.expert_statistics import ExpertCollector, passes_of
@@ -154,23 +154,13 @@ def layerwise(  # nineteen parameters: one call prunes a network from files to f
                     on_block(run.result)
     if unseen := [part.name for part in parts if part not in order]:
         warnings.warn(f"no batch calls {', '.join(unseen[:3])}: not pruned", stacklevel=2)
-    if said := _without_tokens(run.result.layers):
+    tokens = {name: dict(enumerate(each.tokens)) for name, each in run.result.layers.items() if each.rows}
+    if said := without_tokens(tokens, "pruned by magnitude", ALL_TOKENS):
         warnings.warn(said, stacklevel=2)
     return run.result
 
 
-def _without_tokens(layers: Mapping[str, LayerReport]) -> str:
-    """Return a sentence on experts that got no tokens; "" if there are none."""
-    stacks = {name: each.tokens for name, each in layers.items() if each.rows and 0 in each.tokens}
-    if not stacks:
-        return ""
-    empty = [f"{name}[{expert}]" for name, tokens in stacks.items() for expert, own in enumerate(tokens) if not own]
-    rarest = min(own for each in layers.values() for own in each.tokens if own)
-    return (
-        f"no token is routed to {', '.join(empty[:6])}{f' and {len(empty) - 6} more' if empty[6:] else ''}: pruned by "
-        f"magnitude; the rarest of the other experts has {rarest} tokens. Pass more batches, or "
-        "calibrate_all_experts=True."
-    )
+ALL_TOKENS = ", or calibrate_all_experts=True, in a sweep score.calibrate_all_experts=true"
 
 
 def _streamed(

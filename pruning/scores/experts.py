@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pruning.mixtures.finding import Mixture, mixtures
-from pruning.mixtures.routing import Routed, expert_outputs, routed
+from pruning.mixtures.routing import Routed, expert_outputs, routed, without_tokens
 from pruning.mixtures.survivors import route_among, survivors
 from pruning.scores.readings.network import Network
 from pruning.scores.readings.scoring_data import ScoringInput, call_network, mean_loss, weighted_batches
@@ -141,6 +141,11 @@ def _by_tokens(given: ScoringInput, score: str, *, gate: int, power: int, mean: 
         key = ["tokens of experts", *(mixture.experts for mixture, _ in scored)]
         sums = given.remembered(key, partial(_sums_over_tokens, net, given, score))
         found = {names[0]: sums[mixture.experts] for mixture, names in scored}
+        counts = {name: each[:, 0, 0].long().tolist() for name, each in found.items()}
+        here = {n: {e: counts[n][e] for e in survivors(m).nonzero().flatten().tolist()} for m, (n, *_) in scored}
+        if not given.noted:  # a re-scoring sees fewer batches and experts
+            said = without_tokens(here, "scored 0, to go first")
+            given.noted.update({"tokens": counts} | ({"limits": said} if said else {}))
         return {n: each[:, gate, power] / (each[:, 0, 0].clamp(min=1) if mean else 1) for n, each in found.items()}
 
 

@@ -179,9 +179,8 @@ def rank(
         raise engine_refusal(asked, error) from error
     ones = {each.name: torch.ones_like(getattr(each.module, each.parameter), dtype=torch.bool) for each in chosen}
     masks = MaskSet({**{name: plan.masks.get(name, ones[name]) for name in names}, **plan.masks})
-    details = {
-        name: plan.details[name] for name in ("unit", "units", "removed", "step", "limits") if name in plan.details
-    }
+    recorded = ("unit", "units", "removed", "step", "limits", "tokens")
+    details = {name: plan.details[name] for name in recorded if name in plan.details}
     if by_score:
         drawn = sum(map(count, batches or ()))
         details |= {"score": asked.named, "examples": drawn, "passes": loss.calls, "rescorings": inner}

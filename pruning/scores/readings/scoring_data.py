@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias, cast
 
@@ -35,6 +35,8 @@ class ScoringInput:
     generator: torch.Generator | None = None
     parameters: Iterable[str] | None = None
     remember: Remember = None
+    noted: dict[str, Any] = field(default_factory=dict)
+    """Details that scores add to a plan: `tokens` of each expert, and `limits`, a sentence on experts without any."""
 
     def weights(self) -> dict[str, Weight]:
         """Return name -> weight to score; see `weights_of`."""

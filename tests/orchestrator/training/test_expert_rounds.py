@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,32 @@ def test_rounds_remove_experts_of_each_group(capsys: pytest.CaptureFixture[str])
     assert "sparsity 0.5 removes 4 of 8 experts in each of 1 layer and leaves 4; before, a token uses" in said
     assert f"a token uses {active:,} of {total:,} parameters" in said
     assert "50.00% of experts" in said
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (("method=reap",), "scored 0, to go first; .* a larger score.examples$"),
+        (("method=wanda",), "pruned by magnitude; .* score.examples, or .* score.calibrate_all_experts=true$"),
+    ],
+)
+def test_records_and_tables_name_experts_without_tokens(
+    line: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = ("data.block=4", "score.examples=1", "schedule.sparsity=0.5", "prune.include=['*experts*']")
+    short = [each for each in SHORT if not each.startswith(("unit=", "score"))]
+    outcome = conductor.run([Job(line, composed(*short, *line, *few))])
+    (record,) = (r for r in outcome.records.values() if r.kind == "round")
+
+    assert any(re.match(f"no token is routed to model.layers.*{said}", each) for each in record.warnings)
+    shown = capsys.readouterr()
+    assert "Warning of trial, round 1: no token is routed to" in " ".join(shown.out.split())
+    assert "UserWarning" not in shown.err
+    scoring = record.details["scoring"]
+    layers = (each["tokens"] for each in scoring.get("layers", {}).values() if "tokens" in each)
+    tokens = [*scoring.get("tokens", {}).values(), *layers]
+    assert any(0 in own for own in tokens)
+    assert {sum(own) for own in tokens} == {8}
 
 
 def test_experts_out_of_reach_are_refused_before_anything_is_trained() -> None:

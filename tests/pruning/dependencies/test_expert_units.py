@@ -20,6 +20,8 @@ from pruning.mixtures.survivors import stop_routing_among_survivors
 pytest.importorskip("transformers")
 from small_mixtures import EXPERTS, KINDS, TOKENS, loss, network_of
 
+pytestmark = pytest.mark.filterwarnings("ignore:no token is routed to")
+
 
 def without(model: Any, removed: dict[str, list[int]]) -> Any:
     """Return a copy of a network that has lost experts, cut by hand: experts of a layer -> their numbers."""
@@ -188,6 +190,14 @@ def test_stock_classes_load_the_smaller_network(kind: str, key: str, tmp_path: P
         pruning.smaller_transformer(model)
 
 
+@pytest.mark.parametrize(("kind", "sparsity", "possible"), [("mixtral", 0.05, 0.125), ("deepseek_v3", 0.125, 0.25)])
+def test_a_pruning_that_removes_no_expert_says_so(kind: str, sparsity: float, possible: float) -> None:
+    said = rf"no expert is removed, because a sparsity of {sparsity} takes half .* type {possible}$"
+    with pytest.warns(UserWarning, match=said):
+        pruning.prune(network_of(kind), "expert_magnitude", sparsity=sparsity)
+    assert "limits" not in pruning.plan(network_of(kind), "expert_magnitude", sparsity=possible).details
+
+
 def test_refusals_come_before_anything_is_computed() -> None:
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError("a score was computed")
@@ -200,7 +210,12 @@ def test_refusals_come_before_anything_is_computed() -> None:
     refused(r"leaves 1 of the 4 experts of .* at least 2 .* at most 0.5", network_of("deepseek_v3"), sparsity=0.75)
     refused(r"is for mixtures whose experts are stacked in parameters", nn.Linear(2, 2))
     refused(r"`scope.kind` .='global'. cannot be combined .*'layer'", network_of("mixtral"), scope="global")
-    refused(r"`scope.budget` .='macs'. cannot be combined", network_of("mixtral"), budget="macs")
+    for budget in ("macs", "active_parameters"):
+        refused(
+            rf"`scope.budget` .='{budget}'. does not shrink with whole experts", network_of("mixtral"), budget=budget
+        )
+    few = network_of("deepseek_v3", n_group=4, topk_group=2)
+    refused(r"leaves 1 of the 2 experts of each of the 4 groups .* at least 2 .* type unit='mlp', as none can go", few)
     names = [name for name, each in network_of("mixtral").named_parameters() if "layers.0" in name and each.ndim > 1]
     refused(r"must name the experts of all layers", network_of("mixtral"), parameters=names)
     refused(r"whose router has another form: it must", network_of("llama4_text", intermediate_size_mlp=8))

@@ -139,6 +139,24 @@ def test_experts_without_tokens_score_0_and_removed_ones_get_no_tokens() -> None
         assert all(each[3] == 0 for each in by_experts(getattr(pruning.scores, score)(model, [TOKENS])).values())
 
 
+def test_a_plan_counts_tokens_and_names_experts_without_any_that_are_still_there() -> None:
+    model = network_of("gpt_oss")
+    for layer in model.model.layers:
+        layer.mlp.router.bias.data[4] = -100
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    with pytest.warns(
+        UserWarning, match=r"^no token is routed to model.layers.0.mlp.experts.gate_up_proj\[4\], "
+    ) as told:
+        plan = pruning.prune(model, "reap", sparsity=1 / EXPERTS, batches=[TOKENS])
+    tokens = plan.details["tokens"][name]
+    assert len(told) == 1
+    assert not tokens[4]
+    assert sum(tokens) == 2 * TOKENS.numel()
+    rarest = min(each for own in plan.details["tokens"].values() for each in own if each)
+    assert f"scored 0, to go first; the rarest of the other experts has {rarest} tokens" in str(told[0].message)
+    assert "limits" not in pruning.plan(model, "reap", sparsity=0.25, batches=[TOKENS]).details
+
+
 def test_expert_magnitude_is_the_norm_of_an_expert_s_weights() -> None:
     model = network_of("mixtral")
     for name, values in by_experts(pruning.scores.expert_magnitude(model)).items():
