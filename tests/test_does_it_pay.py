@@ -89,6 +89,23 @@ def test_a_measurement_has_an_interval_and_refuses_wrong_outputs(monkeypatch: py
         part.measure(cell, {}, blocks=2, seconds=0.001)
 
 
+def test_only_torch_compile_is_built_once_for_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def counted(name: str) -> Any:
+        def make(layer: Layer, weights: Any, example: Any, _: float) -> Any:
+            made.append(name)
+            return lambda: layer.apply(example, *weights)
+
+        return replace(layer_cells.BY_NAME[name], make=make)
+
+    for name in (PYTORCH, COMPILED):
+        monkeypatch.setitem(layer_cells.BY_NAME, name, counted(name))
+    layer_part((LINEAR,)).measure(Cell(LINEAR.name, COMPILED, "dense", 0.0, PYTORCH), {}, blocks=4, seconds=0.001)
+
+    assert (made.count(PYTORCH), made.count(COMPILED)) == (4, 1)
+
+
 def cell(sparsity: float, low: float, **changes: Any) -> dict[str, Any]:
     named = {"subject": "l", "runtime": "r", "pattern": "unstructured", "sparsity": sparsity, "against": PYTORCH}
     figures = {"speedup": low + 0.1, "low": low, "high": low + 0.2, "dense_seconds": 1, "load": 0.5}
@@ -239,7 +256,9 @@ def test_a_runtime_that_is_not_there_is_said() -> None:
     record = json.loads((ROOT / "docs" / "does-it-pay.json").read_text())
     record["circumstances"]["absent"] = {"OpenVINO fp32": "openvino is not installed"}
 
-    assert "OpenVINO fp32 was not measured: openvino is not installed." in its_page.page(record, None)
+    text = its_page.page(record, None)
+    assert "OpenVINO fp32 was not measured: openvino is not installed." in text
+    assert ("torch.compile compiles once" in text) == ("compiles" in record["circumstances"])
 
 
 @pytest.mark.slow  # draws the figure
@@ -335,6 +354,7 @@ def made_up(*, amx: bool, speed: float) -> dict[str, Any]:
         over = {PYTORCH: 2 * speed, BEST_INT8: speed}
         sparse = [
             cell(level, 0, runtime=SPARSE_INT8, pattern=pattern, against=against, speedup=each, high=1.1 * each)
+            | {"dense_runtime": ONNX_INT8 if against == BEST_INT8 else PYTORCH}
             for pattern, level in patterns
             for against, each in over.items()
         ]
@@ -355,6 +375,8 @@ def test_the_page_says_in_its_first_lines_why_not_int8() -> None:
     assert "7.00× as fast as PyTorch, and 3.50× as fast as dense int8 (geometric means over 1 layers)" in fast
     assert "Dense int8 is faster than both for l." in slow
     assert "Dense int8 is faster" not in fast
+    assert "Take both." in fast
+    assert "On this machine take dense int8." in slow
     assert "has no AMX" in fast
     with_tiles = " ".join(int8_answer(made_up(amx=True, speed=2.0)))
     assert "2.00× as fast as the best dense int8 runtime here, and 14.0× as fast as OpenVINO held to" in with_tiles
@@ -368,6 +390,10 @@ def test_the_page_says_which_aims_are_missed() -> None:
             assert f"(aim {aim:.1f}×: {'reached' if speed >= aim else '**missed**'})" in sentence
             assert f"over OpenVINO without AMX {7 * speed:.3g}×" in sentence.replace("9.10", "9.1")
         assert ("reached" if speed > 1.8 else "missed") in said[-1]
+    assert not any("outputs are off" in sentence for sentence in said)
+    broken = made_up(amx=False, speed=2.0)
+    broken["int8_networks"] = [each | {"off": 0.84} for each in broken["int8_networks"]]
+    assert "whose outputs are off by 84% of the largest" in list(int8_sentences(broken))[-1]
     assert "slower on l" in next(int8_sentences(made_up(amx=False, speed=0.5)))
 
 

@@ -110,6 +110,8 @@ def _circumstances(record: Record, parts: Sequence[str]) -> Iterator[str]:
             "\n**The machine was not quiet**: other processes ran on it. They widen intervals, and change the ratios "
             "of layers that wait for memory or for a thread."
         )
+    if "compiles" in known:
+        yield f"\ntorch.compile compiles {known['compiles']}; other runtimes build layers again in each block."
     yield from (f"\n{name} was not measured: {reason}." for name, reason in known["absent"].items())
     yield ""
 

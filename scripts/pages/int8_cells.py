@@ -65,7 +65,7 @@ WIDE_LAYERS = (
 """Layers that means are over: of 64 channels or more, or with 64 examples or more if they are linear."""
 INT8_LAYERS = (*(layer for layer in LAYERS if layer not in WIDE_LAYERS), *WIDE_LAYERS)
 CALIBRATION = 32
-"""Random inputs that calibrate the ranges of bytes, of dense and of sparse networks."""
+"""Least number of random inputs that calibrate the ranges of bytes, of dense and of sparse networks."""
 TOLERANCE = 0.2
 """Largest allowed difference of a layer's outputs in 8 bits, relative to the largest: a guard against wrong graphs."""
 SHOWN = math.inf
@@ -208,14 +208,19 @@ def _makes(network: Network, batch: int, cell: Cell, dense_runtime: str) -> tupl
 def _sparse(network: Network, batch: int, pattern: str, sparsity: float) -> tuple[nn.Module, nn.Module]:
     """Return the pruned network, and the same through `to_sparse` in 8 bits."""
     pruned, example = network.pruned(dense_network(network), sparsity, UNITS[pattern]), network.example(batch)
-    return pruned, pruning.to_sparse(pruned, example, int8=True, batches=[network.example(CALIBRATION)])
+    return pruned, pruning.to_sparse(pruned, example, int8=True, batches=[_calibration(network)])
+
+
+def _calibration(network: Network) -> Tensor:
+    """Return the inputs that calibrate a network: those that are timed, if they are more than `CALIBRATION`."""
+    return network.example(max(CALIBRATION, *network.batches))
 
 
 @lru_cache(maxsize=1)
 def _quantised(network: Network) -> tempfile.TemporaryDirectory[str]:
     """Return a folder with the dense network as the format `onnx_int8` writes it."""
     folder = tempfile.TemporaryDirectory()
-    CODECS["onnx_int8"].write(dense_network(network), (network.example(CALIBRATION),), Path(folder.name))
+    CODECS["onnx_int8"].write(dense_network(network), (_calibration(network),), Path(folder.name))
     return folder
 
 

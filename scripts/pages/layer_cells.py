@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from typing import Any
 
 import torch
 
+from pruning.measure.latency import Make
 from scripts.pages.pay_cells import BEST, PYTORCH, SPARSE, Cell, Makes, Part
 from scripts.pages.sparse_runtimes import RUNTIMES, Layer, Runtime, pruned
 
@@ -68,8 +70,14 @@ def _makes(layer: Layer, cell: Cell, dense_runtime: str) -> Makes:
     weights = dense if cell.pattern == "dense" else pruned(layer, cell.pattern, cell.sparsity)
     zeros = 0.0 if cell.pattern in ("dense", "channels") else cell.sparsity
     torch._dynamo.reset()
-    after = partial(runtime.make, layer, weights, example, zeros)
+    after = _maker(runtime, layer, weights, example, zeros)
     expected = layer.apply(example, *weights)
     off = float((after()() - expected).abs().max() / expected.abs().max())
     assert off < runtime.tolerance, f"{cell}: outputs are off by {off:.1e}"
-    return partial(beside.make, layer, dense, example, 0.0), after
+    return _maker(beside, layer, dense, example, 0.0), after
+
+
+def _maker(runtime: Runtime, *given: Any) -> Make:
+    """Return what builds the runner in each block, or once for all of them."""
+    build = partial(runtime.make, *given)
+    return build if runtime.rebuilt else cache(build)

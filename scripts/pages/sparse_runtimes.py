@@ -108,6 +108,8 @@ class Runtime:
     """Whether the runtime is one for dense layers, too; else pruned layers are compared with PyTorch's dense layer."""
     shrinks: bool = True
     """Whether layers with removed channels are measured; not for CSR, which gains nothing there over eager."""
+    rebuilt: bool = True
+    """Whether each block of a measurement builds the runner again."""
     tolerance: float = 1e-4
     """Largest allowed difference of outputs, relative to the largest output."""
 
@@ -204,7 +206,7 @@ def in_openvino(graph: bytes | str, example: Tensor, settings: Mapping[str, Any]
 
 RUNTIMES = (
     Runtime(PYTORCH, ("torch",), _eager),
-    Runtime(COMPILED, ("torch",), _compiled),
+    Runtime(COMPILED, ("torch",), _compiled, rebuilt=False),  # a compilation in each block would take minutes
     Runtime("CSR (torch.sparse)", ("torch",), _csr, reads_zeros=True, runs_dense=False, shrinks=False),
     Runtime(ONNX, ("onnxruntime", "onnx"), _onnxruntime),
     Runtime(OPENVINO, ("openvino", "onnx"), partial(_openvino, precision="f32"), reads_zeros=True),
