@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from torch import nn
 
-from pruning.holding.parameter import joined, plain_modules, plain_parameters
+from pruning.holding.parameter import plain_modules, plain_parameters, plain_weights
 from pruning.layouts import EMBEDDING, EXPERTS, LINEAR, TRANSPOSED_LINEAR, kind_of, layout_of
 
 
@@ -30,10 +30,9 @@ def default_weights(model: nn.Module, *, with_head: bool = True) -> list[str]:
     left = {id(parameter) for each in embeddings for _, parameter in plain_parameters(each)}
     left |= {id(parameter) for each in _routers(modules) for _, parameter in plain_parameters(each)}
     found: dict[int, str] = {}
-    for path, module in modules.items():
-        for leaf, parameter in plain_parameters(module):
-            if id(parameter) not in left and is_prunable(module, leaf):
-                found.setdefault(id(parameter), joined(path, leaf))
+    for name, module, leaf, parameter in plain_weights(model):
+        if id(parameter) not in left and is_prunable(module, leaf):
+            found.setdefault(id(parameter), name)
     names = list(found.values())
     if not with_head and names:
         module = modules[names[-1].rpartition(".")[0]]

@@ -178,6 +178,13 @@ def plain_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
             yield held.get(leaf, leaf), parameter
 
 
+def plain_weights(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
+    """Yield (name in a plain model, module, name there, parameter), under all names of a tied one."""
+    for path, module in plain_modules(model):
+        for leaf, parameter in plain_parameters(module):
+            yield joined(path, leaf), module, leaf, parameter
+
+
 def plain_tensors(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, Tensor]:
     """Return name in a plain model -> each parameter and buffer, under all names of a tied one; without masks.
 

@@ -19,8 +19,8 @@ from pruning.holding.parameter import (
     check_masks,
     outside_inference_mode,
     place,
-    plain_modules,
     plain_parameters,
+    plain_weights,
     pruned_names,
 )
 from pruning.masks import mask_files as mask_files
@@ -53,13 +53,11 @@ class MaskSet(Mapping[str, Tensor]):
         `DistributedDataParallel`; `apply` finds the names in a wrapped model, too.
         """
         masks = {}
-        for path, module in plain_modules(model):
-            pruned = pruned_names(module)
-            for name, _ in plain_parameters(module) if pruned else ():
-                if name in pruned:
-                    mask = ModuleParameter.of(module, name).mask
-                    assert mask is not None
-                    masks[f"{path}.{name}" if path else name] = mask
+        for name, module, leaf, _ in plain_weights(model):
+            if leaf in pruned_names(module):
+                mask = ModuleParameter.of(module, leaf).mask
+                assert mask is not None
+                masks[name] = mask
         return cls(masks)
 
     def apply(self, model: nn.Module, *, replace: bool = False) -> None:

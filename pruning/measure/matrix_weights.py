@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from pruning.holding.parameter import joined, plain_modules, plain_parameters
+from pruning.holding.parameter import plain_weights
 from pruning.layouts import EMBEDDING, kind_of, layout_of
 
 ENOUGH = 0.9
@@ -66,34 +66,17 @@ def considered(model: nn.Module, names: Iterable[str]) -> Considered:
         model: pruned or not.
         names: names of the weights that the pruning considers; a tied weight under any of its names.
     """
-    known = dict(_named(model))
+    every = [*plain_weights(model)]
+    known = {name: parameter for name, _, _, parameter in every}
     taken = {id(known[name]) for name in names if name in known}
+    embeddings = {id(parameter) for _, module, _, parameter in every if kind_of(module) is EMBEDDING}
     first: dict[int, str] = {}
-    for name, parameter in _matrices(model):
-        first.setdefault(id(parameter), name)
+    for name, module, leaf, parameter in every:
+        if id(parameter) not in embeddings and _is_matrix(module, leaf, parameter):
+            first.setdefault(id(parameter), name)
     dense = {name: known[name].numel() for key, name in first.items() if key not in taken}
     total = sum(known[name].numel() for name in first.values())
     return Considered(total, dict(sorted(dense.items(), key=lambda item: -item[1])))
-
-
-def _named(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    for path, module in plain_modules(model):
-        for leaf, parameter in plain_parameters(module):
-            yield joined(path, leaf), parameter
-
-
-def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    modules = [*plain_modules(model)]
-    embeddings = {
-        id(parameter)
-        for _, module in modules
-        if kind_of(module) is EMBEDDING
-        for _, parameter in plain_parameters(module)
-    }
-    for path, module in modules:
-        for leaf, parameter in plain_parameters(module):
-            if id(parameter) not in embeddings and _is_matrix(module, leaf, parameter):
-                yield joined(path, leaf), parameter
 
 
 def _is_matrix(module: nn.Module, leaf: str, parameter: nn.Parameter) -> bool:

@@ -29,6 +29,7 @@ from pruning.holding.parameter import (
     place,
     plain_modules,
     plain_parameters,
+    plain_weights,
     pruned_names,
     unwrapped,
 )
@@ -92,11 +93,9 @@ def _weights(model: nn.Module, kept: Mapping[int, Tensor], parameters: Iterable[
     found: dict[str, Weight] = {}
     if isinstance(parameters, str):
         raise ValueError(f"`parameters` (={parameters!r}) must be names in a list; pass [{parameters!r}].")
-    modules = list(plain_modules(model))
     known = {
-        f"{path}.{leaf}" if path else leaf: Weight(module, leaf, parameter, kept.get(id(parameter)))
-        for path, module in modules
-        for leaf, parameter in plain_parameters(module)
+        name: Weight(module, leaf, parameter, kept.get(id(parameter)))
+        for name, module, leaf, parameter in plain_weights(model)
     }
     layouts: dict[int, set[WeightLayout | None]] = {}
     for weight in known.values():
@@ -262,13 +261,12 @@ def _plain_copy(
     """Return a plain copy of a model, and id of a parameter -> the frozen parameter of the copy."""
     memo = values_with_history(model)
     parameters: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for leaf, parameter in plain_parameters(module):
-            if id(parameter) not in parameters:
-                values = parameter.detach()
-                values = masked(values, kept[id(parameter)]) if id(parameter) in kept else values
-                values = values if value is None else value(module, leaf, values)
-                memo[id(parameter)] = parameters[id(parameter)] = nn.Parameter(values, requires_grad=False)
+    for _, module, leaf, parameter in plain_weights(model):
+        if id(parameter) not in parameters:
+            values = parameter.detach()
+            values = masked(values, kept[id(parameter)]) if id(parameter) in kept else values
+            values = values if value is None else value(module, leaf, values)
+            memo[id(parameter)] = parameters[id(parameter)] = nn.Parameter(values, requires_grad=False)
     plain = copied(unwrapped(model), memo)
     for module in plain.modules():
         for leaf in pruned_names(module):
