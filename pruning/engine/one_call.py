@@ -21,10 +21,10 @@ from pruning.engine.plans import PruningPlan, plan_choices
 from pruning.engine.scoring import options_taken, row_of
 from pruning.holding.parameter import check_masks, plain_modules, plain_tensors
 from pruning.holding.reparam import held
-from pruning.layouts import has_plain_forward, kind_of
+from pruning.layouts import has_plain_forward
 from pruning.masks.mask_set import MaskSet
 from pruning.measure.matrix_weights import NAME_THEM, considered
-from pruning.measure.report import COMPUTED, macs
+from pruning.measure.report import unreached
 from pruning.scores.readings.network import Masks, computed_weights, weights_of
 from pruning.scores.readings.scoring_data import Batches, Loss, Remember, ScoringInput, Size
 from pruning.scores.weight_scores import synflow
@@ -203,9 +203,10 @@ def prune(  # the parameters of `plan`
     more: dict[str, Any] = {"parameters": parameters, "masks": masks, "example": example, "remember": remember}
     decided = plan(model, method, sparsity=sparsity, **data, **more, **options)
     commit(model, decided)
-    by_entry = parameters is None and not Unit(decided.details["unit"]).spans
-    if by_entry and (left := considered(model, weights_of(model)).sentence(NAME_THEM.format("parameters"))):
-        warnings.warn(f"{left}.", stacklevel=2)
+    by_name = parameters is None and not Unit(decided.details["unit"]).of_transformer
+    left = considered(model, [*weights_of(model), *decided.masks]) if by_name else None
+    if left and (said := left.sentence(NAME_THEM.format("parameters"))):
+        warnings.warn(f"{said}.", stacklevel=2)
     if parameters is None and (made := computed_weights(model)):
         warnings.warn(COMPUTED_FROM_OTHERS.format(", ".join(made)), stacklevel=2)
     if limits := decided.details.get("limits"):
@@ -216,9 +217,9 @@ def prune(  # the parameters of `plan`
             "`min_kept`.",
             stacklevel=2,
         )
-    derived = example is not None and any(map(_has_own_forward, model.modules()))
-    if derived and (computed := macs(model, example).computed):
-        warnings.warn(f"{COMPUTED.format(', '.join(computed))}; leave the layer out of `parameters`.", stacklevel=2)
+    own = any("forward" in vars(module) or not has_plain_forward(module) for module in model.modules())
+    if own and example is not None and (said := unreached(model, example)):
+        warnings.warn(said, stacklevel=2)
     return decided
 
 
@@ -226,13 +227,6 @@ COMPUTED_FROM_OTHERS = (
     "{} stays dense, because it is computed from other parameters, as by weight_norm; call "
     "torch.nn.utils.parametrize.remove_parametrizations or remove_weight_norm first to prune it."
 )
-
-
-def _has_own_forward(module: nn.Module) -> bool:
-    """Return whether a module is a layer that may multiply by another tensor than its weight."""
-    kind = kind_of(module)
-    own = "forward" in vars(module) or not has_plain_forward(module)
-    return kind is not None and kind.by_call and own
 
 
 def chosen(method: str | Choices | type | Callable[..., Any], options: Mapping[str, Any] | None = None) -> Choices:

@@ -12,15 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental import _config
 from torch.utils._pytree import tree_leaves, tree_map
 
-Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
-"""Inputs of one forward call as (args, kwargs)."""
+from pruning.measure.macs import Inputs as Inputs
 
 ANY_SIZE = "backed_size_oblivious"
 """Setting of torch by which a trace treats sizes of 0 and 1 like others; torch has it since 2.7."""

@@ -105,6 +105,7 @@ def arguments_of(example: Example) -> Inputs:
     """Return an example as (args, kwargs) on the CPU.
 
     Raises:
+        ValueError: a tensor is on the meta device.
         TypeError: the example is no tensor, tuple or mapping.
     """
     if not isinstance(example, Tensor | tuple | Mapping):
@@ -113,8 +114,7 @@ def arguments_of(example: Example) -> Inputs:
             "arguments, or a mapping of keyword arguments."
         )
     given = macs.arguments_of(tuple(example) if isinstance(example, tuple) else example)
-    found: Inputs = tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, given)
-    return found
+    return macs.on_device(given, torch.device("cpu"))
 
 
 def plain_copy(model: nn.Module) -> nn.Module:
@@ -198,7 +198,13 @@ def _decompositions() -> dict[Any, Any]:
     known = default_decompositions()
     aten = torch.ops.aten
     table = {each.default: known[each.default] for each in (aten.einsum, aten.stack, aten.glu, aten.baddbmm)}
-    return {**table, aten.slice_scatter.default: _written, aten.select_scatter.default: _written_at}
+    assigned = {aten.slice_scatter.default: _written, aten.select_scatter.default: _written_at}
+    return {**table, **assigned, aten.tensor_split.sections: _equal_parts}
+
+
+def _equal_parts(whole: Tensor, parts: int, dim: int = 0) -> Any:
+    """Decompose a split into parts of equal size."""
+    return NotImplemented if whole.shape[dim] % parts else torch.split(whole, whole.shape[dim] // parts, dim)
 
 
 def _written_at(whole: Tensor, part: Tensor, dim: int, index: int) -> Any:

@@ -15,21 +15,21 @@ Experts whose matrices are stacked in one parameter count by what is routed to t
 them: tokens times experts of a token, each time one matrix. What remains is the mean over the experts that are left. A
 removed expert, whose matrices and rows of the router are masked, takes nothing from it: its tokens go to others.
 
-A masked weight in such a product is recognised by its storage. If a forward multiplies by a copy of the weight, as
-under autocast, the product counts as unmasked. For a subclass of one of the layers above, only the layer's own product
-is counted, and no other product in its forward. If such a forward multiplies by a tensor that it computes from the
-weight, and that has fewer zeros than the mask, as after centring or with an adapter, the zeros of that tensor count.
+A weight in such a product is recognised by its storage, or as a copy, such as one that autocast or einsum makes. For a
+subclass of one of the layers above, only the layer's own product is counted, and no other product in its forward. If a
+forward multiplies by a tensor that it computes from the weight, and that has fewer zeros than the mask, as after
+centring or with an adapter, the zeros of that tensor count.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from pruning.holding.parameter import first_names, joined, plain_modules, plain_parameters, unwrapped
 from pruning.holding.reparam import held
@@ -58,6 +59,9 @@ from pruning.masks.mask_set import MaskSet
 from pruning.mixtures.finding import experts_left, mixtures
 from pruning.mixtures.routing import routed_of
 from pruning.mixtures.survivors import routing_among_all
+
+Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+"""Inputs of one forward call as (args, kwargs)."""
 
 
 class Use(NamedTuple):
@@ -177,12 +181,16 @@ class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
 
-class Products(Watching):
-    """Dispatch mode that calls `seen` with each product that is computed."""
+Made: TypeAlias = Callable[[tuple[Any, ...], Tensor], None]
+"""(arguments of an operation that is no product, its first result) -> None."""
 
-    def __init__(self, seen: Callable[[Product], None]) -> None:
+
+class Products(Watching):
+    """Dispatch mode that calls `seen` with each product that is computed, and `made` with other tensors."""
+
+    def __init__(self, seen: Callable[[Product], None], made: Made = lambda *_: None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._seen = seen
+        self._seen, self._made = seen, made
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -195,8 +203,12 @@ class Products(Watching):
             if result is not NotImplemented:
                 return result
         result = func(*args, **named)
-        for product in _products(func, args, result):
+        products = [*_products(func, args, result)]
+        for product in products:
             self._seen(product)
+        first = result[0] if isinstance(result, tuple) and result else result
+        if not products and isinstance(first, Tensor):
+            self._made(args, first)
         return result
 
 
@@ -233,7 +245,8 @@ class LayerMacs:
 class Macs:
     """Multiply-accumulates by qualified layer name, in the order of the first call.
 
-    `computed` names the layers that multiply by a tensor computed from their weight, in which masked entries are not 0.
+    `computed` names the layers that multiply by a tensor computed from their weight, in which masked entries are not 0,
+    and the weights from which another module computes such a tensor.
     """
 
     layers: Mapping[str, LayerMacs]
@@ -253,9 +266,8 @@ class Macs:
 def macs(model: nn.Module, example: Any, masks: MaskSet | None = None) -> Macs:
     """Count the multiply-accumulates of `model(example)`.
 
-    The model runs once, in evaluation mode and without gradients, and is not changed. If a forward multiplies by a copy
-    of a masked weight, the weight counts as unmasked. For a subclass of a layer, only the layer's own product is
-    counted.
+    The model runs once, in evaluation mode and without gradients, and is not changed. For a subclass of a layer, only
+    the layer's own product is counted.
 
     Args:
         model: any module.
@@ -283,12 +295,12 @@ def counted(model: nn.Module, example: Any, masks: MaskSet) -> Counter:
         stack.enter_context(eagerly())  # a dispatch mode does not see the products of compiled code
         stack.enter_context(in_mode(model, training=False))
         stack.enter_context(routing_among_all(model))  # routers have a product for each expert, masked or not
-        with torch.no_grad(), Products(counter.product):
+        with torch.no_grad(), Products(counter.product, counter.made):
             called(unwrapped(model), arguments_on(model, example), "example")
     return counter
 
 
-def called(model: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]], name: str) -> Any:
+def called(model: nn.Module, given: Inputs, name: str) -> Any:
     """Return the outputs of a network.
 
     Raises:
@@ -307,21 +319,28 @@ def called(model: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]], name
         ) from error
 
 
-def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments_of(example: Any) -> Inputs:
     """Return an example as (args, kwargs): a plain tuple is unpacked, and a mapping, by keyword."""
     if isinstance(example, Mapping):
         return (), dict(example)
     return (example if type(example) is tuple else (example,)), {}
 
 
-def arguments_on(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments_on(model: nn.Module, example: Any) -> Inputs:
     """Return an example as (args, kwargs), with its tensors on the device of the model's first parameter."""
     given, first = arguments_of(example), next(model.parameters(), None)
-    if first is None:
-        return given
-    found: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(
-        lambda leaf: leaf.to(first.device) if isinstance(leaf, Tensor) else leaf, given
-    )
+    return given if first is None else on_device(given, first.device)
+
+
+def on_device(given: Inputs, device: torch.device) -> Inputs:
+    """Return (args, kwargs) of an example with their tensors on a device.
+
+    Raises:
+        ValueError: a tensor is on the meta device, where tensors have no values.
+    """
+    if device.type != "meta" and any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in tree_leaves(given)):
+        raise ValueError("`example` (with a tensor on the meta device) must have values; pass tensors of the CPU.")
+    found: Inputs = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, given)
     return found
 
 
@@ -350,8 +369,8 @@ class Counter:
     """Counter of multiply-accumulates; hooks call `enter` and `leave` around each module's forward.
 
     `layers` holds the counts by layer, `uses` the uses of each weight that a layer or a product applies, `activations`
-    the counts of products of two activations by module, and `computed` the nonzero entries of the tensor that a layer
-    computes from its masked weight, if the mask keeps fewer.
+    the counts of products of two activations by module, and `computed` the nonzero entries of the tensor that a layer,
+    or another module, computes from a masked weight, if the mask keeps fewer.
     """
 
     def __init__(self, model: nn.Module, masks: MaskSet) -> None:
@@ -360,6 +379,9 @@ class Counter:
         self.computed: dict[str, int] = {}
         self.activations: dict[str, int] = {}
         self._weights = {p.untyped_storage().data_ptr(): (n, p) for n, p in unwrapped(model).named_parameters()}
+        self._sizes = {weight.numel() for _, weight in self._weights.values()}
+        self._copies: MutableMapping[Tensor, str] = WeakTensorKeyDictionary()
+        """Tensor -> name of the whole weight that it copies, or is computed from."""
         self._mixtures = {mixture.experts: mixture for mixture in mixtures(model)}
         self.modules, self._masks, self._masked = dict(plain_modules(model)), masks, masks.sparsity() > 0
         named = dict(unwrapped(model).named_parameters(remove_duplicate=False))
@@ -432,14 +454,33 @@ class Counter:
         elif self._masked and (kind := kind_of(layer[1])) is not None and kind.by_call:
             self._note_computed(*layer, product.other)
 
+    def made(self, args: tuple[Any, ...], result: Tensor) -> None:
+        """Note a tensor that is made from a whole weight, or from such a tensor."""
+        for given in args if result.numel() in self._sizes and not result.is_meta else ():
+            if isinstance(given, Tensor) and given.layout is torch.strided and given.numel() == result.numel():
+                name, weight = self._weight_of(given)
+                if name and (weight is None or weight.numel() == result.numel()):
+                    self._copies[result] = name
+
+    def _weight_of(self, factor: Tensor) -> tuple[str, Tensor | None]:
+        """Return the name of the weight that a factor is made from, "" for others, and the weight if it is a view."""
+        place = factor.untyped_storage().data_ptr()
+        for name in self._masks:
+            path, _, leaf = name.rpartition(".")
+            tensor = getattr(self.modules.get(path), leaf, None)
+            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() == place:
+                return name, tensor
+        return self._weights.get(place) or (self._copies.get(factor, ""), None)
+
     def _add_product(self, path: str, product: Product) -> None:
         """Count a product in a module that is no layer."""
         is_of_weight = False
         for factor in product[:2]:
-            name, whole = self._weights.get(factor.untyped_storage().data_ptr(), ("", factor))
-            if name and not factor.is_meta:
+            name, weight = ("", None) if factor.is_meta else self._weight_of(factor)
+            if name:
                 is_of_weight, times = True, product.macs // max(1, factor.numel())
-                self.uses.setdefault(name, []).append(Use(name, times, _rows(factor, whole)))
+                rows = slice(None) if weight is None else _rows(factor, weight)
+                self.uses.setdefault(name, []).append(Use(name, times, rows))
         self.activations[path] = self.activations.get(path, 0) + (0 if is_of_weight else product.macs)
         self._add(path, product.macs, self._remaining(product))
 
@@ -448,8 +489,8 @@ class Counter:
         weight, mask = getattr(layer, "weight", None), self._masks.get(joined(path, "weight"))
         if mask is None or not isinstance(weight, Tensor) or factor.is_meta or factor.numel() != mask.numel():
             return
-        nonzero, own = int(factor.count_nonzero()), weight.untyped_storage().data_ptr()
-        if factor.untyped_storage().data_ptr() != own and nonzero > int(mask.count_nonzero()):
+        is_view = factor.untyped_storage().data_ptr() == weight.untyped_storage().data_ptr()
+        if not is_view and (nonzero := int(factor.count_nonzero())) > int(mask.count_nonzero()):
             self.computed[path] = nonzero
 
     def _add(self, path: str, total: int, remaining: int) -> None:
@@ -462,8 +503,7 @@ class Counter:
         if not self._masked or one.is_meta:
             return total
         for factor in (one, other):
-            kept = self._kept(factor)
-            if kept is not None:
+            if (kept := self._kept(factor)) is not None:
                 return total // max(1, factor.numel()) * kept
         if one.ndim != 3 or other.ndim != 3:
             return total if one.any() and other.any() else 0
@@ -471,16 +511,21 @@ class Counter:
         return total // max(1, len(one)) * int(alive.sum())
 
     def _kept(self, factor: Tensor) -> int | None:
-        """Count the unmasked entries of a factor that is a masked weight or a view of one; None for other factors."""
-        place = factor.untyped_storage().data_ptr()
-        for name, mask in self._masks.items():
-            path, _, leaf = name.rpartition(".")
-            tensor = getattr(self.modules.get(path), leaf, None)
-            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() == place:
-                laid_out = torch.empty_strided(tensor.shape, tensor.stride(), dtype=torch.bool).copy_(mask)
-                start = factor.storage_offset() - tensor.storage_offset()
-                return int(laid_out.as_strided(factor.shape, factor.stride(), start).count_nonzero())
-        return None
+        """Count the entries that pruning leaves in a view, copy or function of a masked weight; None for other factors.
+
+        The nonzero entries of a function of the weight count, if the mask keeps fewer.
+        """
+        name, weight = self._weight_of(factor)
+        mask = self._masks.get(name)
+        if mask is None:
+            return None
+        if weight is not None:
+            laid_out = torch.empty_strided(weight.shape, weight.stride(), dtype=torch.bool).copy_(mask)
+            start = factor.storage_offset() - weight.storage_offset()
+            return int(laid_out.as_strided(factor.shape, factor.stride(), start).count_nonzero())
+        nonzero, kept = int(factor.count_nonzero()), int(mask.count_nonzero())
+        self.computed |= {name: nonzero} if nonzero > kept else {}
+        return max(nonzero, kept)
 
 
 def _rows(view: Tensor, whole: Tensor) -> slice:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import statistics
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from pruning.holding.parameter import plain_modules, plain_parameters
+from pruning.holding.parameter import plain_weights
 from pruning.masks.mask_set import MaskSet
 from pruning.measure.latency import call_of, timed
 from pruning.measure.macs import LayerMacs as LayerMacs
@@ -101,6 +101,15 @@ class Report:
                 CAVEAT,
             ]
         )
+
+
+def unreached(model: nn.Module, example: Any, masks: MaskSet | None = None) -> str:
+    """Return a sentence on weights whose zeros do not reach a product of `model(example)`; empty if there are none."""
+    try:
+        computed = macs(model, example, masks).computed
+    except ValueError as error:
+        return f"whether zeros reach the products is unknown: {error}"
+    return f"{COMPUTED.format(', '.join(computed))}; leave it out of `parameters`." if computed else ""
 
 
 def parameters(model: nn.Module) -> int:
@@ -195,11 +204,9 @@ def report(model: nn.Module, example: Any, masks: MaskSet | None = None, *, samp
     )
 
 
-def _named(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield (name in a plain model, parameter), each parameter once."""
-    seen = set()
-    for path, module in plain_modules(model):
-        for leaf, parameter in plain_parameters(module):
-            if parameter not in seen:
-                seen.add(parameter)
-                yield f"{path}.{leaf}" if path else leaf, parameter
+def _named(model: nn.Module) -> Collection[tuple[str, nn.Parameter]]:
+    """Return (name in a plain model, parameter), each parameter once."""
+    found: dict[int, tuple[str, nn.Parameter]] = {}
+    for name, _, _, parameter in plain_weights(model):
+        found.setdefault(id(parameter), (name, parameter))
+    return found.values()

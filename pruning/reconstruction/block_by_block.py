@@ -21,9 +21,10 @@ from pruning.catalogue.rows import is_int
 from pruning.choices.axes import Scope, blocks_of
 from pruning.graph.tracing import without_key_caches
 from pruning.holding.parameter import check_masks, check_prunable, hooked
-from pruning.layouts import WeightLayout, required_layout
+from pruning.layouts import WeightLayout, has_plain_forward, required_layout
 from pruning.masks.mask_set import MaskSet
 from pruning.measure.macs import eagerly, in_mode
+from pruning.measure.report import unreached
 from pruning.mixtures.routing import eager_experts, without_tokens
 from pruning.reconstruction.block_calls import Batch, BlockCalls, call_model
 from pruning.reconstruction.block_order import Part, is_layer, parts_of, weight_of
@@ -157,6 +158,10 @@ def layerwise(  # nineteen parameters: one call prunes a network from files to f
     tokens = {name: dict(enumerate(each.tokens)) for name, each in run.result.layers.items() if each.rows}
     if said := without_tokens(tokens, "pruned by magnitude", ALL_TOKENS):
         warnings.warn(said, stacklevel=2)
+    if run.streamed is None and not all(map(has_plain_forward, filter(is_layer, weights.values()))):
+        example = tuple(listed[0]) if isinstance(listed[0], list) else listed[0]
+        if said := unreached(model, example, run.result.masks):
+            warnings.warn(said, stacklevel=2)
     return run.result
 
 

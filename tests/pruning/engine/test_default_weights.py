@@ -174,7 +174,7 @@ def test_experts_of_a_block_are_pruned_by_magnitude_with_a_sentence(method: str)
     assert torch.equal(masks["0.0.experts.up"], expected)
 
 
-def test_an_example_costs_no_call_of_layers_that_multiply_by_their_weights() -> None:
+def test_an_example_costs_no_call_of_a_network_of_torchs_own_modules() -> None:
     calls: list[object] = []
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 5))
     model.register_forward_hook(lambda *_: calls.append(0))

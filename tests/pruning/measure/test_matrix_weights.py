@@ -64,6 +64,28 @@ def test_pruned_weights_keep_their_names() -> None:
     assert considered(network, ["0.weight"]).dense == {"1.weight": 8}
 
 
+class Chain(nn.Module):
+    """Two matrices of no layer, of which the second writes what a layer reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1, self.w2 = nn.Parameter(torch.randn(16, 8)), nn.Parameter(torch.randn(16, 12))
+        self.fc, self.out = nn.Linear(12, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(self.fc((F.linear(x, self.w1).relu() @ self.w2).relu()).relu())
+        return out
+
+
+def test_groups_say_which_matrices_of_no_layer_they_leave_dense() -> None:
+    asked = {"sparsity": 0.25, "unit": "group", "example": torch.randn(4, 8)}
+    with pytest.warns(UserWarning, match=r"^22% of .* stay dense: w1 .128 entries.; .* name them in `parameters`\.$"):
+        plan = pruning.prune(Chain(), "magnitude", **asked)  # type: ignore[arg-type]
+    assert plan.details["considered"] == pytest.approx(1 - 128 / 576)
+    names = ["w1", "w2", "fc.weight", "out.weight"]
+    assert pruning.prune(Chain(), "magnitude", parameters=names, **asked).details["considered"] == 1  # type: ignore[arg-type]
+
+
 def test_prune_says_what_stays_dense_below_nine_tenths_and_a_plan_has_the_share() -> None:
     with pytest.warns(UserWarning, match=r"^44% of .* stay dense: w .32 entries.; .* name them in `parameters`\.$"):
         plan = pruning.prune(Raw(), "magnitude", sparsity=0.5)

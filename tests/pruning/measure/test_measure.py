@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import pruning
 from pruning import MaskSet, custom_from_mask, l1_unstructured
 from pruning.measure import report as measure
+from pruning.measure.macs import weight_macs
 from pruning.measure.report import CAVEAT, LayerMacs, Macs, TensorSize
 
 
@@ -302,3 +303,70 @@ def test_zeros_that_do_not_reach_the_product_are_said_and_counted(kind, remainin
         : 2 * len(computed)
     ]
     assert ("zeros of 0 do not reach" in str(found)) == bool(computed)
+
+
+class Borrowed(nn.Module):
+    """Network that multiplies by what it makes of a layer's weight, without a call of the layer."""
+
+    def __init__(self, made):
+        super().__init__()
+        self.a, self.b, self._made = nn.Linear(8, 8), nn.Linear(8, 2), made
+
+    def forward(self, x):
+        return self.b(F.linear(x, self._made(self.a.weight)))
+
+
+@pytest.mark.parametrize(
+    ("made", "remaining"),
+    [
+        (lambda weight: weight - weight.mean(), 192),
+        (lambda weight: F.layer_norm(weight, (8,)), 192),
+        (lambda weight: 2 * weight, 48),
+        (lambda weight: weight.half().float(), 48),
+        (lambda weight: weight.T.clone().T, 48),
+    ],
+)
+def test_zeros_of_a_weight_that_another_module_multiplies_by_are_followed(made, remaining):
+    torch.manual_seed(0)
+    model, example = Borrowed(made), torch.randn(3, 8)
+    computed = () if remaining == 48 else ("a.weight",)
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        pruning.prune(model, "magnitude", sparsity=0.75, example=example)
+        found = measure.macs(model, example)
+
+    assert found.layers[""] == LayerMacs(192, remaining)
+    assert found.computed == computed
+    assert [str(each.message) for each in told] == [
+        "zeros of a.weight do not reach the product: the forward computes another tensor from the masked weight; leave "
+        "it out of `parameters`."
+    ][: len(computed)]
+
+
+class Stacked(nn.Module):
+    """Product of one input by each matrix of a stack, which einsum copies."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 8, 6))
+
+    def forward(self, x):
+        return torch.einsum("bi,hio->bho", x, self.w)
+
+
+def test_a_copy_of_a_stacked_weight_counts_by_its_mask():
+    model, example = Stacked(), torch.randn(3, 8)
+    mask = torch.zeros(4, 8, 6)
+    mask[0, :3] = 1
+    custom_from_mask(model, "w", mask)
+
+    assert measure.macs(model, example).layers == {"": LayerMacs(3 * 192, 3 * 18)}
+    assert weight_macs(Stacked(), example).remaining({"w": mask.bool()}) == 3 * 18
+
+
+def test_an_example_that_the_network_does_not_take_leaves_it_pruned_and_is_said():
+    model = nn.Sequential(Doubled(8, 8))
+    with pytest.warns(UserWarning, match=r"unknown: `example` \(\(3, 5\) torch.float32\) must be an input"):
+        pruning.prune(model, "magnitude", sparsity=0.75, example=torch.randn(3, 5))
+    assert pruning.sparsity(model) == 0.75

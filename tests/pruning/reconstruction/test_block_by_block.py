@@ -37,6 +37,13 @@ class Block(nn.Module):
         return (x + self.dropout(self.down(torch.relu(self.up(x)))),)
 
 
+class Standardised(nn.Linear):
+    """Layer that multiplies by weights of mean 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight - self.weight.mean(1, keepdim=True), self.bias)
+
+
 class Model(nn.Module):
     """Embedding, blocks with an argument of their own, and a head that is tied to the embedding."""
 
@@ -766,3 +773,11 @@ def test_magnitude_does_not_read_its_calibration_data() -> None:
     assert math.isnan(result.layers["0.weight"].error)
     with pytest.raises(ValueError, match="the statistics of its inputs are infinite or NaN"):
         pruning.layerwise(nn.Sequential(nn.Linear(8, 6)), "wanda", [(torch.full((4, 8), torch.nan),)], sparsity=0.5)
+
+
+@pytest.mark.parametrize("batch", [torch.randn(4, 8), [torch.randn(4, 8)], {"input": torch.randn(4, 8)}])
+def test_zeros_that_do_not_reach_the_product_are_said(batch: Any) -> None:
+    network = nn.Sequential(Standardised(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    with pytest.warns(UserWarning, match=r"^zeros of 0 do not reach the product: .* leave it out of `parameters`\.$"):
+        pruning.layerwise(network, "magnitude", [batch], sparsity=0.5, blocks=[])
+    pruning.layerwise(network, "magnitude", [batch], sparsity=0.5, blocks=[], parameters=["2.weight"])
