@@ -10,7 +10,6 @@ import copy
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -104,15 +103,13 @@ def fields_of(flow: Flow, model: nn.Module) -> dict[str, Fields]:
     """Return name -> fields of each parameter and buffer of the network or a copy, under all of its names."""
     fields = {str(node.target): flow.fields[node] for node in flow.fields if node.op == "get_attr"}
     by_tensor = {id(flow.traced.tensor(name)): own for name, own in fields.items()}
-    tensors = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
-    names = [name for each in tensors for name, _ in each]
-    return {name: fields.get(name) or by_tensor.get(id(_find(flow, name)), []) for name in names}
+    whole = _tensors(flow.traced.model)
+    return {name: fields.get(name) or by_tensor.get(id(whole.get(name)), []) for name in _tensors(model)}
 
 
-def _find(flow: Flow, name: str) -> Tensor | None:
-    with suppress(AttributeError):
-        return flow.traced.tensor(name)
-    return None
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    both = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+    return {name: tensor for each in both for name, tensor in each}
 
 
 def _taken(tensor: Tensor, decision: Decision, fields: Fields) -> Tensor:
@@ -404,13 +401,10 @@ def shrink(model: nn.Module, example: Example) -> nn.Module:
         trace, failures = retraced(trace, {path: FORMS[way][1] for path, way in ways.items()})
         counts = Counter(part.path for part in trace.parts)
         failures |= {path: SEVERAL for path, form in forms.items() if form == "graph" and counts[path] > 1}
+        analysis = None
         if not failures:
-            try:
-                analysis = Analysis.of(trace, forms)
-                failures, notes, errors = comparison.of(analysis)
-            except Exception as error:  # a forward may raise anything for sizes that it was not written for
-                failures = dict.fromkeys(ways, first_line(error))
-        if not failures:
+            analysis, failures, notes, errors = _compared(comparison, trace, forms)
+        if analysis and not failures:
             tried += _said(forms, notes)
             smaller = comparison.relaxed(analysis.build())
             return _finished(smaller, model, plain, analysis, experts, tried, errors)
@@ -431,6 +425,28 @@ def _traced_without_experts(plain: nn.Module, example: Example) -> tuple[Traced,
 
 FORMS: tuple[tuple[Form, Sizes], ...] = (("module", "batch"), ("graph", "any"), ("graph", "batch"))
 """Forms of a part, in the order in which they are tried, and the sizes for which it is traced."""
+
+
+def _compared(
+    comparison: Comparison, trace: Traced, forms: Mapping[str, Form]
+) -> tuple[Analysis | None, dict[str, str], dict[str, str], dict[torch.dtype, float]]:
+    """Return the analysis of a smaller network, and its comparison.
+
+    If the network fails around its parts, those are rejected that fail alone, else those in graph form, else all.
+    """
+    analysis = None
+    try:
+        analysis = Analysis.of(trace, forms)
+        reasons, notes, errors = comparison.of(analysis)
+    except Exception as error:  # a forward may raise anything for sizes that it was not written for
+        reasons, notes, errors = {"" if len(forms) > 1 else next(iter(forms)): first_line(error)}, {}, {}
+    if "" in reasons and "" not in forms:
+        around, sizes = reasons.pop(""), {part.path: part.sizes for part in trace.parts}
+        for path, form in forms.items() if len(forms) > 1 and not reasons else ():
+            reasons |= _compared(comparison, retraced(trace, {path: sizes[path]})[0], {path: form})[1]
+        graphs = [path for path, form in forms.items() if form == "graph"]
+        reasons = reasons or dict.fromkeys(graphs or forms, f"the network around it: {around}")
+    return analysis, reasons, notes, errors
 
 
 SEVERAL = "it is called in ways for which no single graph holds"
@@ -560,7 +576,7 @@ class Comparison:
         """Compare a smaller network.
 
         Returns:
-            path of a part -> why it is rejected; path -> why it is compared in float32 alone; dtype -> largest
+            path of a part, or "" -> why it is rejected; path -> why it is compared in float32 alone; dtype -> largest
             difference of outputs, relative to the largest output.
         """
         found, failed = self._errors(analysis.build)
@@ -578,10 +594,6 @@ class Comparison:
             elsewhere := self._others.disagreement(analysis.build(self._dtype), max(TOLERANCES.values()))
         ):
             reasons[""] = elsewhere
-        if "" in reasons and not self._whole:  # parts in graph form are the first to go
-            around = f"the network around it: {reasons.pop('')}"
-            graphs = [path for path, form in analysis.forms.items() if form == "graph"]
-            reasons = reasons or dict.fromkeys(graphs or analysis.forms, around)
         largest = {
             dtype: max(each[dtype] for each in found.values() if dtype in each)
             for each in found.values()
@@ -603,8 +615,9 @@ class Comparison:
             for path, expected in self._expected.items():
                 if dtype not in expected or path in failed:
                     continue
+                smaller = built(dtype)  # an error here is one of the whole network
                 try:
-                    outputs = self._outputs(built(dtype), path, dtype)
+                    outputs = self._outputs(smaller, path, dtype)
                     found[path][dtype] = max(map(output_difference, outputs, expected[dtype]))
                 except Exception as error:  # a forward may raise anything
                     failed[path] = first_line(error)

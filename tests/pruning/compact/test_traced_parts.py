@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pruning
+from pruning.compact import shrinking
 from pruning.measure.macs import macs
 
 
@@ -163,6 +164,69 @@ def test_a_part_that_needs_graph_form_becomes_a_graph() -> None:
         smaller.train()
 
 
+class Fixed(nn.Module):
+    """Layers that take another way for large batches, with the hidden units as a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.one(x).relu()
+        found: Tensor = self.other(x.reshape(-1, 16) if len(x) > 6 else x)
+        return found
+
+
+class Pair(nn.Module):
+    """Two parts with a branch on values between them."""
+
+    def __init__(self, one: nn.Module, other: nn.Module) -> None:
+        super().__init__()
+        self.one, self.other = one, other
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.one(x)
+        return x if x.sum().item() > 1e9 else self.other(x)
+
+
+def halved(model: nn.Module, *names: str) -> None:
+    """Empty the first half of the units of some layers."""
+    with torch.no_grad():
+        for name in names:
+            for tensor in model.get_submodule(name).parameters():
+                tensor[: len(tensor) // 2] = 0
+
+
+def test_only_the_part_that_fails_on_other_sizes_becomes_a_graph() -> None:
+    torch.manual_seed(0)
+    model, example = Pair(layers(8, 16, 8), Fixed()), torch.randn(4, 8)
+    halved(model, "one.0", "other.one")
+    smaller: Any = pruning.shrink(model, example)
+    assert smaller.shrunk.parts == {"one": "module", "other": "graph"}
+    assert [each.partition(":")[0] for each in smaller.shrunk.tried] == ["the whole network", "`other`, module"]
+    assert len(smaller.one[0].weight) == len(smaller.get_parameter("other.one.weight")) == 8
+
+
+def test_only_the_part_that_cannot_be_made_smaller_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(flow: Any, decision: Any) -> Any:
+        if any(str(node.target).startswith("other.") for node in flow.fields):
+            raise RuntimeError("no rule")
+        return folds(flow, decision)
+
+    torch.manual_seed(0)
+    model, example = Pair(layers(8, 16, 8), layers(8, 12, 4)), torch.randn(4, 8)
+    halved(model, "one.0", "other.0")
+    folds = shrinking.folds
+    monkeypatch.setattr(shrinking, "folds", failing)
+    smaller: Any = pruning.shrink(model, example)
+    assert smaller.shrunk.parts == {"one": "module"}
+    assert [each for each in smaller.shrunk.tried if "no rule" in each] == [
+        f"`other`, {form}: no rule" for form in ("module", "graph", "graph")
+    ]
+    assert (len(smaller.one[0].weight), len(smaller.other[0].weight)) == (8, 12)
+    assert smaller.shrunk.outside == {"other.0.weight": 96, "other.2.weight": 48}
+
+
 def test_a_network_without_parts_is_refused_as_before() -> None:
     class Alone(nn.Module):
         def __init__(self) -> None:
@@ -176,6 +240,15 @@ def test_a_network_without_parts_is_refused_as_before() -> None:
     for call in (pruning.dependency_groups, pruning.shrink):
         with pytest.raises(ValueError, match=r"Alone cannot be traced by torch\.export"):
             call(Alone(), torch.randn(4, 8))
+
+
+@pytest.mark.parametrize("call", [pruning.shrink, pruning.to_sparse, pruning.dependency_groups, pruning.report])
+def test_tensors_without_values_are_refused_in_a_sentence(call: Any) -> None:
+    model, example = layers(8, 16, 6), torch.randn(4, 8)
+    with pytest.raises(ValueError, match=r"`example` \(with a tensor on the meta device\) must have values; pass"):
+        call(model, example.to("meta"))
+    with pytest.raises(ValueError, match=r"`0\.weight` is on the meta device and has no values; load values first"):
+        call(model.to("meta"), example)
 
 
 def test_a_size_that_depends_on_values_is_left_to_the_network() -> None:
