@@ -197,6 +197,7 @@ def halved(model: nn.Module, *names: str) -> None:
                 tensor[: len(tensor) // 2] = 0
 
 
+@pytest.mark.slow
 def test_only_the_part_that_fails_on_other_sizes_becomes_a_graph() -> None:
     torch.manual_seed(0)
     model, example = Pair(layers(8, 16, 8), Fixed()), torch.randn(4, 8)
