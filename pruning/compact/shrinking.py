@@ -108,8 +108,7 @@ def fields_of(flow: Flow, model: nn.Module) -> dict[str, Fields]:
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    both = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
-    return {name: tensor for each in both for name, tensor in each}
+    return dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
 
 
 def _taken(tensor: Tensor, decision: Decision, fields: Fields) -> Tensor:
