@@ -20,6 +20,8 @@ from pruning.dependencies.families.family import FAMILIES
 COUNT = tuple(dict.fromkeys(family.keys.experts for family in FAMILIES if family.keys.experts))
 USED, GROUPS = ("num_experts_per_tok", "moe_k"), ("n_group",)
 """Keys of configurations with the number of experts, of those of a token, and of groups of experts."""
+ROUNDED = "hidden units go in steps of 4 (rows of 16 bytes), as stock products need: a sparsity is rounded up to a step"
+"""Line on rounds that narrow experts; networks of sweeps are in float32."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ def experts_told(plan: Plan) -> Iterator[str]:
         if shapes := weight_shapes(config["model"]):
             total = whole_number(sum(map(math.prod, shapes.values())))
             told[f"a token uses {whole_number(found.active(shapes))} of {total} parameters"] = None
+        if config["unit"]["kind"].endswith("mlp"):
+            told[ROUNDED] = None
         targets = [each.get("target") for each in round_targets(config)] if config["unit"]["kind"] == "expert" else []
         told |= dict.fromkeys(found.told(target) for target in targets if target)
     yield from told

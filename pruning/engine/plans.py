@@ -26,8 +26,8 @@ from pruning.dependencies.dependency_groups import (
 from pruning.engine.classes import masks_of_class, with_unit_of_class
 from pruning.engine.scoring import (
     Cut,
-    check_channels,
     check_options,
+    check_outputs,
     compute_scores,
     cut_of,
     generator_of,
@@ -162,7 +162,7 @@ def _cut(choices: Choices, given: ScoringInput, example: Any, *, alone: bool = F
         for name, weight in weights.items():
             check_has_values(name, weight.parameter)
         cut = cut_of(weights, choices.unit, choices.scope)
-        check_channels(choices.score, cut, weights)
+    check_outputs(choices.score, cut, weights)
     names = cut.sizes if isinstance(cut, Groups) else cut.parameters
     return cut, {n: kept.cpu() for n in names if (kept := weights[n].kept) is not None}
 

@@ -275,16 +275,23 @@ def check_options(score: Score) -> None:
         refuse_unknown(score.options, options_taken(score), f"score {_name(score)}", "score")
 
 
-def check_channels(score: Score, cut: Groups, weights: Mapping[str, Weight]) -> None:
-    """Refuse a score of outputs if the units are channels along another dimension.
+def check_outputs(score: Score, cut: Cut, weights: Mapping[str, Weight]) -> None:
+    """Refuse a score of outputs if the units are channels along another dimension, or hidden units of experts.
 
     Raises:
-        ValueError: the dimensions differ; the message names the tensor.
+        ValueError: the dimensions differ, or a tensor stacks the matrices of experts; the message names the tensor.
     """
     row = row_of(score)
-    if cut.unit.kind != "channel" or row is None or "dim" in row.unlisted:
+    if row is None or (not row.units and score.options.get("form", "entry") == "entry"):
         return
-    if not row.units and score.options.get("form", "entry") == "entry":
+    if isinstance(cut, DependencyGroups):
+        if of_experts := [group.name for group in cut if group.pools > 1]:
+            raise RefusedValue("score.kind", score.kind).because(
+                f"ranks outputs of layers, but {of_experts[0]!r} stacks the matrices of experts; type a score of "
+                "entries, such as 'magnitude' or 'taylor'."
+            )
+        return
+    if cut.unit.kind != "channel" or "dim" in row.unlisted:
         return
     for part in cut:
         layout = weights[part.name].layout

@@ -378,7 +378,8 @@ class Counter:
         self.uses: dict[str, list[Use]] = {}
         self.computed: dict[str, int] = {}
         self.activations: dict[str, int] = {}
-        self._weights = {p.untyped_storage().data_ptr(): (n, p) for n, p in unwrapped(model).named_parameters()}
+        own = [(joined(path, n), p) for path, each in plain_modules(model) for n, p in plain_parameters(each)]
+        self._weights = {p.untyped_storage().data_ptr(): (n, p) for n, p in reversed(own)}  # first names
         self._sizes = {weight.numel() for _, weight in self._weights.values()}
         self._copies: MutableMapping[Tensor, str] = WeakTensorKeyDictionary()
         """Tensor -> name of the whole weight that it copies, or is computed from."""

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from small_language_models import write_text
 from small_trials import composed, planned
 
-from orchestrator.planning.experts import Experts, experts_of, experts_told
+from orchestrator.planning.experts import ROUNDED, Experts, experts_of, experts_told
 
 MIXTRAL = {"num_local_experts": 8, "num_experts_per_tok": 2}
 
@@ -45,9 +45,9 @@ def test_a_plan_tells_the_parameters_of_a_token_and_the_experts_that_are_left(tm
     stack = {"layers.1.moe.input_linear.weight": torch.zeros(8, 3, 5)}
     save_file({**experts, **stack, "layers.0.mlp.gate.weight": torch.zeros(8, 5)}, tmp_path / "model.safetensors")
     line = ("+sweep=smollm2", "model=huggingface", f"model.weights={tmp_path}", f"data.root={tmp_path / 'a.txt'}")
-    plans = {
-        method: planned(composed(*line, "data.tokenizer=bytes", f"method={method}")) for method in ("man", "wanda")
-    }
+    line += ("data.tokenizer=bytes",)
+    plans = {method: planned(composed(*line, f"method={method}")) for method in ("man", "wanda")}
+    narrowed = planned(composed(*line, "method=magnitude", "unit=mlp", "scope=layer"))
 
     parameters = "a token uses 100 of 280 parameters"
     assert [*experts_told(plans["man"])] == [
@@ -55,3 +55,4 @@ def test_a_plan_tells_the_parameters_of_a_token_and_the_experts_that_are_left(tm
         "sparsity 0.5 removes 4 of 8 experts in each layer and leaves 4",
     ]
     assert [*experts_told(plans["wanda"])] == [parameters]
+    assert [*experts_told(narrowed)] == [parameters, ROUNDED]

@@ -13,6 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import pruning
+from pruning import Choices
+from pruning.choices.axes import Schedule, Scope, Score, Unit
+from pruning.dependencies.families.stock_transformer import family_groups
 from pruning.measure.macs import macs
 from pruning.mixtures.finding import expert_dim, mixtures
 from pruning.mixtures.survivors import stop_routing_among_survivors
@@ -230,3 +233,25 @@ def test_refusals_come_before_anything_is_computed() -> None:
     other = network_of("mixtral", experts=6)
     uneven.model.layers[1].mlp = other.model.layers[1].mlp
     refused(r"removes equally many experts in each layer, and 'model.layers.1.mlp' has 6 experts", uneven)
+
+
+@pytest.mark.parametrize("score", [Score("fpgm"), Score("taylor", {"form": "filter"})])
+def test_scores_of_outputs_refuse_hidden_units_of_experts_before_a_pass(score: Score) -> None:
+    def never(*_: object) -> Tensor:
+        raise AssertionError
+
+    choices = Choices(score, Unit("mlp"), schedule=Schedule(sparsity=0.5))
+    with pytest.raises(ValueError, match=r"`score.kind` .* ranks outputs of layers, but 'model.layers.0.*down_proj'"):
+        pruning.prune(network_of("mixtral"), choices, batches=[TOKENS], loss=never)
+
+
+def test_a_budget_of_multiplications_counts_the_rows_of_the_router_that_are_left() -> None:
+    model = network_of("mixtral")
+    pruning.prune(model, "expert_magnitude", sparsity=0.5)
+    masks, scope = pruning.MaskSet.collect(model), Scope(budget="macs", kind="layer")
+    held = family_groups(model, Unit("mlp"), scope, TOKENS).beside(masks)
+    measured = macs(model, TOKENS).remaining
+    pruning.remove_all(model)
+    plain = family_groups(model, Unit("mlp"), scope, TOKENS).beside(masks)
+
+    assert held.remaining({}, "macs") == plain.remaining({}, "macs") == measured
