@@ -19,7 +19,7 @@ from pruning.choices.axes import (
     Score,
     Unit,
 )
-from pruning.refused import RefusedValue
+from pruning.refused import RefusedType, RefusedValue
 
 Taken: TypeAlias = dict[str, tuple[Any, tuple[Any, ...]]]
 """Key -> its value, and the values that it may have."""
@@ -46,7 +46,13 @@ class Choices:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse choices that do not go together."""
+        """Refuse choices of another type, and those that do not go together."""
+        kinds: dict[str, Any] = {each.name: each.default_factory for each in fields(self)}
+        for name, kind in kinds.items():
+            if isinstance(kind, type) and kind is not dict and not isinstance(value := getattr(self, name), kind):
+                raise RefusedType(name, value).because(
+                    f"must be a {kind.__name__} of pruning.choices.axes; in a call of `prune` type {name}={value!r}."
+                )
         check_combination(self)
 
 

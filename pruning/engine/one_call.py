@@ -13,6 +13,7 @@ import torch.nn.utils.prune as torch_prune
 from torch import nn
 
 from pruning.catalogue.repairs import REPAIRS
+from pruning.catalogue.scores import SCORES
 from pruning.choices.axes import Score, Unit
 from pruning.choices.combining import Choices
 from pruning.choices.published import PUBLISHED
@@ -270,6 +271,9 @@ def _choices_of(method: str | Choices | type | Callable[..., Any]) -> Choices:
         return Choices(select=method)
     if isinstance(method, str):
         if method not in PUBLISHED:
+            if row := SCORES.get(method):
+                unit = f", unit={row.of_units[0]!r}" if row.of_units else ""
+                raise ValueError(f"`method` (={method!r}) is a score and no method; type score={method!r}{unit}.")
             raise ValueError(f"`method` (={method!r}) must be one of {', '.join(PUBLISHED)}; or a function or a class.")
         return PUBLISHED[method].choices
     if callable(method):
