@@ -254,7 +254,7 @@ def test_experts_without_tokens_are_told_with_the_rarest_of_the_others() -> None
     assert len(told) == 1
     tokens = found.layers[name].tokens
     assert not tokens[4]
-    assert f"has {min(each for each in tokens if each)} tokens" in str(told[0].message)
+    assert f"has {min(each for each in tokens if each)} token" in str(told[0].message)
     assert torch.equal(model.get_parameter(name)[4], magnitude(dense[4], dense))
 
 

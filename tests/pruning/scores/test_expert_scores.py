@@ -153,7 +153,7 @@ def test_a_plan_counts_tokens_and_names_experts_without_any_that_are_still_there
     assert not tokens[4]
     assert sum(tokens) == 2 * TOKENS.numel()
     rarest = min(each for own in plan.details["tokens"].values() for each in own if each)
-    assert f"scored 0, to go first; the rarest of the other experts has {rarest} tokens" in str(told[0].message)
+    assert f"scored 0, to go first; the rarest of the other experts has {rarest} token" in str(told[0].message)
     assert "limits" not in pruning.plan(model, "reap", sparsity=0.25, batches=[TOKENS]).details
 
 
