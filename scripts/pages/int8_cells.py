@@ -132,7 +132,7 @@ def absent_int8() -> Mapping[str, str]:
     """Return runtime or network -> reason, for those that cannot be measured here."""
     onnx = ("onnx", "onnxscript", "onnxruntime")
     packages = {ONNX_INT8: onnx, OPENVINO_INT8: (*onnx, "openvino")}
-    return not_installed(packages) | without_kernels(SPARSE_INT8) | absent_networks(INT8_NETWORKS)
+    return {**not_installed(packages), **without_kernels(SPARSE_INT8), **absent_networks(INT8_NETWORKS)}
 
 
 def _networks() -> Iterator[Network]:

@@ -8,6 +8,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pruning.measure.latency import Make
 from scripts.pages.pay_cells import BEST, PYTORCH, SPARSE, Cell, Makes, Part
@@ -71,8 +72,9 @@ def _makes(layer: Layer, cell: Cell, dense_runtime: str) -> Makes:
     zeros = 0.0 if cell.pattern in ("dense", "channels") else cell.sparsity
     torch._dynamo.reset()
     after = _maker(runtime, layer, weights, example, zeros)
-    expected = layer.apply(example, *weights)
-    off = float((after()() - expected).abs().max() / expected.abs().max())
+    expected, outputs = layer.apply(example, *weights), after()()
+    assert isinstance(outputs, Tensor)
+    off = float((outputs - expected).abs().max() / expected.abs().max())
     assert off < runtime.tolerance, f"{cell}: outputs are off by {off:.1e}"
     return _maker(beside, layer, dense, example, 0.0), after
 
