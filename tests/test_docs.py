@@ -171,6 +171,20 @@ def test_a_network_is_pruned_block_by_block_as_it_is_shown(capsys: pytest.Captur
     assert sparsity == pytest.approx(0.59, abs=0.02), "floor(0.6 n) of each row"
 
 
+def test_experts_are_removed_and_loaded_as_it_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    from small_mixtures import TOKENS, network_of
+
+    (code,) = snippets("how-to/experts.md", "experts")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"model": network_of("mixtral"), "tokens": TOKENS}
+    exec(code, names)
+
+    loaded = type(names["model"]).from_pretrained("pruned", dtype=torch.float64, experts_implementation="eager")
+    assert loaded.config.num_local_experts == 6
+    torch.testing.assert_close(loaded(TOKENS).logits, names["model"](TOKENS).logits)
+
+
 def test_the_reference_lists_all_dynamics() -> None:
     section = (ROOT / "docs/reference/methods.md").read_text().split("## Masks that change within a training")[1]
     listed = {name for row in re.findall(r"^\| (`.*?`) \|", section, re.M) for name in re.findall(r"`(\w+)`", row)}
