@@ -21,7 +21,7 @@ from pruning.scores.readings.network import require_name
 OR_BLOCKS = ", or name the blocks that hold them in `blocks`"
 NOT_OF_LAYERS = (
     f"name those of linear layers and convolutions in `parameters`{OR_BLOCKS}; prune the others, whose inputs no layer "
-    "gets alone, by `pruning.prune`"
+    "gets alone, by pruning.prune(model, parameters=[...])"
 )
 
 

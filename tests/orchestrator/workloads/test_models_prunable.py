@@ -130,6 +130,8 @@ def test_a_name_that_is_not_there_is_refused(key: str) -> None:
 def test_a_sweep_warns_of_what_its_patterns_select_but_not_of_what_they_leave_out() -> None:
     found = Considered(72, {"w": 32})
 
-    assert model_building.untold(found, PruneFields(include=("*",))) == (found.sentence("prune.include"),)
+    assert model_building.untold(found, PruneFields(include=("*",))) == (
+        found.sentence("to prune them, name them in `prune.include`"),
+    )
     assert model_building.untold(found, PruneFields(include=("out.*",))) == ()
     assert model_building.untold(found, PruneFields(include=("*",), exclude=("w",))) == ()
