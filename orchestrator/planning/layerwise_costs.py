@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.core.specs import Plan
-from orchestrator.planning.experts import Experts, experts_of
+from orchestrator.planning.expert_counts import Experts, experts_of
 from orchestrator.planning.network_files import weight_shapes
 from orchestrator.planning.number_formats import byte_size, counted, duration, whole_number
 from orchestrator.planning.plan import device_kind, threads

@@ -13,7 +13,7 @@ from orchestrator.core.events import Forecast
 from orchestrator.core.plain_data import canonical_json
 from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.core.stage_kinds import KINDS
-from orchestrator.planning.experts import experts_told
+from orchestrator.planning.expert_counts import experts_told
 from orchestrator.planning.forecast import told
 from orchestrator.planning.layerwise_costs import layerwise_costs
 from orchestrator.planning.number_formats import counted, percent, whole_number

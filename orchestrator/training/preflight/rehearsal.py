@@ -22,7 +22,7 @@ from orchestrator.core.seeding import seeded
 from orchestrator.core.specs import DENSE, TEACHER, StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import Passed, StageOrder, WorkOrder
-from orchestrator.planning.experts import Experts
+from orchestrator.planning.expert_counts import Experts
 from orchestrator.planning.number_formats import counted, whole_number
 from orchestrator.training import pruning_rounds
 from orchestrator.training.loop import training_loop

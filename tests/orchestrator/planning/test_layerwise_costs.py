@@ -8,7 +8,7 @@ import pytest
 from small_language_models import BLOCKS, INNER, WIDTH, write_gguf, write_text
 from small_trials import composed, planned
 
-from orchestrator.planning.experts import Experts
+from orchestrator.planning.expert_counts import Experts
 from orchestrator.planning.layerwise_costs import BlockSizes, block_sizes, layerwise_costs, operations, peak_memory
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "layerwise.md"

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from small_language_models import write_text
 from small_trials import composed, planned
 
-from orchestrator.planning.experts import ROUNDED, Experts, experts_of, experts_told
+from orchestrator.planning.expert_counts import ROUNDED, Experts, experts_of, experts_told
 
 MIXTRAL = {"num_local_experts": 8, "num_experts_per_tok": 2}
 
