@@ -376,6 +376,8 @@ def test_the_page_says_in_its_first_lines_why_not_int8() -> None:
     assert "Dense int8 is faster than both for l." in slow
     assert "Dense int8 is faster" not in fast
     assert "Take both." in fast
+    divided = made_up(amx=True, speed=3.5) | {"int8_networks": made_up(amx=True, speed=0.5)["int8_networks"]}
+    assert "the fastest for single layers, and dense int8 for whole networks" in " ".join(int8_answer(divided))
     assert "On this machine take dense int8." in slow
     assert "has no AMX" in fast
     with_tiles = " ".join(int8_answer(made_up(amx=True, speed=2.0)))
