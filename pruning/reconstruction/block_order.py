@@ -14,15 +14,12 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from pruning.holding.default_weights import default_weights
 from pruning.holding.parameter import joined, plain_modules, plain_parameters, pruned_names, unwrapped
 from pruning.layouts import EXPERTS, kind_of, layout_of
-from pruning.measure.matrix_weights import NAME_THEM, considered
+from pruning.measure.matrix_weights import NAME_THEM, NAMED, considered
 from pruning.repair import corrections
 from pruning.scores.readings.network import require_name
 
 OR_BLOCKS = ", or name the blocks that hold them in `blocks`"
-NOT_OF_LAYERS = (
-    f"name those of linear layers and convolutions in `parameters`{OR_BLOCKS}; prune the others, whose inputs no layer "
-    "gets alone, by pruning.prune(model, parameters=[...])"
-)
+BY_A_CALL = "whose inputs no layer gets alone, call pruning.prune(model, parameters=[...])"
 
 
 @dataclass(frozen=True)
@@ -93,13 +90,27 @@ def parts_of(
     grouped += [(path, layers[weights[0]], weights) for path, weights in alone.items()]
     parts = [Part(name, module, {each: layers[each] for each in own}, in_lists) for name, module, own in grouped]
     if blocks is None and parameters is None:
-        dense = considered(model, wanted)
-        unread = any(name not in layers for name in dense.dense)
-        if left := dense.sentence(NOT_OF_LAYERS if unread else f"{NAME_THEM.format('parameters')}{OR_BLOCKS}"):
-            warnings.warn(f"{left}.", stacklevel=3)
+        left = considered(model, wanted)
+        if said := left.sentence(_advice([name for name in left.dense if name in layers], len(left.dense))):
+            warnings.warn(f"{said}.", stacklevel=3)
     if not parts:
         raise ValueError("`parameters` (or `blocks`) must leave a linear or convolutional layer to prune.")
     return parts
+
+
+def _advice(readable: Sequence[str], dense: int) -> str:
+    """Return how to prune weights that stay dense.
+
+    Args:
+        readable: names of those that belong to layers, and can so be pruned layer by layer.
+        dense: number of all.
+    """
+    if len(readable) == dense:
+        return f"{NAME_THEM.format('parameters')}{OR_BLOCKS}"
+    if not readable:
+        return f"to prune them, {BY_A_CALL}"
+    named = ", ".join(readable[:NAMED])
+    return f"to prune {named}, name them in `parameters`{OR_BLOCKS}; to prune the others, {BY_A_CALL}"
 
 
 def is_layer(module: nn.Module) -> bool:
