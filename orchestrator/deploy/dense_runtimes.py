@@ -47,7 +47,7 @@ class DenseRuntimes:
         """Runtime that is installed and cannot run the network -> why."""
         self._network, self._folder, self._threads = network, folder, threads
         self._written: list[str] = []
-        for name in (*GRAPHS, *[INT8] * int8):
+        for name in (*GRAPHS, INT8) if int8 else GRAPHS:
             if missing := catalogue.FORMATS[name].missing_packages():
                 if name == INT8:
                     self.left_out["8 bits"] = f"{' and '.join(missing)} not installed; install the extra `export`"
@@ -56,7 +56,7 @@ class DenseRuntimes:
                 CODECS[name].write(network, example, folder / name)
                 self._written.append(name)
             except Exception as error:  # each runtime raises its own types
-                self._leave_out(f"{CODECS[name].row.packages[-1]}{' int8' * (name == INT8)}", error)
+                self._leave_out(f"{CODECS[name].row.packages[-1]}{' int8' if name == INT8 else ''}", error)
 
     def pytorch(self, example: Example) -> Make:
         """Return a function that makes a call of the dense network in PyTorch."""

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from pruning.compact.traced_network import TracedNetwork
-from pruning.graph.input_guard import REASON, Inputs, other_inputs
+from pruning.graph.input_guard import REASON, other_inputs
 from pruning.graph.tracing import caching_configs, first_line, output_difference, outputs_of
 from pruning.holding.copies import values_with_history
+from pruning.measure.macs import Inputs
 
 
 class OtherInputs:

@@ -22,7 +22,6 @@ from torch.utils._pytree import tree_map
 from pruning.compact.other_inputs import OtherInputs
 from pruning.compact.rewriting import Decision, Rewrite, apply_rewrites, call_functions, decide_kept_labels, rewrites
 from pruning.compact.traced_network import TracedNetwork
-from pruning.graph.input_guard import Inputs
 from pruning.graph.label_flow import FIXED, ONLY_ONE, Fields, Flow, Site, along
 from pruning.graph.label_rules import flow_of
 from pruning.graph.traced_parts import graph_of, retraced, traced_in_parts
@@ -45,6 +44,7 @@ from pruning.graph.tracing import (
 )
 from pruning.holding.copies import values_with_history
 from pruning.layouts import layout_of, natural_layout
+from pruning.measure.macs import Inputs
 from pruning.measure.matrix_weights import considered
 from pruning.measure.report import parameters
 from pruning.mixtures.survivors import drop_removed_experts, leaves_experts_out

@@ -18,7 +18,6 @@ from pruning.compact.other_inputs import OtherInputs
 from pruning.compact.shrinking import shrink
 from pruning.compact.sparse_graph import KernelChoices, LayerReport, byte_scales, hand_on_bytes, sparse_graph
 from pruning.compact.traced_network import TracedNetwork
-from pruning.graph.input_guard import Inputs
 from pruning.graph.tracing import (
     Example,
     Sizes,
@@ -36,6 +35,7 @@ from pruning.holding.copies import values_with_history
 from pruning.kernels.compiling import KernelsUnavailable
 from pruning.kernels.library import library
 from pruning.kernels.sparse_layer import SparseLayer, fastest_seconds
+from pruning.measure.macs import Inputs
 
 TOLERANCE = 1e-4
 """Largest allowed difference of outputs, relative to the largest output."""

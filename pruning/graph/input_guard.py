@@ -19,7 +19,7 @@ from torch import Tensor, fx
 from torch.fx.experimental import _config
 from torch.utils._pytree import tree_leaves, tree_map
 
-from pruning.measure.macs import Inputs as Inputs
+from pruning.measure.macs import Inputs
 
 ANY_SIZE = "backed_size_oblivious"
 """Setting of torch by which a trace treats sizes of 0 and 1 like others; torch has it since 2.7."""

@@ -19,7 +19,6 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
-from pruning.graph.input_guard import Inputs
 from pruning.graph.label_rules import flow_of
 from pruning.graph.tracing import (
     Example,
@@ -38,7 +37,7 @@ from pruning.graph.tracing import (
 )
 from pruning.holding.copies import values_with_history
 from pruning.holding.parameter import joined
-from pruning.measure.macs import Watching
+from pruning.measure.macs import Inputs, Watching
 
 
 def traced_in_parts(model: nn.Module, example: Example, *, sizes: Sizes = "example") -> Traced:

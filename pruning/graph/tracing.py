@@ -25,10 +25,11 @@ from torch.fx.experimental import _config
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from pruning.graph.input_guard import ANY_SIZE, InputGuard, Inputs
+from pruning.graph.input_guard import ANY_SIZE, InputGuard
 from pruning.holding.copies import values_with_history
 from pruning.holding.parameter import check_all_have_values, unwrapped
 from pruning.measure import macs
+from pruning.measure.macs import Inputs
 from pruning.methods.functions import remove_all
 
 Example = Tensor | tuple[Any, ...] | Mapping[str, Any]

@@ -88,13 +88,13 @@ def without_tokens(tokens: Mapping[str, Mapping[int, int]], effect: str, otherwi
         otherwise: what to type, besides more batches.
     """
     empty = [f"{name}[{expert}]" for name, own in tokens.items() for expert, count in own.items() if not count]
+    if not empty:
+        return ""
     rarest = min((count for own in tokens.values() for count in own.values() if count), default=0)
-    more = f" and {len(empty) - 6} more" if empty[6:] else ""
-    said = f"no token is routed to {', '.join(empty[:6])}{more}: {effect}; the rarest of the other experts has {rarest}"
     return (
-        f"{said} token{'s' * (rarest != 1)}; pass more batches, in a sweep a larger score.examples{otherwise}"
-        if empty
-        else ""
+        f"no token is routed to {', '.join(empty[:6])}{f' and {len(empty) - 6} more' if empty[6:] else ''}: {effect}; "
+        f"the rarest of the other experts has {rarest} token{'' if rarest == 1 else 's'}; pass more batches, in a "
+        f"sweep a larger score.examples{otherwise}"
     )
 
 

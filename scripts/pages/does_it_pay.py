@@ -184,7 +184,8 @@ def main() -> None:
     if options.quick:
         small = int8_part([as_network(layer) for layer in QUICK], "int8", ALL_PATTERNS)
         away = {**absent(), **absent_int8()}
-        run([*([small] * (ONNX_INT8 not in away)), layer_part(QUICK)], circumstances(2, 0.01, away), None, anew=True)
+        measured = (layer_part(QUICK),) if ONNX_INT8 in away else (small, layer_part(QUICK))
+        run(measured, circumstances(2, 0.01, away), None, anew=True)
     elif options.kernels:
         run([kernel_part()], circumstances(options.blocks, options.seconds, absent()), None, anew=True)
     elif options.vnni:
