@@ -272,8 +272,11 @@ def _choices_of(method: str | Choices | type | Callable[..., Any]) -> Choices:
     if isinstance(method, str):
         if method not in PUBLISHED:
             if row := SCORES.get(method):
-                unit = f", unit={row.of_units[0]!r}" if row.of_units else ""
-                raise ValueError(f"`method` (={method!r}) is a score and no method; type score={method!r}{unit}.")
+                unit = row.of_units[0] if row.of_units else ""
+                asked = (name for name, each in SCORES.items() if unit in each.of_units)
+                asked = next((name for name in asked if SCORES[name].for_units.get(unit) == method), method)
+                said = f"score={asked!r}" + (f", unit={unit!r}" if unit else "")
+                raise ValueError(f"`method` (={method!r}) is a score and no method; type {said}.")
             raise ValueError(f"`method` (={method!r}) must be one of {', '.join(PUBLISHED)}; or a function or a class.")
         return PUBLISHED[method].choices
     if callable(method):

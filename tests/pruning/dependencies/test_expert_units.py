@@ -260,5 +260,9 @@ def test_a_budget_of_multiplications_counts_the_rows_of_the_router_that_are_left
 def test_a_score_in_place_of_a_method_or_of_choices_is_told_how_to_be_typed() -> None:
     with pytest.raises(ValueError, match=r"is a score and no method; type score='msan', unit='expert'"):
         pruning.prune(nn.Linear(2, 2), "msan", sparsity=0.5)
+    with pytest.raises(ValueError, match=r"`method` .='left_out_expert'.* type score='left_out', unit='expert'"):
+        pruning.prune(nn.Linear(2, 2), "left_out_expert", sparsity=0.5)
+    with pytest.raises(ValueError, match=r"type score='block_influence', unit='layer'"):
+        pruning.prune(nn.Linear(2, 2), "block_influence", sparsity=0.5)
     with pytest.raises(TypeError, match=r"`score` .='msan'. must be a Score of pruning.choices.axes; in a call"):
         pruning.Choices(score="msan")  # type: ignore[arg-type]
