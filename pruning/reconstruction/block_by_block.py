@@ -155,6 +155,12 @@ def layerwise(  # nineteen parameters: one call prunes a network from files to f
                     on_block(run.result)
     if unseen := [part.name for part in parts if part not in order]:
         warnings.warn(f"no batch calls {', '.join(unseen[:3])}: not pruned", stacklevel=2)
+    if unseen := [name for name, each in run.result.layers.items() if not each.rows]:
+        warnings.warn(
+            f"no example reaches {', '.join(unseen)}, or their weights are used without a call of the layer: "
+            "pruned by magnitude, without statistics of their inputs",
+            stacklevel=2,
+        )
     tokens = {name: dict(enumerate(each.tokens)) for name, each in run.result.layers.items() if each.rows}
     if said := without_tokens(tokens, "pruned by magnitude", ALL_TOKENS):
         warnings.warn(said, stacklevel=2)
@@ -374,12 +380,6 @@ class _BlockwiseRun:
         if self.streamed:
             self.streamed.save(part)
         self.result = Layerwise(self.result.masks.extended(masks), layers)
-        if unseen := [name for name in part.layers if not layers[name].rows]:
-            warnings.warn(
-                f"no example reaches {', '.join(unseen)}, or their weights are used without a call of the layer: "
-                "pruned by magnitude, without statistics of their inputs",
-                stacklevel=2,
-            )
 
     def _begun(self, name: str, layer: nn.Module) -> Solving:
         shape = weight_of(name, layer).shape

@@ -106,6 +106,21 @@ def test_what_continues_must_have_the_same_target() -> None:
         pruning.layerwise(net, "wanda", batches, sparsity=0.1, done=saved[0])
 
 
+def test_a_call_that_continues_names_the_layers_without_examples_of_earlier_blocks() -> None:
+    saved: list[pruning.reconstruction.block_by_block.Layerwise] = []
+    net, said = (
+        nn.Sequential(Experts(), nn.Sequential(nn.Linear(16, 8))),
+        r"no example reaches 0\.experts\.1\.weight, or",
+    )
+    asked = {"sparsity": 0.5, "blocks": ["0", "1"]}
+    with pytest.warns(UserWarning, match=said) as whole:
+        pruning.layerwise(net, "wanda", [normal(4, 8, 16)], on_block=saved.append, **asked)  # type: ignore[arg-type]
+
+    with pytest.warns(UserWarning, match=said) as continued:
+        pruning.layerwise(net, "wanda", [normal(4, 8, 16)], done=saved[0], **asked)  # type: ignore[arg-type]
+    assert [str(each.message) for each in continued] == [str(each.message) for each in whole]
+
+
 def test_what_a_method_of_ones_own_returns_is_checked() -> None:
     net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
     with pytest.raises(ValueError, match=r"Pruning 0.weight of 0: `method` \(which returned a NoneType\) must return"):
