@@ -362,7 +362,7 @@ def experts_note(comparison: Comparison) -> Iterator[str]:
         yield (
             f"Experts go whole, so the removed fraction of the prunable weights is another than asked: {removed}. They "
             "are not compared with pruned entries; ask for a whole number of experts of each layer, and set "
-            "prune.include=['*experts*']."
+            "prune.include=['*.experts.*']."
         )
 
 

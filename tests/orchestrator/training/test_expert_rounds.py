@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ from composition import composed
 from small_trials import planned
 
 import pruning
+from orchestrator.config.round_schema import Prune
 from orchestrator.config.schema import ConfigError
-from orchestrator.core.specs import Job
+from orchestrator.core.specs import Job, PruneFields
 from orchestrator.sweep import conductor
 from orchestrator.sweep.outcome import Outcome
+from orchestrator.workloads.model_building import prunable
 from orchestrator.workloads.weight_files import load_state, plain_state
+from pruning.mixtures.finding import mixtures
 
 pytest.importorskip("transformers")
 from small_mixtures import TOKENS, network_of
@@ -64,7 +68,7 @@ def test_rounds_remove_experts_of_each_group(capsys: pytest.CaptureFixture[str])
 def test_records_and_tables_name_experts_without_tokens(
     line: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    few = ("data.block=4", "score.examples=1", "schedule.sparsity=0.5", "prune.include=['*experts*']")
+    few = ("data.block=4", "score.examples=1", "schedule.sparsity=0.5", "prune.include=['*.experts.*']")
     short = [each for each in SHORT if not each.startswith(("unit=", "score"))]
     outcome = conductor.run([Job(line, composed(*short, *line, *few))])
     (record,) = (r for r in outcome.records.values() if r.kind == "round")
@@ -80,6 +84,14 @@ def test_records_and_tables_name_experts_without_tokens(
     assert {sum(own) for own in tokens} == {8}
 
 
+def test_the_documented_pattern_names_routed_experts_and_no_shared_ones() -> None:
+    network = network_of("deepseek_v3")
+    routed = {name for mixture in mixtures(network) for name in mixture.stacks}
+    every = PruneFields(types=tuple(Prune().types))
+    assert any("shared_experts" in each.name for each in prunable(network, every))
+    assert {each.name for each in prunable(network, replace(every, include=("*.experts.*",)))} == routed
+
+
 def test_experts_out_of_reach_are_refused_before_anything_is_trained() -> None:
     with pytest.raises(ConfigError, match=r"nothing was trained(.|\n)*leaves 1 of the 4 experts of .* at most 0.5"):
         run("schedule.sparsity=0.75", "schedule.rounds=3")
@@ -89,7 +101,7 @@ def test_every_token_counts_for_every_expert_if_asked() -> None:
     layer_by_layer = ("unit=entry", "method=wanda", "score=wanda", "score.examples=8", "schedule.sparsity=0.5")
     found = {}
     for asked in ("false", "true"):
-        outcome = run(*layer_by_layer, "prune.include=['*experts*']", f"score.calibrate_all_experts={asked}")
+        outcome = run(*layer_by_layer, "prune.include=['*.experts.*']", f"score.calibrate_all_experts={asked}")
         (record,) = (r for r in outcome.records.values() if r.kind == "round")
         layers = record.details["scoring"]["layers"].values()
         found[asked] = [each["tokens"] for each in layers if "tokens" in each]
