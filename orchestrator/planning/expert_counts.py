@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from orchestrator.core.specs import Plan
-from orchestrator.planning.file_places import GGUF, Misplaced
 from orchestrator.planning.network_files import weight_shapes
 from orchestrator.planning.number_formats import whole_number
-from orchestrator.planning.pinned_content import config_of
+from orchestrator.planning.pinned_content import configuration
 from orchestrator.planning.plan import round_targets
 from pruning.dependencies.families.family import FAMILIES
 
@@ -59,12 +56,7 @@ def experts_of(model: Mapping[str, Any]) -> Experts | None:
     Args:
         model: `model` of a configuration without violations.
     """
-    try:
-        place = config_of(model)
-        config = {} if place.endswith(GGUF) else json.loads(Path(place).read_bytes())
-    except (Misplaced, OSError, ValueError):
-        config = {}
-    config |= {**model.get("overrides", {}), **(model.get("config") or {})}
+    config = configuration(model)
     count, used, groups = (
         next((config[key] for key in keys if type(config.get(key)) is int), 0) for keys in (COUNT, USED, GROUPS)
     )

@@ -33,6 +33,7 @@ from orchestrator.planning.file_places import (
     tokenizer_file,
     tokenizer_place,
 )
+from pruning.catalogue.rows import is_int
 
 TOKENIZERS = ("characters", "bytes")
 """Tokenizers that need no file."""
@@ -40,6 +41,8 @@ PINNED = ("model", "data", "task")
 """Parts of a configuration that name files."""
 LOADS_GGUF = "accelerate"
 """Package without which transformers loads no .gguf file."""
+POSITIONS = ("max_position_embeddings", "n_positions")
+"""Keys of configurations of transformers with the number of positions."""
 OF_MODEL = "model"
 """Value of `data.tokenizer` for the tokenizer in the directory or the .gguf file of the network."""
 
@@ -117,6 +120,7 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
         yield from _other_tokens(model, data["tokenizer"])
         for name, path in data["tests"].items():
             yield from _missing(f"data.tests.{name}", path, partial(_other_text, data["root"], name, path))
+        yield from beyond_positions(data, model, trained_positions(configuration(model)))
     if (path := passages_of(config["task"])) is not None:
         yield from _missing("task.passages", path, partial(passages, path))
 
@@ -137,6 +141,41 @@ def too_short(data: Mapping[str, Any]) -> Iterator[str]:
             for part, size, told in found
             if size <= block
         )
+
+
+def beyond_positions(data: Mapping[str, Any], model: Mapping[str, Any], most: int | None) -> Iterator[str]:
+    """Yield an error for blocks with more tokens than a network has positions: further ones it never learned.
+
+    Args:
+        data: `data` of a configuration.
+        model: `model` of a configuration.
+        most: number of positions of the network; None if its configuration names none.
+    """
+    block = data.get("block")
+    if most is not None and is_int(block) and block > most:
+        more = "use a `model` with more"
+        if from_transformers(model):
+            more = f"to go beyond them on purpose, pass +model.overrides.max_position_embeddings={block}"
+        yield (
+            f"`data.block` (={block}) must be at most {most}, the number of positions of `model` "
+            f"(={model.get('kind') or model.get('_target_')}); pass data.block={most}, or {more}."
+        )
+
+
+def trained_positions(config: Mapping[str, Any]) -> int | None:
+    """Return the number of positions that a configuration of transformers names, at the top or for its text part."""
+    whole = {**(config.get("text_config") or {}), **config}
+    return next((whole[key] for key in POSITIONS if is_int(whole.get(key)) and whole[key] > 0), None)
+
+
+def configuration(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a network's config.json with its `overrides`, or `config` of a target; what cannot be read is left out."""
+    try:
+        place = config_of(model)
+        found = {} if place.endswith(GGUF) else json.loads(Path(place).read_bytes())
+    except (Misplaced, OSError, ValueError):
+        found = {}
+    return {**found, **model.get("overrides", {}), **(model.get("config") or {})}
 
 
 def from_transformers(model: Mapping[str, Any]) -> bool:

@@ -25,7 +25,6 @@ from orchestrator.workloads.splits import Batch
 from orchestrator.workloads.targets import given
 from orchestrator.workloads.tasks import batch as forms
 from orchestrator.workloads.tasks.batch import given_labels, kind, named_kind, tensors
-from pruning.catalogue.rows import is_int
 from pruning.measure.macs import in_mode
 
 
@@ -45,8 +44,6 @@ class Tried:
     """A batch of the training split."""
     classes: int
     """Number of classes in the data."""
-    positions: float
-    """Largest number of tokens that the network takes; infinite if its configuration does not say."""
     own: Mapping[str, object]
     """Network, task and loss of the user's own, by their names in messages."""
 
@@ -71,8 +68,7 @@ def misfit(stage: StageOrder, tried: Tried | None, error: BaseException) -> Misf
     model, data = named(dense, "model"), named(dense, "data")
     step = "could not be built"
     if tried is not None:
-        found = _different_split(data, tried, said) or _unusable_dtype(model, data, tried, said)
-        if found or (found := _block_too_long(dense, tried, error)):
+        if found := _different_split(data, tried, said) or _unusable_dtype(model, data, tried, said):
             return Misfit(found)
         where = "" if tried.split == "train" else f"its {tried.split} split, "
         step = f"could not run on a batch of {where}{describe(tried.batch)}"
@@ -148,19 +144,6 @@ def _unusable_dtype(model: str, data: str, tried: Tried, said: str) -> str | Non
     if odd is None:
         return None
     return f"`data` (={data}) gives {batch}, and `model` (={model}) cannot compute with {odd[1]}; return float32."
-
-
-def _block_too_long(dense: StageSpec, tried: Tried, error: BaseException) -> str | None:
-    """Return a message if a block of text has more tokens than the network takes."""
-    block, most = dense.typed.data.get("block"), tried.positions
-    if not (isinstance(error, IndexError) and is_int(block) and block > most):
-        return None
-    ours = dense.typed.model.get("kind") == "huggingface"
-    more = f"pass +model.overrides.max_position_embeddings={block}" if ours else "use a `model` with more"
-    return (
-        f"`data.block` (={block}) must be at most {most}, the number of positions of `model` "
-        f"(={named(dense, 'model')}); pass data.block={most}, or {more}."
-    )
 
 
 def _label_fault(tried: Tried, said: str) -> str | None:

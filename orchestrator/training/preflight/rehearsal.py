@@ -7,7 +7,6 @@ of multiply-accumulates. The results are discarded; no figure of them is kept or
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
@@ -24,6 +23,7 @@ from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import Passed, StageOrder, WorkOrder
 from orchestrator.planning.expert_counts import Experts
 from orchestrator.planning.number_formats import counted, whole_number
+from orchestrator.planning.pinned_content import beyond_positions
 from orchestrator.training import pruning_rounds
 from orchestrator.training.loop import training_loop
 from orchestrator.training.loop.evaluation import monitored
@@ -81,6 +81,7 @@ def run_preflight(order: WorkOrder) -> Iterator[Passed]:
     try:
         _require_device(order.worker.device)
         rehearsal = _Rehearsal(stage)
+        rehearsal.require_positions()
         _require_repeatable(data_node(stage), rehearsal.whole)
         rehearsal.require_finite()
         unmatched = rehearsal.fits()
@@ -193,6 +194,14 @@ class _Rehearsal:
             told = own.told(target, f"each of {counted(len(found), 'layer')}")
             yield f"{told}; before, a token uses {whole_number(used)} of {whole_number(total)} parameters"
 
+    def require_positions(self) -> None:
+        """Raise `Misfit` for blocks of text with more tokens than the network has positions."""
+        config = getattr(self.stage.model, "config", None)
+        text = getattr(config, "get_text_config", lambda: config)()
+        model = self._dense.typed.model
+        for said in beyond_positions(self._dense.typed.data, model, getattr(text, "max_position_embeddings", None)):
+            raise Misfit(said)
+
     def require_finite(self) -> None:
         """Raise `DataError` if an example of the user's own data has NaN or infinity and spoils the loss or a gradient.
 
@@ -226,8 +235,6 @@ class _Rehearsal:
     @property
     def tried(self) -> Tried:
         """Data that the stage is using now."""
-        config = getattr(self.stage.model, "config", None)
-        positions = getattr(config, "max_position_embeddings", None) or math.inf
         read, stage = self._read, self.stage
         batches = self.first_batches(read, "train")
         nodes = {
@@ -236,7 +243,7 @@ class _Rehearsal:
             f"{stage.spec.training}.loss": (stage.config["loss"] or {}, getattr(stage.task, "criterion", None)),
         }
         own = {given(where, node): part for where, (node, part) in nodes.items() if node.get("_target_")}
-        return Tried(read, batches[read], batches["train"], stage.data.classes, positions, own)
+        return Tried(read, batches[read], batches["train"], stage.data.classes, own)
 
     def first_batches(self, *names: str) -> dict[str, Batch]:
         """Return the first few examples of the named splits, or of all."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,40 @@ def test_a_text_with_fewer_bytes_than_a_block_is_told(
     (config,) = (trial.config["data"] for trial in with_text(**{"block": 1, "test_fraction": 0.5, **data}).trials)
 
     assert said in "".join(pinned_content.too_short(config))
+
+
+@pytest.mark.parametrize(
+    ("config", "most"),
+    [
+        ({"max_position_embeddings": 128}, 128),
+        ({"n_positions": 64}, 64),
+        ({"text_config": {"max_position_embeddings": 32}}, 32),
+        ({"hidden_size": 8}, None),
+    ],
+)
+def test_blocks_beyond_the_positions_of_a_network_are_refused_at_planning(
+    config: dict[str, Any], most: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plan(block: int, **overrides: int) -> Plan:
+        model = {**vars(schema_of("model", "huggingface")()), "path": str(tmp_path), "overrides": overrides}
+        node = {**vars(schema_of("data", "text")()), "root": "a.md", "block": block, "tokenizer": "bytes"}
+        task = vars(schema_of("task", "language_modelling")())
+        return make_plan([Job((), {**composed(), "model": model, "data": node, "task": task})])
+
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a.md", b"text" * 999)
+    write(tmp_path / "config.json", json.dumps(config).encode())
+    if most is None:
+        assert plan(256).stages
+        return
+    assert plan(most).stages
+    assert plan(256, max_position_embeddings=256).stages
+    with pytest.raises(schema.ConfigError) as refused:
+        plan(most + 1)
+    assert (
+        f"`data.block` (={most + 1}) must be at most {most}, the number of positions of `model` (=huggingface); pass "
+        f"data.block={most}, or to go beyond them on purpose, pass +model.overrides.max_position_embeddings={most + 1}."
+    ) in str(refused.value)
 
 
 def test_a_configuration_of_transformers_is_pinned_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
