@@ -49,9 +49,10 @@ def _in_blocks(weight: SparseWeight, layer: LayerShape) -> tuple[SparseWeight, L
     """Return a weight's blocks as nonzeros, the layer that has them, and first sums, scales and roundings."""
     given = layer.rounding
     assert given is not None, "kernels of bytes are offered to layers with a rounding"
-    whole, scales = rounded(weight.dense())
+    found, scales = rounded(weight.dense())
+    whole = found.to(torch.int8)
     first = -given.zero * whole.flatten(1).sum(1)
-    blocks = SparseWeight.of(joined(whole.to(torch.int8)))
+    blocks = SparseWeight.of(joined(whole))
     inputs = layer.groups * blocks.shape[1]
     made, added = ((each.scale, each.zero) if each else (0.0, 0) for each in (layer.made, layer.added))
     roundings = [1 / given.scale, given.zero, 1 / made[0] if made[0] else 0.0, made[1], *added]

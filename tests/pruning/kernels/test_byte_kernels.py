@@ -166,6 +166,17 @@ def test_the_largest_sums_are_exact_and_longer_rows_are_left_to_floats() -> None
     assert not list(offered(replace(layer, inputs=longest + 1), longer, torch.ones(1, longest + 1)))
 
 
+def test_zero_points_times_the_sums_of_weights_are_exact_beyond_the_whole_numbers_of_float32() -> None:
+    layer = LayerShape("linear", 4096, 3, rounding=ByteScale(0.01, 201))
+    draw = torch.Generator().manual_seed(0)
+    weight, x = torch.rand(3, 4096, generator=draw), torch.randn(2, 4096, generator=draw)
+    assert int(201 * rounded(weight)[0].sum(1).min()) > 2**25
+
+    for name, setting in offered(layer, SparseWeight.of(weight), x):
+        found = run(name, setting, layer, weight, torch.zeros(3), x)
+        assert torch.equal(found, reference(layer, weight, torch.zeros(3), x, None)), name
+
+
 def test_what_bytes_cannot_hold_is_left_to_floats() -> None:
     layer, x = LayerShape("linear", 8, 4, rounding=ByteScale(0.1, 0)), torch.ones(64, 8)
     assert list(offered(layer, SparseWeight.of(torch.ones(4, 8)), x))
