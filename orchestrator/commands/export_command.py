@@ -21,6 +21,7 @@ from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.metrics import Metric
 from orchestrator.deploy.checked_writing import CODECS, Deployed, shrunk, smaller_for
 from orchestrator.deploy.formats.format import Codec, ExportError
+from orchestrator.deploy.formats.huggingface_format import NAME as HUGGINGFACE
 from orchestrator.export import trial_choice
 from orchestrator.export.export_folder import (
     chosen_formats,
@@ -29,6 +30,7 @@ from orchestrator.export.export_folder import (
     writable,
     write_folder,
 )
+from orchestrator.export.model_card import Card, Origin
 from orchestrator.export.readme import readme
 from orchestrator.export.stored_network import StoredNetwork, kept
 from orchestrator.planning.number_formats import byte_size, scientific
@@ -52,6 +54,7 @@ def _export(options: argparse.Namespace) -> int:
     def found(stage: str) -> tuple[StoredNetwork, nn.Module]:
         choice, measured = trial_choice.ending_with(stage, sweep.plan), any(f.row.changes_outputs for f in formats)
         require_builder(formats, choice.trial.config["model"])
+        say(f"building the network of {choice.trial.name!r}, and removing what its masks emptied ...")
         with given_as("--store"):
             network = kept(store, sweep, choice, run_own_code=options.run_own_code, measured=measured)
         return network, _smaller(network, formats)
@@ -67,16 +70,26 @@ def _export(options: argparse.Namespace) -> int:
         stage = trial_choice.smallest_stage(points, lambda stage: size(found(stage)[1]), sweep.records)
         choice = trial_choice.ending_with(stage, sweep.plan)
     network, smaller = found(choice.stage)
-    written = write_folder(network, smaller, formats, folder, readme(sweep, choice, network, smaller))
+    card = readme(sweep, choice, network, smaller, Origin(options.base_model, options.license))
+    say(f"writing {', '.join(each.name for each in formats)}, and comparing the outputs with the masked network's ...")
+    written = write_folder(network, smaller, formats, folder, card)
     if points:
         figures = trial_choice.figures_text(options.best, choice.stage, points, sweep.plan, sweep.records)
         say(f"--best {options.best!r}: {figures}")
     say_default(options, sweep)
     say(f"{choice.trial.name}: {byte_size(size(network.model))} -> {byte_size(size(smaller))}")
+    _say_written(written, folder, network, card)
+    return 0
+
+
+def _say_written(written: Sequence[Deployed], folder: Path, network: StoredNetwork, card: Card) -> None:
+    """Print a line for each format, and what the README lacks before a network is published."""
     for each in written:
         say(f"  {_format_line(each, network.record.primary)}")
     say(f"  {folder / 'README.md'} describes the network and how to load it")
-    return 0
+    if any(each.format.name == HUGGINGFACE for each in written):
+        for lacking in card.origin.lacks():
+            say(f"  before you publish it: the README {lacking}")
 
 
 def _smaller(network: StoredNetwork, formats: Sequence[Codec]) -> nn.Module:
@@ -111,6 +124,13 @@ def _parser() -> CommandParser:
         "--to", action="append", metavar="FORMAT", help=f"{', '.join(CODECS)}; repeat the option for several formats"
     )
     parser.add_argument("--output", metavar="DIR", required=True, help="a new or empty folder")
+    parser.add_argument(
+        "--base-model",
+        metavar="NAME",
+        default="",
+        help="name on the hub of what was pruned, for the README",
+    )
+    parser.add_argument("--license", metavar="NAME", default="", help="its license, such as apache-2.0, for the README")
     parser.add_argument("--run-own-code", action="store_true", help="import and run a `_target_` that the sweep names")
     add_sweep(parser)
     return parser

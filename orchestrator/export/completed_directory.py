@@ -170,12 +170,6 @@ def _answers(folder: Path, asked: dict[str, Tensor]) -> dict[str, Tensor]:
         return load_file(files[1])
 
 
-def metadata(network: nn.Module) -> str:
-    """Return the first lines of a model card, which the Hugging Face hub reads."""
-    task = "pipeline_tag: text-generation\n" if stock_network(network).can_generate() else ""
-    return f"---\nlibrary_name: transformers\n{task}tags:\n- pruning\n- sparsity\n---\n\n"
-
-
 def generation_code(network: nn.Module, folder: Path) -> str:
     """Return the part of a model card on generating text; empty without a tokenizer, or if nothing is generated."""
     found = stock_network(network)

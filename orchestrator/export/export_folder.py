@@ -19,7 +19,8 @@ from orchestrator.core.redact import markdown
 from orchestrator.deploy.checked_writing import CODECS, Deployed, other_outputs, write_checked
 from orchestrator.deploy.formats.format import Codec, ExportError
 from orchestrator.deploy.formats.huggingface_format import NAME as HUGGINGFACE
-from orchestrator.export.completed_directory import complete, generation_code, metadata
+from orchestrator.export.completed_directory import complete, generation_code
+from orchestrator.export.model_card import Card, metadata
 from orchestrator.export.stored_network import StoredNetwork
 from orchestrator.planning.number_formats import scientific, whole_number
 from pruning.graph.tracing import Example
@@ -63,7 +64,7 @@ def require_builder(formats: Sequence[Codec], model: Mapping[str, Any]) -> None:
 
 
 def write_folder(
-    kept: StoredNetwork, smaller: nn.Module, formats: Sequence[Codec], folder: Path, head: str
+    kept: StoredNetwork, smaller: nn.Module, formats: Sequence[Codec], folder: Path, card: Card
 ) -> list[Deployed]:
     """Write a network in some formats into a new folder.
 
@@ -72,7 +73,7 @@ def write_folder(
         smaller: the shrunk network to write.
         formats: the formats to write it in.
         folder: missing, or empty.
-        head: first part of README.md; the formats follow.
+        card: first parts of README.md; the formats follow.
 
     Raises:
         ExportError: a format cannot be written, or its outputs differ; no folder is left then
@@ -82,10 +83,10 @@ def write_folder(
     try:
         threads, remedy = torch.get_num_threads(), "take another format"
         written = [write_checked(kept, smaller, each, aside, threads=threads, remedy=remedy) for each in formats]
-        page = _page(written, kept, head)
+        page = _page(written, kept, card.text)
         for each in (each for each in written if each.format.name == HUGGINGFACE):
             complete(replace(kept, model=each.network), aside)
-            page = f"{metadata(kept.model)}{page}{generation_code(kept.model, aside)}"
+            page = f"{metadata(kept.model, card.origin, card.method)}{page}{generation_code(kept.model, aside)}"
         (aside / "README.md").write_text(page, encoding="utf-8")
         aside.chmod(0o755)
         if folder.exists():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -11,24 +13,37 @@ from orchestrator.compare.panels import positions
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import markdown
 from orchestrator.export.export_folder import size
+from orchestrator.export.model_card import Card, Origin, origin
 from orchestrator.export.stored_network import StoredNetwork, latencies
 from orchestrator.export.trial_choice import ChosenTrial, metric_named
 from orchestrator.planning.number_formats import byte_size, milliseconds, percent, ratio, ratio_interval, whole_number
 from orchestrator.store.saved_sweep import SavedSweep
 
 
-def readme(sweep: SavedSweep, choice: ChosenTrial, kept: StoredNetwork, smaller: nn.Module) -> str:
-    """Return the first part of the README; the files and how to load them follow it."""
+def readme(sweep: SavedSweep, choice: ChosenTrial, kept: StoredNetwork, smaller: nn.Module, given: Origin) -> Card:
+    """Return the first parts of the README; the files and how to load them follow it.
+
+    Args:
+        sweep: the saved sweep.
+        choice: the trial.
+        kept: its masked network.
+        smaller: the network to write.
+        given: what the user says of the network that was pruned.
+    """
     record, config = kept.record, choice.trial.config
     dense = sweep.records.get(choice.trial.dense)
     where = positions(sweep.plan)[sweep.plan.trials.index(choice.trial)]
     name, data, line = map(markdown, (*where.panel, where.line))
+    source = Path(kept.spec.location.get("model", {}).get("path") or os.devnull)
+    from_base = origin(config["model"], source, given)
+    base = markdown(from_base.base_model)
     lines = [
-        f"# {markdown(choice.trial.name)}",
+        f"# {base.rpartition('/')[2] or name} pruned by {line} to {percent(record.sparsity)}",
         "",
         f"{name} on {data}, pruned by {line} to a sparsity of {percent(record.sparsity)} of its prunable weights; "
         "layers, channels, units and heads that the masks emptied are removed.",
         "",
+        *([f"- base model {base}"] if base else []),
         f"- sweep {markdown(sweep.info.name)}, trial {markdown(choice.trial.name)}, "
         f"seed {markdown(config.get('seed', 0))}, round {record.round}",
         f"- stage {choice.stage}, pruned from the dense network of stage {choice.trial.dense}"
@@ -49,7 +64,7 @@ def readme(sweep: SavedSweep, choice: ChosenTrial, kept: StoredNetwork, smaller:
         "",
         *_left(smaller),
     ]
-    return "".join(f"{line}\n" for line in lines)
+    return Card("".join(f"{line}\n" for line in lines), from_base, where.line)
 
 
 def _initial_weights(model: Mapping[str, Any]) -> str:

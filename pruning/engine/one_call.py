@@ -273,8 +273,8 @@ def _choices_of(method: str | Choices | type | Callable[..., Any]) -> Choices:
         if method not in PUBLISHED:
             if row := SCORES.get(method):
                 unit = row.of_units[0] if row.of_units else ""
-                asked = (name for name, each in SCORES.items() if unit in each.of_units)
-                asked = next((name for name in asked if SCORES[name].for_units.get(unit) == method), method)
+                of_unit = (name for name, each in SCORES.items() if unit in each.of_units)
+                asked = next((name for name in of_unit if SCORES[name].for_units.get(unit) == method), method)
                 said = f"score={asked!r}" + (f", unit={unit!r}" if unit else "")
                 raise ValueError(f"`method` (={method!r}) is a score and no method; type {said}.")
             raise ValueError(f"`method` (={method!r}) must be one of {', '.join(PUBLISHED)}; or a function or a class.")

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 from small_language_models import write_gguf, write_text
 from torch import nn
@@ -278,6 +279,7 @@ def written_parts(folder: Path, family: str) -> None:
         sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 64, "vocab_size": count}
         transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=1).save_pretrained(folder / "net")
     transformers.GenerationConfig(eos_token_id=1, repetition_penalty=1.3).save_pretrained(folder / "net")
+    (folder / "net" / "README.md").write_text("---\nlicense: mit\nbase_model:\n- them/little\n---\n# Little\n")
 
 
 @pytest.mark.slow
@@ -316,7 +318,14 @@ def test_a_network_of_a_sweep_is_loaded_by_stock_transformers(
     settings = json.loads(Path("out/generation_config.json").read_text())
     assert settings.get("repetition_penalty") == (None if family == "gguf" else 1.3)
     page = Path("out/README.md").read_text()
-    assert page.startswith("---\nlibrary_name: transformers\npipeline_tag: text-generation\n")
+    lacking = "the README names no base model; pass --base-model NAME"
+    assert (lacking in said.out) == (family == "gguf"), "no file names it there"
+    head = yaml.safe_load(page.split("---\n")[1])
+    assert head["pipeline_tag"] == "text-generation"
+    assert head["tags"] == ["pruning", "sparsity", "magnitude"]
+    assert (head.get("base_model"), head.get("license")) == (
+        (None, None) if family == "gguf" else ("them/little", "mit")
+    )
     assert "pruned by magnitude" in page
     assert "- command " in page
     code = "import sys\nsys.modules.update(orchestrator=None, pruning=None)\n"
