@@ -5,9 +5,9 @@
     python -m scripts.zoo --list timm                        # names of the networks
     python -m scripts.zoo --page                             # the page alone
 
-Each network runs in a process of its own with a limit of time for each part and a limit of memory. Results are
-appended to a file when a network is done, and the last outcome of a part counts, so that the next call does only what
-is missing.
+Each network runs in a process of its own with a limit of processor time for each part and a limit of memory. Results
+are appended to a file when a network is done, and the last outcome of a part counts, so that the next call does only
+what is missing.
 Needs torchvision, timm, ultralytics, transformers and torch-pruning, each installed by pip with
 `--no-deps -c constraints.txt`, and what ultralytics imports: opencv-python-headless, polars, polars-runtime-32,
 py-cpuinfo and ultralytics-thop.
@@ -104,7 +104,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--again", action="append", metavar="PATTERN", help="names to run although they have a result")
     parser.add_argument("--parts", nargs="+", choices=PARTS, help="parts to run; all by default")
     parser.add_argument("--jobs", type=int, default=1, help="networks at a time")
-    parser.add_argument("--seconds", type=float, default=180, help="limit of each part")
+    parser.add_argument("--seconds", type=float, default=180, help="limit of each part, of processor time")
     parser.add_argument("--gigabytes", type=float, default=8, help="limit of each process")
     parser.add_argument("--results", type=Path, default=RESULTS, help="file of results")
     parser.add_argument("--page", action="store_true", help="write the page from the results, and run nothing")
