@@ -225,7 +225,10 @@ def checked(
     details = pruning_rounds.details(chosen, asked, earlier, masks, weights, found, at_target=at_target)
     dense = considered(stage.model, [each.name for each in chosen])
     details |= history | {"matrix_weights": dense.plain()}
-    told = (*untold(dense, stage.spec.typed.prune), *([found["limits"]] if "limits" in found else []))
+    told = (
+        *untold(stage.model, dense, stage.spec.typed.prune, stage.asked.choices),
+        *([found["limits"]] if "limits" in found else []),
+    )
     return Trained(fit, before, details, scoring.seconds, told)
 
 

@@ -17,10 +17,12 @@ from orchestrator.core.seeding import seeded
 from orchestrator.core.specs import PruneFields
 from orchestrator.planning.number_formats import first_few
 from orchestrator.workloads.targets import FILLED, create, given
+from pruning.choices.combining import Choices
+from pruning.engine.scoring import pruned_if_named
 from pruning.holding.default_weights import default_weights
 from pruning.holding.parameter import plain_parameters
 from pruning.layouts import TRANSPOSED_LINEAR, kind_of
-from pruning.measure.matrix_weights import NAME_THEM, Considered
+from pruning.measure.matrix_weights import Considered
 
 OURS = ("weights", "revision", "reinitialise")
 """Keys of a model node that apply to the built network; the target does not get them."""
@@ -110,10 +112,15 @@ def prunable(model: nn.Module, prune: PruneFields) -> list[Prunable]:
     return list(found.values())
 
 
-def untold(found: Considered, prune: PruneFields) -> tuple[str, ...]:
+def untold(model: nn.Module, found: Considered, prune: PruneFields, choices: Choices) -> tuple[str, ...]:
     """Return a warning of the weights that stay dense although `prune` includes them, and does not exclude them."""
     left_out = [n for n in found.dense if _matches(n, prune.exclude) or not _matches(n, prune.include)]
-    sentence = found.without(left_out).sentence(NAME_THEM.format("prune.include"))
+    left = found.without(left_out)
+    named = pruned_if_named(model, choices, left.dense)
+    example = ",".join(f"'{name}'" for name in (*prune.include, *(named or [*left.dense])[:1]))
+    naming = f"add their names to prune.include, as in prune.include=[{example}]"
+    otherwise = f"choose a method that prunes single entries, such as method=magnitude, and {naming}"
+    sentence = left.sentence(named, naming, otherwise)
     return (sentence,) if sentence else ()
 
 

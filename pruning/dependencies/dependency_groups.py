@@ -156,6 +156,7 @@ class DependencyGroups:
         others: groups of other units of the network, which stay as they are; costs count what is left of them.
         others_kept: name of one of them -> bool for each channel: whether it is kept; all are without a name.
         limits: the modules to which the groups are limited, and why; empty if the network is traced whole.
+        on_request: matrices of no layer in groups that are left out unless one of their matrices is named.
     """
 
     groups: tuple[DependencyGroup, ...]
@@ -166,6 +167,7 @@ class DependencyGroups:
     others: tuple[DependencyGroup, ...] = ()
     others_kept: Mapping[str, Tensor] = field(default_factory=dict)
     limits: str = ""
+    on_request: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[DependencyGroup]:
         return iter(self.groups)

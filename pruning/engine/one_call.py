@@ -14,17 +14,17 @@ from torch import nn
 
 from pruning.catalogue.repairs import REPAIRS
 from pruning.catalogue.scores import SCORES
-from pruning.choices.axes import Score, Unit
+from pruning.choices.axes import Score
 from pruning.choices.combining import Choices
 from pruning.choices.published import PUBLISHED
-from pruning.engine.classes import class_of
+from pruning.engine.classes import class_of, with_unit_of_class
 from pruning.engine.plans import PruningPlan, plan_choices
-from pruning.engine.scoring import options_taken, row_of
+from pruning.engine.scoring import options_taken, pruned_if_named, row_of
 from pruning.holding.parameter import check_masks, plain_modules, plain_tensors
 from pruning.holding.reparam import held
 from pruning.layouts import has_plain_forward
 from pruning.masks.mask_set import MaskSet
-from pruning.measure.matrix_weights import NAME_THEM, considered
+from pruning.measure.matrix_weights import considered
 from pruning.measure.report import unreached
 from pruning.scores.readings.network import Masks, computed_weights, weights_of
 from pruning.scores.readings.scoring_data import Batches, Loss, Remember, ScoringInput, Size
@@ -204,10 +204,12 @@ def prune(  # the parameters of `plan`
     more: dict[str, Any] = {"parameters": parameters, "masks": masks, "example": example, "remember": remember}
     decided = plan(model, method, sparsity=sparsity, **data, **more, **options)
     commit(model, decided)
-    by_name = parameters is None and not Unit(decided.details["unit"]).of_transformer
-    left = considered(model, [*weights_of(model), *decided.masks]) if by_name else None
-    if left and (said := left.sentence(NAME_THEM.format("parameters"))):
-        warnings.warn(f"{said}.", stacklevel=2)
+    choices = with_unit_of_class(chosen(method, options))
+    if parameters is None and not choices.unit.of_transformer:
+        left = considered(model, [*weights_of(model), *decided.masks])
+        named = decided.details.get("on_request") or pruned_if_named(model, choices, left.dense)
+        if said := left.sentence(named):
+            warnings.warn(f"{said}.", stacklevel=2)
     if parameters is None and (made := computed_weights(model)):
         warnings.warn(COMPUTED_FROM_OTHERS.format(", ".join(made)), stacklevel=2)
     if limits := decided.details.get("limits"):
@@ -226,7 +228,7 @@ def prune(  # the parameters of `plan`
 
 COMPUTED_FROM_OTHERS = (
     "{} stays dense, because it is computed from other parameters, as by weight_norm; call "
-    "torch.nn.utils.parametrize.remove_parametrizations or remove_weight_norm first to prune it."
+    "torch.nn.utils.parametrize.remove_parametrizations, remove_weight_norm or remove_spectral_norm first to prune it."
 )
 
 

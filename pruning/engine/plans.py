@@ -65,8 +65,9 @@ class PruningPlan:
         details: the decisions in JSON types: units kept in each tensor, dead tensors, number of re-scorings, the
             fraction `considered` of the network's matrix weights, and the fraction `removed` of all units. For
             dependency groups, `removed` is a fraction of the budget, and `step` is the largest fraction of the budget
-            that the last step of a group removed. `limits` says what cannot be pruned, or was not; `tokens` are those
-            of each expert that a score has read.
+            that the last step of a group removed, and `on_request` are matrices of no layer that have groups, but are
+            pruned only where they are named. `limits` says what cannot be pruned, or was not; `tokens` are those of
+            each expert that a score has read.
         seconds: time spent in "scoring" (including the loss), "selection" and "repair"; not part of a result.
     """
 
@@ -337,6 +338,7 @@ def _details(cut: Cut, kept: Mapping[str, Tensor], schedule: Schedule, noted: Ma
     said = [cut.limits, noted.get("limits", "")]
     if isinstance(cut, DependencyGroups):
         details |= {"removed": gone(cut, alive), "step": largest_step(cut, alive)}
+        details |= {"on_request": [*cut.on_request]} if cut.on_request else {}
         if cut.to_nearest and schedule.sparsity and sum(units.values()) == sum(cut.sizes.values()):
             said.append(NO_EXPERT.format(schedule.sparsity, max(cut.sizes.values()), details["step"]))
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
@@ -90,17 +90,20 @@ def groups_of_weights(
             found = dependency_groups(model, example, choices.unit, choices.scope)
         except ValueError as error:
             raise RefusedValue("unit.kind", "group").because(f"needs to trace the network: {error}") from error
-    left = []
+    left, on_request = [], dict[str, None]()
     for group in found:
         outputs = {each.tensor for each in group.members if each.dims == (found.tensors[each.tensor].outputs,)}
-        if not outputs & spared and (known | named).intersection(e.tensor for e in group.members if e.masked):
+        masked = dict.fromkeys(each.tensor for each in group.members if each.masked)
+        if (known | named).isdisjoint(masked):
+            on_request |= masked
+        elif not outputs & spared:
             left.append(group)
     if not any(group.units for group in left):
         raise ValueError(
             "`parameters` must name all weights of at least one of the network's "
             f"{len(found.groups)} dependency groups, whose outputs are removed together; name more weights."
         )
-    return replace(found, groups=tuple(left))
+    return replace(found, groups=tuple(left), on_request=tuple(on_request))
 
 
 def scored_names(cut: Cut, model: nn.Module, named: Iterable[str] | None) -> list[str]:
@@ -358,6 +361,21 @@ def names_to_score(model: nn.Module, score: Score, parameters: Iterable[str] | N
             "or other parameters."
         )
     return names
+
+
+def pruned_if_named(model: nn.Module, choices: Choices, names: Collection[str]) -> list[str]:
+    """Return the weights that the choices prune where they are named, among those that stay dense by default.
+
+    Single entries are pruned in any tensor, unless the method reads the inputs of layers; all else needs the layout of
+    a layer. A plan of dependency groups has its own answer: `details["on_request"]`.
+    """
+    if choices.unit.spans or not names:
+        return []
+    by_inputs = choices.schedule.order == "sequential" or ((row := row_of(choices.score)) and row.calibrated)
+    if choices.unit.kind == "entry" and choices.scope.kind in ("layer", "global") and not by_inputs:
+        return [*names]
+    layouts = {name: weight.layout for name, weight in weights_of(model, None, names).items()}
+    return [name for name, layout in layouts.items() if layout is not None and layout.is_oriented]
 
 
 def names_by_choices(

@@ -16,8 +16,9 @@ ENOUGH = 0.9
 """Share of the matrix weights from which a pruning says nothing of those that it leaves dense."""
 NAMED = 3
 """Maximum number of weights that a sentence names."""
-NAME_THEM = "to prune them, name them in `{}`"
-"""Advice where the call takes every matrix weight that it is given by name."""
+NAME_THEM = "name them in `parameters`"
+BY_ENTRIES = "call pruning.prune(model, sparsity=..., parameters=[...]), which prunes single entries"
+"""Advice for weights that a method does not prune where they are named."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,24 @@ class Considered:
         """Return what is left dense besides the weights `names`, which the caller left out on purpose."""
         return Considered(self.entries, {name: size for name, size in self.dense.items() if name not in names})
 
-    def sentence(self, advice: str) -> str:
-        """Return what stays dense, and `advice` to prune it; empty if nine tenths of the entries are considered."""
+    def sentence(self, named: Collection[str], naming: str = NAME_THEM, otherwise: str = BY_ENTRIES) -> str:
+        """Return what stays dense, and how to prune it; empty if nine tenths of the entries are considered.
+
+        Args:
+            named: weights that the call prunes if they are named.
+            naming: how to name them.
+            otherwise: how to prune the others.
+        """
         if self.share >= ENOUGH:
             return ""
+        first = [name for name in self.dense if name in named]
+        if len(first) in (0, len(self.dense)):
+            advice = f"to prune them, {naming if first else otherwise}"
+        else:
+            advice = f"to prune {', '.join(first[:NAMED])}, {naming}; to prune the others, {otherwise}"
         more = f" and {len(self.dense) - NAMED} more" if len(self.dense) > NAMED else ""
-        named = ", ".join(f"{name} ({size:,} entries)" for name, size in [*self.dense.items()][:NAMED])
-        return f"{1 - self.share:.0%} of the network's matrix weights stay dense: {named}{more}; {advice}"
+        listed = ", ".join(f"{name} ({size:,} entries)" for name, size in [*self.dense.items()][:NAMED])
+        return f"{1 - self.share:.0%} of the network's matrix weights stay dense: {listed}{more}; {advice}"
 
 
 def considered(model: nn.Module, names: Iterable[str]) -> Considered:

@@ -14,12 +14,11 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from pruning.holding.default_weights import default_weights
 from pruning.holding.parameter import joined, plain_modules, plain_parameters, pruned_names, unwrapped
 from pruning.layouts import EXPERTS, kind_of, layout_of
-from pruning.measure.matrix_weights import NAME_THEM, NAMED, considered
+from pruning.measure.matrix_weights import NAME_THEM, considered
 from pruning.repair import corrections
 from pruning.scores.readings.network import require_name
 
 OR_BLOCKS = ", or name the blocks that hold them in `blocks`"
-BY_A_CALL = "whose inputs no layer gets alone, call pruning.prune(model, parameters=[...])"
 
 
 @dataclass(frozen=True)
@@ -89,28 +88,12 @@ def parts_of(
             alone.setdefault(weight.rpartition(".")[0], []).append(weight)
     grouped += [(path, layers[weights[0]], weights) for path, weights in alone.items()]
     parts = [Part(name, module, {each: layers[each] for each in own}, in_lists) for name, module, own in grouped]
-    if blocks is None and parameters is None:
-        left = considered(model, wanted)
-        if said := left.sentence(_advice([name for name in left.dense if name in layers], len(left.dense))):
-            warnings.warn(f"{said}.", stacklevel=3)
+    said = considered(model, wanted).sentence(layers, f"{NAME_THEM}{OR_BLOCKS}")
+    if blocks is None and parameters is None and said:
+        warnings.warn(f"{said}.", stacklevel=3)
     if not parts:
         raise ValueError("`parameters` (or `blocks`) must leave a linear or convolutional layer to prune.")
     return parts
-
-
-def _advice(readable: Sequence[str], dense: int) -> str:
-    """Return how to prune weights that stay dense.
-
-    Args:
-        readable: names of those that belong to layers, and can so be pruned layer by layer.
-        dense: number of all.
-    """
-    if len(readable) == dense:
-        return f"{NAME_THEM.format('parameters')}{OR_BLOCKS}"
-    if not readable:
-        return f"to prune them, {BY_A_CALL}"
-    named = ", ".join(readable[:NAMED])
-    return f"to prune {named}, name them in `parameters`{OR_BLOCKS}; to prune the others, {BY_A_CALL}"
 
 
 def is_layer(module: nn.Module) -> bool:

@@ -183,7 +183,10 @@ class _Rehearsal:
             return ()
         chosen = pruning_rounds.chosen_weights(stage.model, stage.asked, stage.data)
         dense = considered(stage.model, [each.name for each in chosen])
-        return (*self._experts_left(), *model_building.untold(dense, stage.spec.typed.prune))
+        return (
+            *self._experts_left(),
+            *model_building.untold(stage.model, dense, stage.spec.typed.prune, stage.asked.choices),
+        )
 
     def _experts_left(self) -> Iterator[str]:
         """Yield how many experts the round leaves in each layer."""

@@ -12,7 +12,8 @@ from torch import nn
 import pruning
 from orchestrator.core.specs import PruneFields
 from orchestrator.workloads import model_building
-from pruning.measure.matrix_weights import Considered
+from pruning.engine.one_call import chosen
+from pruning.measure.matrix_weights import considered
 
 DEFAULT = PruneFields(("Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"))
 
@@ -127,11 +128,27 @@ def test_a_name_that_is_not_there_is_refused(key: str) -> None:
     assert names(network(), exclude=["fc.*"]) == ["0.weight", "3.weight", "5.weight"]
 
 
-def test_a_sweep_warns_of_what_its_patterns_select_but_not_of_what_they_leave_out() -> None:
-    found = Considered(72, {"w": 32})
+class Raw(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.out = nn.Parameter(torch.ones(8, 4)), nn.Linear(8, 5)
 
-    assert model_building.untold(found, PruneFields(include=("*",))) == (
-        found.sentence("to prune them, name them in `prune.include`"),
-    )
-    assert model_building.untold(found, PruneFields(include=("out.*",))) == ()
-    assert model_building.untold(found, PruneFields(include=("*",), exclude=("w",))) == ()
+
+def test_a_sweep_warns_of_what_its_patterns_select_but_not_of_what_they_leave_out() -> None:
+    model, usual = Raw(), chosen("magnitude")
+    found = considered(model, names(model))
+
+    (said,) = model_building.untold(model, found, PruneFields(include=("*",)), usual)
+    assert said.endswith("; to prune them, add their names to prune.include, as in prune.include=['*','w']")
+    assert names(model, include=["*", "w"]) == ["w", "out.weight"]
+    assert model_building.untold(model, found, PruneFields(include=("out.*",)), usual) == ()
+    assert model_building.untold(model, found, PruneFields(include=("*",), exclude=("w",)), usual) == ()
+
+
+@pytest.mark.parametrize("method", ["n_m", "wanda"])
+def test_a_sweep_names_a_method_that_takes_weights_of_no_layer(method: str) -> None:
+    model = Raw()
+    found = considered(model, names(model))
+
+    (said,) = model_building.untold(model, found, PruneFields(include=("*",)), chosen(method))
+    assert "; to prune them, choose a method that prunes single entries, such as method=magnitude, and add" in said

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -37,10 +39,13 @@ def test_the_largest_come_first_and_three_are_named() -> None:
     found = considered(network, [])
 
     assert list(found.dense.items()) == [("3.weight", 12), ("1.weight", 10), ("2.weight", 8), ("0.weight", 6)]
-    assert found.sentence("name them") == (
+    said = (
         "100% of the network's matrix weights stay dense: 3.weight (12 entries), 1.weight (10 entries), 2.weight "
-        "(8 entries) and 1 more; name them"
+        "(8 entries) and 1 more; to prune "
     )
+    assert found.sentence(found.dense, "name them") == f"{said}them, name them"
+    assert found.sentence([], "name them", "wait") == f"{said}them, wait"
+    assert found.sentence(["1.weight"], "name it", "wait") == f"{said}1.weight, name it; to prune the others, wait"
     assert found.plain() == {
         "entries": 36,
         "considered": 0,
@@ -97,3 +102,54 @@ def test_prune_says_what_stays_dense_below_nine_tenths_and_a_plan_has_the_share(
         assert (
             pruning.prune(Raw(1), "magnitude", sparsity=0.5, parameters=["w", "out.weight"]).details["considered"] == 1
         )
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "entries": {"method": "magnitude", "sparsity": 0.5},
+    "rows": {"method": "magnitude", "sparsity": 0.5, "scope": "row"},
+    "windows": {"method": "n_m"},
+    "channels": {"method": "magnitude", "sparsity": 0.25, "unit": "channel"},
+    "ln_structured": {"method": "ln_structured", "sparsity": 0.25},
+    "wanda": {"method": "wanda", "sparsity": 0.5, "order": "at_once", "scope": "layer"},
+    "groups": {"method": "magnitude", "sparsity": 0.25, "unit": "group"},
+    "layerwise": {"method": "sparsegpt", "sparsity": 0.5},
+}
+
+
+class Mixed(nn.Module):
+    """A matrix of no layer that mixes positions, between layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.mixing, self.out = nn.Linear(8, 16), nn.Parameter(torch.randn(8, 8)), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(self.mixing @ self.fc(x).relu())
+        return out
+
+
+@pytest.mark.parametrize("build", [Chain, Mixed])
+@pytest.mark.parametrize("way", WAYS)
+def test_advice_to_prune_what_stays_dense_prunes_it(build: type[nn.Module], way: str) -> None:
+    model, asked, example = build(), {**WAYS[way]}, torch.randn(4, 8, 8)
+    method: Any = asked.pop("method")
+
+    def prune(**more: Any) -> None:
+        if way == "layerwise":
+            pruning.layerwise(model, method, [(example,)], **asked, **more)
+        else:
+            reads: dict[str, Any] = {"batches": [example]} if way == "wanda" else {}
+            pruning.prune(model, method, example=example, **reads, **asked, **more)
+
+    with pytest.warns(UserWarning, match="stay dense") as caught:
+        prune()
+    (said,) = (str(each.message) for each in caught if "stay dense" in str(each.message))
+    dense = re.findall(r"(\w+) \(", said.partition("; to prune")[0])
+    if "name them" in said:
+        prune(parameters=dense)
+    else:
+        assert "call pruning.prune(model, sparsity=..., parameters=[...])" in said
+        pruning.prune(model, sparsity=0.5, parameters=dense)
+    pruning.remove_all(model)
+    assert [*dense] == [name for name in dense if (model.get_parameter(name) == 0).float().mean() >= 0.2]
+    assert ("name them" in said) == (way == "entries" or (way, build) == ("groups", Chain))

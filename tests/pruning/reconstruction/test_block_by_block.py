@@ -649,7 +649,7 @@ def test_layers_outside_of_the_blocks_that_were_found_are_told() -> None:
     pruning.layerwise(Heads().double(), "wanda", vectors(), blocks="heads", **given)
     raw = Heads().double()
     raw.matrix = nn.Parameter(torch.ones(8, 8, dtype=torch.float64))
-    said = r"to prune one.weight, two.weight, name them in `parameters`, .*; to prune the others, .* call pruning.prune"
+    said = r"to prune one.weight, two.weight, name them in `parameters`, .*; to prune the others, call pruning.prune"
     with pytest.warns(UserWarning, match=said):
         pruning.layerwise(raw, "wanda", vectors(), **given)
     pruning.layerwise(Heads().double(), "wanda", vectors(), parameters="heads.*", **given)
