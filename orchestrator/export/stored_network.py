@@ -27,6 +27,7 @@ from orchestrator.core.work_order import StageOrder, Worker
 from orchestrator.deploy.checked_writing import Masked
 from orchestrator.deploy.formats.format import ExportError
 from orchestrator.execution.own_modules import hold_planned
+from orchestrator.export.stock_classes import is_stock
 from orchestrator.export.trial_choice import ChosenTrial
 from orchestrator.planning import file_places, pinned_content
 from orchestrator.store.saved_sweep import SavedSweep
@@ -122,8 +123,12 @@ def _refuse_incomplete(config: Mapping[str, Any], dense: StageSpec, measured: St
 
 
 def _own_code(chain: Sequence[StageSpec], parts: Sequence[str], may_run: bool) -> bool:
-    """Return whether parts of any stage name code by `_target_`; raise ExportError if such code may not run."""
-    own = {part: name for spec in chain for part in parts for name in targets([spec.fields.get(part)])}
+    """Return whether parts of any stage name code by `_target_`; raise ExportError if such code may not run.
+
+    A stock class of a library as `model` needs no permission.
+    """
+    named = [(part, spec.fields.get(part)) for spec in chain for part in parts]
+    own = {part: name for part, node in named if not _is_stock(part, node) for name in targets([node])}
     if own and not may_run:
         named = " and ".join(f"`{part}._target_` (={quoted(name)[1:-1]})" for part, name in own.items())
         raise ExportError(
@@ -131,6 +136,10 @@ def _own_code(chain: Sequence[StageSpec], parts: Sequence[str], may_run: bool) -
             "pass --run-own-code (in Python run_own_code=True) if you trust the store."
         )
     return bool(own)
+
+
+def _is_stock(part: str, node: Any) -> bool:
+    return part == "model" and is_stock(node)
 
 
 def _refuse_other_fields(key: str | None, sweep: SavedSweep) -> None:
@@ -151,6 +160,8 @@ def _refuse_other_fields(key: str | None, sweep: SavedSweep) -> None:
 def _refuse_unlisted(chain: Sequence[StageSpec], parts: Sequence[str]) -> None:
     """Raise ExportError if a saved sweep's component has an option that a store may not choose: see `Option.stored`."""
     for part, node in ((part, spec.fields[part]) for spec in chain for part in parts if spec.fields.get(part)):
+        if _is_stock(part, node):
+            continue
         group = GROUPS[part]
         row = group.rows.get(str(node.get("kind")))
         if row is None:
@@ -175,7 +186,8 @@ def _refuse_choice(part: str, key: str, value: object, rule: str) -> NoReturn:
 
 def _held_back(dense: StageSpec, location: Mapping[str, Any]) -> dict[str, Any]:
     """Return the places of files, with the values of options that a store never chooses, as in `Row.when_stored`."""
-    fixed = {part: GROUPS[part].rows[dense.fields[part]["kind"]].when_stored for part in ("model", "data")}
+    kinds = {part: dense.fields[part].get("kind") for part in ("model", "data")}
+    fixed = {part: GROUPS[part].rows[kind].when_stored for part, kind in kinds.items() if kind}
     return {**location, **{part: {**location.get(part, {}), **each} for part, each in fixed.items() if each}}
 
 
@@ -201,7 +213,7 @@ def _is_value(value: object) -> bool:
 def _refuse_larger_model(dense: StageSpec, location: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
     """Raise ExportError if a sweep's model is larger than its stored weights: a forged plan could fill the memory."""
     model, held = dense.typed.model, sum(each.numel() for each in weights.values())
-    if not model.get("kind"):
+    if not model.get("kind") and not is_stock(model):
         return  # the user's own code, which the user has allowed to run
     found = load({**dense.typed.data, **location.get("data", {})}, dense.fields.get("sources"))
     try:

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from factories import sweep_info
 from small_trials import composed, planned, train
 
@@ -20,6 +21,7 @@ from orchestrator.catalogue.models import MODELS
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.export import stored_network
+from orchestrator.export.stock_classes import is_stock
 from orchestrator.planning import pinned_content
 from orchestrator.store.backends import seal, unseal
 from orchestrator.store.saved_sweep import manifest
@@ -167,6 +169,44 @@ def test_a_stored_sweep_downloads_nothing(
     with pytest.raises(OrchestratorError, match=r"`data\.root` \(=.*theirs\) must hold .*train-images"):
         trial.model(0)
     assert not (tmp_path / "theirs").exists()
+
+
+LAYERS = [{"_target_": "torch.nn.Flatten"}, {"_target_": "torch.nn.Linear", "in_features": 64, "out_features": 10}]
+MIXTRAL = {"_target_": "transformers.MixtralForCausalLM", "name": "m", "weights": None, "depends": []}
+SIZES = {"_target_": "transformers.MixtralConfig", "hidden_act": "silu", "rope_parameters": {"rope_type": "default"}}
+
+
+@pytest.mark.parametrize(
+    ("node", "stock"),
+    [
+        ({"_target_": "torch.nn.Sequential", "_args_": LAYERS}, True),
+        ({"_target_": "torch.nn.Sequential", "_args_": [*LAYERS, {"_target_": "os.system", "command": "x"}]}, False),
+        ({"_target_": "torch.hub.load", "repo_or_dir": "x"}, False),
+        ({"_target_": "torch.nn.init.zeros_"}, False),
+        ({"kind": "mlp", "hidden": [6]}, False),
+        ({**MIXTRAL, "config": SIZES}, True),
+        ({**MIXTRAL, "config": {**SIZES, "attn_implementation": "kernels/theirs"}}, False),
+        ({**MIXTRAL, "config": {**SIZES, "text_config": {"model_type": "timm_wrapper"}}}, False),
+        ({**MIXTRAL, "config": {**SIZES, "_target_": "transformers.CLIPConfig"}}, False),
+        ({**MIXTRAL, "config": {**SIZES, "_target_": "transformers.AutoConfig.from_pretrained"}}, False),
+        ({**MIXTRAL, "_target_": "transformers.pipeline"}, False),
+    ],
+)
+def test_stock_classes_are_those_of_libraries_with_plain_arguments(node: Mapping[str, Any], stock: bool) -> None:
+    if stock and node["_target_"].startswith("transformers"):
+        pytest.importorskip("transformers")
+    assert is_stock(node) is stock
+
+
+def test_a_network_of_a_stock_class_needs_no_permission(tmp_path: Path) -> None:
+    layers = "[{_target_:torch.nn.Flatten},{_target_:torch.nn.Linear,in_features:64,out_features:10}]"
+    own = ("model=own", "model._target_=torch.nn.Sequential", f"+model._args_={layers}")
+    plan, store = planned(composed(*own, *TRIAL[2:])), Store(str(tmp_path / "store"))
+    train(plan, store)
+    store.save_sweep("stock", manifest(sweep_info("stock"), plan))
+    trial = orchestrator.open(str(tmp_path / "store")).sweep("stock").trials[0]
+
+    assert torch.equal(trial.model()[1].weight, trial.weights()["1.weight"])  # type: ignore[index]
 
 
 CONFIGURATIONS = (
