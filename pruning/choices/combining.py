@@ -80,6 +80,10 @@ def check_combination(choices: Choices) -> None:
             f"ranks filters of all tensors together, but `score.kind` (={row.name!r}) compares filters within a tensor "
             "only; use kind='layer'."
         )
+    if row is not None and row.units and choices.unit.kind in ("entry", "block"):
+        raise RefusedValue("score.kind", row.name).because(
+            f"scores whole channels, not units of kind {choices.unit.kind!r}; use unit.kind='channel' or 'group'."
+        )
     if row is not None and row.of_units and choices.unit.kind not in row.of_units:
         raise RefusedValue("score.kind", row.name).because(
             f"scores only whole units of kind {_either(row.of_units)}, not of kind {choices.unit.kind!r}; use "

@@ -38,8 +38,20 @@ def class_of(choices: Choices) -> type[BasePruningMethod] | None:
 
 
 def with_unit_of_class(choices: Choices) -> Choices:
-    """Return the choices with channels as the unit, along the class's dimension, where the class prunes channels."""
-    if not _is_structured(class_of(choices)) or choices.unit.kind not in ("entry", "channel"):
+    """Return the choices with channels as the unit, along the class's dimension, where the class prunes channels.
+
+    Raises:
+        ValueError: the class would count units of another kind than those that it prunes.
+    """
+    if (kind := class_of(choices)) is None:
+        return choices
+    own = "channel" if _is_structured(kind) else "entry"
+    if choices.unit.kind not in ("entry", own):
+        raise RefusedValue("unit.kind", choices.unit.kind).because(
+            f"is for methods that rank by a score, but {kind.__name__} selects by itself; use a score, as "
+            f"method='magnitude' does, or unit.kind={own!r}."
+        )
+    if own == "entry":
         return choices
     return replace(
         choices, unit=replace(choices.unit, kind="channel", dim=choices.arguments.get("dim", choices.unit.dim))

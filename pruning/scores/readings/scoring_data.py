@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pruning.holding.parameter import hooked
+from pruning.refused import RefusedType
 from pruning.scores.readings.network import BatchNormMode, Masks, Network, Weight, network, weights_of
 
 Batches: TypeAlias = Iterable[Any] | None
@@ -37,6 +38,14 @@ class ScoringInput:
     remember: Remember = None
     noted: dict[str, Any] = field(default_factory=dict)
     """Details that scores add to a plan: `tokens` of each expert, and `limits`, a sentence on experts without any."""
+
+    def __post_init__(self) -> None:
+        """Refuse a weight of batches that is no function."""
+        if self.size is not None and not callable(cast(object, self.size)):
+            raise RefusedType("size", self.size).because(
+                "must be a function of a batch, its weight; the inputs of a block are a field of the unit: type "
+                "unit={'kind': 'block', 'size': 8}."
+            )
 
     def weights(self) -> dict[str, Weight]:
         """Return name -> weight to score; see `weights_of`."""

@@ -103,7 +103,7 @@ def test_scales_that_no_layer_has_are_refused():
             pruning.prune(model, "slimming", sparsity=0.5, parameters=names)
     some = pruning.prune(with_batch_norms(), "slimming", sparsity=0.5, parameters=["3.weight", "6.weight"])
     assert list(some.masks) == ["3.weight"]
-    with pytest.raises(ValueError, match="or one value for each unit"):
+    with pytest.raises(ValueError, match="scores whole channels, not units of kind"):
         pruning.prune(Golden(), "fpgm", sparsity=0.5, unit="entry")
     with pytest.raises(ValueError, match=r"`scope.kind` \(='global'\) ranks filters of all tensors together"):
         pruning.prune(Golden(), "fpgm", sparsity=0.5, scope="global")

@@ -212,6 +212,27 @@ def test_what_has_no_blocks_is_refused(options: dict[str, Any], said: str) -> No
         pruning.plan(nn.Linear(8, 8), "magnitude", sparsity=0.5, **{**options, "unit": unit})
 
 
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("l1_unstructured", "unit.kind` .='block'. is for methods that rank by a score, but L1Unstructured selects by"),
+        ("global_random_unstructured", "but RandomUnstructured selects by itself; .* or unit.kind='entry'"),
+        ("ln_structured", "but LnStructured selects by itself; .* or unit.kind='channel'"),
+        ("fpgm", "`score.kind` .='fpgm'. scores whole channels, not units of kind 'block'; use unit.kind='channel'"),
+        ("slimming", "`score.kind` .='bn_scale'. scores whole channels"),
+    ],
+)
+def test_methods_that_count_other_units_refuse_blocks(method: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        pruning.plan(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)), method, sparsity=0.5, unit="block")
+
+
+@pytest.mark.parametrize("call", [pruning.plan, pruning.prune])
+def test_a_size_that_is_no_function_of_a_batch_is_not_taken_for_that_of_a_block(call: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match=r"`size` .=8. must be a function.* unit={'kind': 'block', 'size': 8}"):
+        call(nn.Linear(8, 8), "magnitude", sparsity=0.5, unit="block", size=8)
+
+
 # --- layer by layer ---------------------------------------------------------------------------------------------------
 
 
