@@ -29,11 +29,11 @@ from pruning.measure.garbage_collection import collector_paused
 Sample = tuple[TrialRow, TrialRow]
 """A row, and the row of its own dense network."""
 _MEANS = (
-    *("sparsity", "compression", "macs", "macs_remaining"),
+    *("sparsity", "compression", "remaining_parameters", "macs", "macs_remaining"),
     *("total_steps", "total_cost", "total_seconds", "own_steps", "own_seconds"),
 )
 """Row fields averaged into a point."""
-_KNOWN_MEANS = ("speedup", "training_macs", "total_training_macs")
+_KNOWN_MEANS = ("speedup", "active_parameters", "training_macs", "total_training_macs")
 """Row fields averaged into a point if every seed has a value."""
 
 

@@ -55,6 +55,8 @@ class TrialRow(NamedTuple):  # a sweep can have tens of thousands
     """Primary metric on validation at `early_step`, whatever `train.select` has chosen."""
     parameters: int
     remaining_parameters: int
+    active_parameters: int | None
+    """Remaining parameters that one token uses in a mixture of experts; None without one, or if not recorded."""
     compression: float
     """All parameters / remaining parameters."""
     macs: int
@@ -122,6 +124,9 @@ class Point:
     total_seconds: float
     own_steps: float
     own_seconds: float
+    remaining_parameters: float = 0.0
+    active_parameters: float | None = None
+    """Mean of `Row.active_parameters`; None if a seed has none."""
     training_macs: float | None = None
     """Mean of `Row.training_macs`; None if a seed has none."""
     total_training_macs: float | None = None

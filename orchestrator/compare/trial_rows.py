@@ -98,6 +98,7 @@ def _row(records: Records, trial: TrialSpec, position: Position, chain: Sequence
         early_val=None if early is None else early.metrics.get(val),
         parameters=record.parameters,
         remaining_parameters=remaining,
+        active_parameters=record.typed.active_parameters,
         compression=record.parameters / max(1, remaining),
         macs=record.macs,
         macs_remaining=record.macs_remaining,

@@ -163,6 +163,7 @@ class Details:
     form: str = ""
     kept: Mapping[str, Mapping[str, Count]] = field(default_factory=dict)
     matrix_weights: MatrixWeights = MatrixWeights()
+    active_parameters: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -211,6 +212,7 @@ class StageRecord:
     All stages: `measured`, the counts of the task for each split, such as the `hits` of each class, and the
     primary metric of a `constant` answer; for a text the
     cross-entropy and tokens of the `windows` of its test splits; `generations`, the continuations of prompts;
+    `active_parameters` of a mixture of experts, the remaining parameters that one token uses;
     `training_macs`, phase -> `steps`, `examples`, and multiply-accumulates `forward` and `backward` under the masks of
     each step (absent in older records). A round: `dead_tensors`, the names of the tensors without survivors;
     `rounding`, the largest difference between requested and achieved sparsity that whole entries or channels may cause;

@@ -70,7 +70,7 @@ START = "start"
 """Kind of a dense training that ends at a place, for rounds that rewind to it."""
 PART = "part"
 """Kind of a round that ends at a place of its training, for a search; the round continues from there."""
-TRAINED = ("measured", "training_macs", "generations")
+TRAINED = ("measured", "training_macs", "generations", "active_parameters")
 """Details of a stage that trains a network."""
 PRUNED = (*TRAINED, "rounding", "dead_tensors", "scoring", "mask_updates", "matrix_weights")
 """Details of a round."""

@@ -127,8 +127,8 @@ def _own_code(chain: Sequence[StageSpec], parts: Sequence[str], may_run: bool) -
 
     A stock class of a library as `model` needs no permission.
     """
-    named = [(part, spec.fields.get(part)) for spec in chain for part in parts]
-    own = {part: name for part, node in named if not _is_stock(part, node) for name in targets([node])}
+    nodes = [(part, spec.fields.get(part)) for spec in chain for part in parts]
+    own = {part: name for part, node in nodes if not _is_stock(part, node) for name in targets([node])}
     if own and not may_run:
         named = " and ".join(f"`{part}._target_` (={quoted(name)[1:-1]})" for part, name in own.items())
         raise ExportError(

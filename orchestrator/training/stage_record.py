@@ -39,6 +39,8 @@ from orchestrator.workloads.tasks.distilled import with_teacher
 from orchestrator.workloads.tasks.task import Measured, Task, TestInputs
 from orchestrator.workloads.weight_files import plain_state, state_digest, write_state
 from pruning.measure.macs import Macs, macs
+from pruning.measure.report import active_parameters
+from pruning.mixtures.finding import mixtures
 
 
 @dataclass(frozen=True)
@@ -271,6 +273,7 @@ def record(stage: StageInputs, done: Trained, found: Measurements, clock: StageC
             **({} if fit.cost is None else {"training_macs": fit.cost}),
             "measured": {split: dict(each.details) for split, each in found.final.items()},
             **({"generations": found.generations} if found.generations else {}),
+            **({"active_parameters": active_parameters(stage.model, network.masks)} if mixtures(stage.model) else {}),
             **({} if spec.parent or network.data.shared is None else {"shared_examples": network.data.shared}),
         },
         measurements={"seconds": earlier + time.perf_counter() - clock.ticks, **done.seconds},

@@ -73,6 +73,12 @@ CONSIDERED = Column(
     10,
     "share of the network's matrix weights that are prunable here; the others stay dense",
 )
+OF_A_TOKEN = Column(
+    "parameters / a token's",
+    lambda p: "" if (used := p.active_parameters) is None else f"{p.remaining_parameters:,.0f} / {used:,.0f}",
+    23,
+    "remaining parameters, and those of them that one token uses: the others are experts that it is not routed to",
+)
 WHOLE = 0.9995
 """Share of the matrix weights from which the column says nothing."""
 COLUMNS = (
@@ -128,6 +134,7 @@ def narrow(comparison: Comparison, points: Sequence[Point]) -> tuple[Column, ...
 
     The requested sparsity follows the achieved one if they differ at a point, and the achieved fraction follows the
     requested one if it is a fraction of another quantity. The share of the prunable weights follows if some are not.
+    The parameters that are left, and those that one token uses, follow the seeds for mixtures of experts.
     """
     unequal = {id(point) for point, _ in comparison.costlier}
     cost = [COST] if any(id(point) in unequal for point in points) else []
@@ -135,7 +142,8 @@ def narrow(comparison: Comparison, points: Sequence[Point]) -> tuple[Column, ...
     asking = [ASKED_WEIGHTS if of_weights else ASKED] if any(map(reached_another, points)) else []
     asking += [REACHED] if any(REACHED.cell(point) for point in points) else []
     asking += [CONSIDERED] if any(p.considered is not None and p.considered < WHOLE for p in points) else []
-    return (NARROW[0], *asking, *NARROW[1:], *cost)
+    of_a_token = [OF_A_TOKEN] if any(point.active_parameters is not None for point in points) else []
+    return (NARROW[0], *asking, *NARROW[1:], *of_a_token, *cost)
 
 
 def blocks(

@@ -172,7 +172,7 @@ def test_a_stored_sweep_downloads_nothing(
 
 
 LAYERS = [{"_target_": "torch.nn.Flatten"}, {"_target_": "torch.nn.Linear", "in_features": 64, "out_features": 10}]
-MIXTRAL = {"_target_": "transformers.MixtralForCausalLM", "name": "m", "weights": None, "depends": []}
+MIXTRAL: dict[str, Any] = {"_target_": "transformers.MixtralForCausalLM", "name": "m", "weights": None, "depends": []}
 SIZES = {"_target_": "transformers.MixtralConfig", "hidden_act": "silu", "rope_parameters": {"rope_type": "default"}}
 
 

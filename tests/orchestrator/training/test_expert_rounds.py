@@ -51,6 +51,10 @@ def test_rounds_remove_experts_of_each_group(capsys: pytest.CaptureFixture[str])
     assert outcome.status == "finished"
     assert [record.details["scoring"]["removed"] for record in rounds] == [0.25, 0.5]
     assert all(record.details["scoring"]["score"] == "reap" for record in rounds)
+    (mixture,) = mixtures(network_of("deepseek_v3"))
+    one = sum(each[0].numel() for each in mixture.stacks.values())
+    unused = [record.remaining_parameters - record.details["active_parameters"] for record in rounds]
+    assert unused == [(left - (mixture.top_k or 0)) * one for left in (6, 4)]
     said = capsys.readouterr().out
     active, total = pruning.active_parameters(network_of("deepseek_v3")), network_of("deepseek_v3").num_parameters()
     assert "sparsity 0.5 removes 4 of 8 experts in each of 1 layer and leaves 4; before, a token uses" in said

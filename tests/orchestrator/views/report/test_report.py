@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NoReturn
 
 import numpy as np
@@ -38,7 +39,7 @@ from orchestrator.results.sweep_results import SweepResults
 from orchestrator.store.saved_sweep import SavedSweep, load, manifest
 from orchestrator.store.store import Store
 from orchestrator.views.report import tables
-from orchestrator.views.report.columns import CONSIDERED, difference, interval, narrow, spread
+from orchestrator.views.report.columns import CONSIDERED, OF_A_TOKEN, difference, interval, narrow, spread
 from orchestrator.views.report.figures import drawing, figure_data, figure_table, layer_data
 from orchestrator.views.report.figures.layer_data import overlap_of
 from orchestrator.views.report.page import page
@@ -732,6 +733,24 @@ def test_a_mean_has_the_decimals_of_its_spread_and_of_its_interval() -> None:
         "-5.0% [-6.0%, -4.0%]"
     )
     assert spread(Estimate(1, 0.393), metric) == "0.393"
+
+
+def test_the_table_shows_the_parameters_that_one_token_uses_if_a_network_is_a_mixture() -> None:
+    plan = make_plan(["magnitude"])
+    records = make_records(plan)
+    dense = compare_trials(plan, records)
+    assert OF_A_TOKEN not in narrow(dense, dense.points)
+    mixture = {
+        key: replace(record, details={**record.details, "active_parameters": record.remaining_parameters - 100})
+        for key, record in records.items()
+    }
+    comparison = compare_trials(plan, mixture)
+    point = next(point for point in comparison.points if point.round)
+
+    assert OF_A_TOKEN in narrow(comparison, comparison.points)
+    left = fmean(mixture[key].remaining_parameters for key in point.stages)
+    assert OF_A_TOKEN.cell(point) == f"{left:,.0f} / {left - 100:,.0f}"
+    assert {row.remaining_parameters - (row.active_parameters or 0) for row in comparison.rows} == {100}
 
 
 def test_the_table_shows_the_share_of_the_weights_that_are_prunable_if_some_are_not() -> None:
