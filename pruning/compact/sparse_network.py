@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -101,9 +101,9 @@ def to_sparse(
     model: nn.Module,
     example: Example,
     *,
-    examples: Sequence[Example] = (),
+    examples: Iterable[Example] = (),
     int8: bool = False,
-    batches: Sequence[Example] = (),
+    batches: Iterable[Example] | None = None,
 ) -> nn.Module:
     """Return a network for inference that runs on the nonzero weights of linear layers and convolutions.
 
@@ -139,27 +139,31 @@ def to_sparse(
 
     Raises:
         ValueError: `torch.export` cannot trace the model, it does not run on an example, or it runs neither in float32
-            nor in float64; `batches` without `int8`, or with values that are not finite.
-        TypeError: `example` is no tensor, tuple or mapping; `examples` or `batches` is no list; the model is sparse
+            nor in float64; `batches` without `int8`, empty, or with values that are not finite; an input is passed in
+            another form than `example`.
+        TypeError: an input is no tensor, tuple or mapping; `examples` or `batches` is no list; the model is sparse
             already.
     """
-    for name, given in (("examples", examples), ("batches", batches)):
-        if isinstance(given, Tensor | Mapping):
-            raise TypeError(f"`{name}` (a {type(given).__name__}) must be a list of inputs; pass [images[:1], images].")
-    if len(batches) and not int8:
-        raise ValueError(f"`batches` ({len(batches)} of them) calibrate int8 kernels; pass int8=True with them.")
     if isinstance(model, SparseNetwork):
         raise TypeError("`model` is sparse already; pass the network that `to_sparse` was given.")
+    first = arguments_of(example)
+    inputs = _listed("examples", examples, first) or [first]
+    calibration = inputs if batches is None else _listed("batches", batches, first)
+    if batches is not None and not int8:
+        raise ValueError(f"`batches` ({len(calibration)} of them) calibrate int8 kernels; pass int8=True with them.")
+    if not calibration:
+        raise ValueError(
+            "`batches` (empty) must hold inputs of the network; leave it out to calibrate with `examples`."
+        )
     with torch.autocast("cpu", enabled=False):
-        return _to_sparse(model, example, examples or (example,), (batches or examples or (example,)) if int8 else ())
+        return _to_sparse(model, example, inputs, calibration if int8 else [])
 
 
 def _to_sparse(
-    model: nn.Module, example: Example, examples: Sequence[Example], batches: Sequence[Example]
+    model: nn.Module, example: Example, inputs: Sequence[Inputs], calibration: Sequence[Inputs]
 ) -> nn.Module:
-    """Return the sparse network; its layers may be rounded if there are `batches`."""
+    """Return the sparse network; its layers may be rounded if there are inputs for `calibration`."""
     plain = plain_copy(model)
-    inputs, calibration = ([arguments_of(each) for each in given] for given in (examples, batches))
     _check_inputs(
         copy.deepcopy(plain, values_with_history(plain)),
         [
@@ -213,6 +217,21 @@ def _to_sparse(
     return plain.eval()
 
 
+def _listed(name: str, given: Iterable[Example], first: Inputs) -> list[Inputs]:
+    """Return inputs of the network as arguments, passed as those of the example, `first`."""
+    if isinstance(given, Tensor | Mapping) or not (hasattr(given, "__iter__") or hasattr(given, "__getitem__")):
+        raise TypeError(f"`{name}` (a {type(given).__name__}) must be a list of inputs; pass [images[:1], images].")
+    found = [arguments_of(each, f"{name}[{place}]") for place, each in enumerate(given)]
+    for place, each in enumerate(found):
+        if _form(each) != _form(first):
+            raise ValueError(f"`{name}[{place}]` ({_form(each)}) must be passed as `example` is ({_form(first)}).")
+    return found
+
+
+def _form(given: Inputs) -> str:
+    return f"arguments: {len(given[0])} by position, {', '.join(sorted(given[1])) or 'none'} by name"
+
+
 def _leaves(trace: Traced, inputs: Sequence[Inputs]) -> list[list[Any]]:
     """Return copies of inputs as the leaves that the traced graph takes."""
     copies = [copied(each) for each in inputs]
@@ -231,7 +250,7 @@ def _unavailable() -> str:
         library()
     except KernelsUnavailable as error:
         reason = f"all layers are dense: {error}"
-        warnings.warn(f"to_sparse: {reason}", stacklevel=3)
+        warnings.warn(f"to_sparse: {reason}", stacklevel=4)
         return reason
     return ""
 

@@ -102,8 +102,8 @@ class Traced:
         return constant
 
 
-def arguments_of(example: Example) -> Inputs:
-    """Return an example as (args, kwargs) on the CPU.
+def arguments_of(example: Example, name: str = "example") -> Inputs:
+    """Return an example as (args, kwargs) on the CPU; `name` is the argument that gave it.
 
     Raises:
         ValueError: a tensor is on the meta device.
@@ -111,7 +111,7 @@ def arguments_of(example: Example) -> Inputs:
     """
     if not isinstance(example, Tensor | tuple | Mapping):
         raise TypeError(
-            f"`example` (a {type(example).__name__}) must be the network's input; pass a tensor, a tuple of positional "
+            f"`{name}` (a {type(example).__name__}) must be the network's input; pass a tensor, a tuple of positional "
             "arguments, or a mapping of keyword arguments."
         )
     given = macs.arguments_of(tuple(example) if isinstance(example, tuple) else example)

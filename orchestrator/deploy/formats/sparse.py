@@ -95,7 +95,9 @@ def write(
     sizes = dict.fromkeys(batch_sizes or (1, len(call_values(example)[0])))
     try:
         examples = [resized(example, size) for size in sizes]
-        sparse = pruning.to_sparse(network, example, examples=examples, int8=bool(calibration), batches=calibration)
+        sparse = pruning.to_sparse(
+            network, example, examples=examples, int8=bool(calibration), batches=calibration or None
+        )
         graph = sparse if isinstance(sparse, TracedNetwork) else _traced(sparse, example)
     except ValueError as error:
         raise ExportError(str(error)) from error

@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -165,6 +166,26 @@ def test_calibration_that_cannot_be_is_refused_in_a_sentence() -> None:
         pruning.to_sparse(model, x, int8=True, batches=[x, torch.full_like(x, float("nan"))])
     with pytest.raises(ValueError, match=r"`batches` \(shape \(4, 2, 12, 10\)\) must be an input of Residual"):
         pruning.to_sparse(model, x, int8=True, batches=[x[:, :2]])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], r"`batches` \(empty\) must hold inputs of the network; leave it out to calibrate with `examples`"),
+        (3, r"`batches` \(a int\) must be a list of inputs"),
+        ([[images(2)]], r"`batches\[0\]` \(a list\) must be the network's input; pass a tensor, a tuple"),
+        ([images(2), (images(2), 3)], r"`batches\[1\]` \(arguments: 2 by position, none by name\) must be passed as"),
+        ([{"x": images(2)}], r"0 by position, x by name\) must be passed as `example` is \(arguments: 1 by position"),
+    ],
+)
+def test_batches_in_another_form_than_the_example_are_named(given: Any, said: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=said):
+        pruning.to_sparse(network(), images(2), int8=True, batches=given)
+
+
+def test_batches_may_be_read_once() -> None:
+    sparse = pruning.to_sparse(network(), images(2), int8=True, batches=(images(2, seed) for seed in range(3)))
+    assert sparse.sparse.layers
 
 
 class Blocks(nn.Module):
