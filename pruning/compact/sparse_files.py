@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from pruning.catalogue.kernels import DENSE
+from pruning.catalogue.kernels import DENSE, KERNELS
 from pruning.compact.fused_layers import SparseLstm
 from pruning.compact.stored_weights import bytes_in, parts_of, taken
 from pruning.graph.input_guard import InputGuard
@@ -329,6 +329,7 @@ def _loaded(
     """Yield the name of each layer and tensor, with the layer or tensor; `most`: bytes of weights as dense ones."""
     nonzeros = _nonzeros(content["nonzeros"], held, most)
     replaced: list[str] = []
+    exact = False
     for name, record in content["layers"].items():
         layer, choices = read_layer(_name(name), record)
         weight, bias = _weight(f"{name}.weight", layer, held, nonzeros), held.pop(f"{name}.bias", None)
@@ -337,9 +338,10 @@ def _loaded(
         own = tuple(_runnable(choice, weight, layer) for choice in choices)
         kernels, wanted = ([(each.kernel, each.setting) for each in which] for which in (own, choices))
         replaced += [name] * (kernels != wanted)
+        exact |= any(one.rounds and not each.rounds for one, each in zip(choices, own, strict=True))
         yield name, SparseLayer(layer, weight, bias, own, keep=False)
     if replaced:
-        _warn(replaced)
+        _warn(replaced, exact)
     tensors = {name: weight.dense() for name, weight in nonzeros.items()} | held
     for name, other in content["tied"].items():
         if not isinstance(other, str) or other not in tensors or name in tensors:
@@ -396,13 +398,16 @@ def _weight(name: str, layer: LayerShape, held: dict[str, Tensor], nonzeros: dic
 
 
 def _runnable(choice: KernelChoice, weight: SparseWeight, layer: LayerShape) -> KernelChoice:
-    """Return a choice if its kernel offers this setting here; else the first offer of it, or of another kernel."""
+    """Return a choice if its kernel offers this setting here; else the first offer of it, or of another kernel.
+
+    Kernels that round as the choice does come first: their outputs have its bits.
+    """
     try:
         library()
     except KernelsUnavailable:
         return KernelChoice(choice.examples, DENSE, {}, choice.dense_seconds, choice.dense_seconds)
-    names = [name for name in kernels_of(layer) if name != DENSE]
-    for name in dict.fromkeys((choice.kernel, *names, DENSE)):
+    names = sorted(kernels_of(layer), key=lambda name: (name == DENSE, KERNELS[name].rounds != choice.rounds))
+    for name in dict.fromkeys((choice.kernel, *names)):
         offered = [dict(each) for each in kernel_named(name).settings(weight, layer, choice.examples)]
         if name == choice.kernel and choice.setting in offered:
             return choice
@@ -411,14 +416,15 @@ def _runnable(choice: KernelChoice, weight: SparseWeight, layer: LayerShape) -> 
     raise AssertionError("PyTorch's operation computes every layer")
 
 
-def _warn(names: list[str]) -> None:
+def _warn(names: list[str], exact: bool) -> None:
     try:
         library()
         reason = "this machine or release does not offer the kernels that were chosen where the file was written"
     except KernelsUnavailable as error:
         reason = str(error).rstrip(".")
     count = f"{len(names)} layers run" if len(names) > 1 else f"layer {names[0]} runs"
-    warnings.warn(f"{count} on other kernels, perhaps slower: {reason}.", stacklevel=4)
+    change = "perhaps slower" + ", and in float32 in place of 8 bits" * exact
+    warnings.warn(f"{count} on other kernels, {change}: {reason}.", stacklevel=4)
 
 
 def _place(network: nn.Module, name: str, each: Tensor | SparseLayer) -> None:

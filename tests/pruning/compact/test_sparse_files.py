@@ -462,6 +462,17 @@ def test_a_processor_without_a_kernel_takes_another_one(folder: Path, monkeypatc
     assert torch.allclose(found(x), network()(x), atol=1e-5)
 
 
+def test_a_processor_without_a_kernel_of_bytes_takes_another_one_with_equal_bits(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed(folder, "layers", "layers.linear", "shape", "rounding", to={"scale": 0.05, "zero": 10})
+    changed(folder, "layers", "layers.linear", "choices", 0, "kernel", to="lookup_int8")
+    monkeypatch.setattr(lookup_kernel, "library", lambda: type("Old", (), {"has_lookup": lambda _: False})())
+    with pytest.warns(UserWarning, match="layer layers.linear runs on other kernels, perhaps slower: "):
+        found: Any = load_layers(folder, Network(), NAMES)
+    assert [each.kernel for each in found.layers.linear.plan.choices] == ["columns_int8", "columns"]
+
+
 def test_without_a_compiler_all_layers_are_dense(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
         raise KernelsUnavailable("no C compiler (cc, gcc or clang) is installed; install one, for example gcc.")
@@ -470,7 +481,7 @@ def test_without_a_compiler_all_layers_are_dense(folder: Path, monkeypatch: pyte
     expected = saved(x)
     monkeypatch.setattr(sparse_files, "library", missing)
     monkeypatch.setattr(library, "library", missing)
-    with pytest.warns(UserWarning, match=r"3 layers run on other kernels, perhaps slower: no C compiler .*"):
+    with pytest.warns(UserWarning, match=r"3 layers .* perhaps slower, and in float32 in place of 8 bits: no C comp"):
         found: Any = load_layers(folder, Network(), NAMES)
     assert torch.allclose(found(x), expected, atol=1e-5)
     assert {each.kernel for module in found.layers.children() for each in module.plan.choices} == {DENSE}
