@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import copy
 import shutil
-import socket
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -25,7 +23,6 @@ from torch import nn
 from orchestrator.catalogue.formats import FORMATS, SHRINK
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import StageRecord
-from orchestrator.core.redact import redact_tree
 from orchestrator.core.specs import DENSE, NETWORK
 from orchestrator.core.work_order import FileWriter, Result, StageOrder
 from orchestrator.deploy.checked_writing import CODECS, Masked, shrunk, smaller_for, write_checked
@@ -33,6 +30,7 @@ from orchestrator.deploy.dense_runtimes import DenseRuntimes
 from orchestrator.deploy.formats.format import ExportError, Stepper, call, called_with, resized
 from orchestrator.deploy.latency_measuring import Measuring
 from orchestrator.training.stage_networks import Network, finished, fitting, restored
+from orchestrator.training.stage_record import begin, reading_record, timed
 from orchestrator.training.state.checkpointing import environment
 from orchestrator.workloads.weight_files import plain_state, state_digest, write_state
 from pruning.graph.tracing import Example
@@ -51,7 +49,7 @@ def deploy(order: StageOrder, _network: object) -> Result:
         ExportError: the network cannot be traced or written in the format, a package is missing, or the outputs differ
             from those of the masked network.
     """
-    spec, begun, chosen = order.spec, _begin(order), CODECS.get(order.spec.typed.format)
+    spec, begun, chosen = order.spec, begin(order), CODECS.get(order.spec.typed.format)
     network, row = _restored(spec.inputs[NETWORK], order), FORMATS[spec.typed.format]
     model = network.model.cpu().eval()  # a GPU may round float32 to TF32 in convolutions
     masked = Masked(model, network.data, order.lineage[-1], AFTER_WRITING)
@@ -67,13 +65,13 @@ def deploy(order: StageOrder, _network: object) -> Result:
             difference, achieved, size = made.difference, made.achieved, made.bytes
             files |= {file: partial(_write, (Path(place) / file).read_bytes()) for file in chosen.files}
     record = replace(
-        _record(finished(spec.inputs[NETWORK], order), order, begun),
+        reading_record(finished(spec.inputs[NETWORK], order), order, begun),
         after=achieved,
         weights_digest=state_digest(weights),
         details={} if report is None else {"form": report.form, "kept": report.kept},
     )
     parameters = sum(parameter.numel() for parameter in smaller.parameters())
-    return Result(_timed(record, {"bytes": size, "parameters": parameters, "difference": difference}), files, None)
+    return Result(timed(record, {"bytes": size, "parameters": parameters, "difference": difference}), files, None)
 
 
 def measure(order: StageOrder, _network: object) -> Result:
@@ -82,7 +80,7 @@ def measure(order: StageOrder, _network: object) -> Result:
     Raises:
         Cancelled: between two blocks, once the stage is cancelled.
     """
-    begun, inputs, name, what = _begin(order), order.spec.inputs, order.spec.typed.format, order.spec.typed.measure
+    begun, inputs, name, what = begin(order), order.spec.inputs, order.spec.typed.format, order.spec.typed.measure
     pruned, dense = finished(inputs[NETWORK], order), finished(inputs[DENSE], order)
     figures = {each: pruned.measurements[each] for each in ("bytes", "parameters")}
     figures["dense_bytes"] = dense.measurements["bytes"]
@@ -94,7 +92,7 @@ def measure(order: StageOrder, _network: object) -> Result:
             figures |= compared(_example(network, size), size)
     package = FORMATS[name].packages[-1:] or ("torch",)
     record = replace(
-        _record(pruned, order, begun),
+        reading_record(pruned, order, begun),
         after=pruned.after,
         weights_digest=pruned.weights_digest,
         details={"dense": dict(dense.after)} if dense.after else {},
@@ -104,7 +102,7 @@ def measure(order: StageOrder, _network: object) -> Result:
         | measuring.environment
         | {"threads": str(what.threads), "runtime": f"{package[0]} {version(package[0])}"},
     )
-    return Result(_timed(record, figures | {"others": measuring.others}), {}, None)
+    return Result(timed(record, figures | {"others": measuring.others}), {}, None)
 
 
 def _comparison(
@@ -142,40 +140,6 @@ def _processor(network: Network, name: str) -> dict[str, str]:
     """Return the GPU's name when the PyTorch network is timed on one."""
     device = _device(network)
     return {"processor": torch.cuda.get_device_name(device)} if name == SHRINK and device.type == "cuda" else {}
-
-
-def _begin(order: StageOrder) -> float:
-    """Set torch's number of threads, and return the time in Unix seconds."""
-    torch.set_num_threads(order.worker.threads)
-    return time.time()
-
-
-def _record(above: StageRecord, order: StageOrder, begun: float) -> StageRecord:
-    """Return the record of a stage that trains nothing: it describes the network of `above`, without metrics."""
-    return replace(
-        above,
-        key=order.spec.key,
-        kind=order.spec.kind,
-        before={},
-        after={},
-        curve=(),
-        steps=0,
-        best_step=0,
-        started=begun,
-        started_from=above.weights_digest,
-        details={},
-        warnings=(),
-        device=order.worker.device,
-        host=socket.gethostname(),
-        attempt=order.attempt,
-        environment=environment(order.worker.device),
-        files={},
-        spec=redact_tree(order.spec.to_json()),
-    )
-
-
-def _timed(record: StageRecord, figures: Mapping[str, float]) -> StageRecord:
-    return replace(record, measurements={"seconds": max(0.0, time.time() - record.started), **figures})
 
 
 def _restored(key: str, order: StageOrder) -> Network:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -23,18 +22,11 @@ from orchestrator.deploy.formats.huggingface_format import GENERATING, NAME, sto
 from orchestrator.export import stock_loading
 from orchestrator.export.stock_loading import GENERATED, NEW_TOKENS, PROMPT, TEXT, TOKENS, answers
 from orchestrator.export.stored_network import StoredNetwork
-from orchestrator.planning.file_places import GGUF, TOKENIZER
+from orchestrator.planning.file_places import GENERATION, TOKENIZER
 from orchestrator.workloads.data_sets.text import ByteCodec, Characters
-from orchestrator.workloads.networks.gguf_files import LOCAL
+from orchestrator.workloads.tokenizer_files import copy_tokenizer
 from pruning.graph.tracing import Example, quiet
 
-SETTINGS = "tokenizer_config.json"
-BESIDE = (
-    *(SETTINGS, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
-    *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model"),
-)
-"""Files of a tokenizer besides `TOKENIZER`."""
-GENERATION = "generation_config.json"
 NOWHERE = os.devnull
 """Stands for the directory of a model without one."""
 EXAMPLES, LONGEST = 2, 32
@@ -55,33 +47,6 @@ def complete(kept: StoredNetwork, folder: Path) -> None:
     if not isinstance(kept.data.codec, Characters | ByteCodec):  # the model's tokenizer has other tokens than these
         copy_tokenizer(str(places["data"].get("tokenizer") or ""), source, folder)
     hold_in_fresh_process(kept, folder)
-
-
-def copy_tokenizer(file: str, source: Path, folder: Path) -> None:
-    """Copy the files of a tokenizer into a folder, if there are any.
-
-    Args:
-        file: the tokenizer of the data: a file of the package tokenizers, a .gguf file, or another word.
-        source: directory or .gguf file of the model, whose tokenizer is taken if that of the data is no file.
-        folder: the folder to write.
-    """
-    tokenizer = next((each for each in (Path(file), source / TOKENIZER, source) if each.is_file()), None)
-    if tokenizer is None:
-        return
-    if tokenizer.suffix == GGUF:
-        from transformers import AutoTokenizer
-
-        with quiet():
-            loaded = AutoTokenizer.from_pretrained(tokenizer.parent, gguf_file=tokenizer.name, **LOCAL)
-        loaded.save_pretrained(folder)
-        return
-    shutil.copyfile(tokenizer, folder / TOKENIZER)
-    if tokenizer.name == TOKENIZER:
-        for name in BESIDE:
-            if (tokenizer.parent / name).is_file():
-                shutil.copyfile(tokenizer.parent / name, folder / name)
-    if not (folder / SETTINGS).is_file():
-        (folder / SETTINGS).write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}), encoding="utf-8")
 
 
 def hold_in_fresh_process(kept: StoredNetwork, folder: Path) -> None:

@@ -24,6 +24,13 @@ IN_A_FOLDER = ("model.safetensors", INDEX, "pytorch_model.bin")
 """Names of the weight file in a directory of Hugging Face."""
 TOKENIZER = "tokenizer.json"
 """Name of the tokenizer's file in a directory of Hugging Face."""
+TOKENIZER_SETTINGS, GENERATION = "tokenizer_config.json", "generation_config.json"
+"""Names of the files with settings of the tokenizer and of generation."""
+BESIDE_TOKENIZER = (
+    *(TOKENIZER_SETTINGS, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+    *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model"),
+)
+"""Files of a tokenizer besides `TOKENIZER`."""
 
 
 class Misplaced(Exception):

@@ -109,20 +109,20 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     model, data = config["model"], config["data"]
     yield from _needless_revision(model)
     if model.get("weights") is not None:
-        yield from _missing("model.weights", model["weights"], lambda: _weights(model))
+        yield from unusable("model.weights", model["weights"], lambda: _weights(model))
     if from_transformers(model) and (model.get("path") or not model.get("weights")):
-        yield from _missing("model.path", model.get("path", ""), lambda: config_of(model))
+        yield from unusable("model.path", model.get("path", ""), lambda: config_of(model))
     elif from_transformers(model):
-        yield from _missing("model.weights", model["weights"], lambda: config_of(model))
+        yield from unusable("model.weights", model["weights"], lambda: config_of(model))
     if data.get("kind") == "text":
-        yield from _missing("data.root", data["root"], lambda: content_of_text(data["root"], "bytes"))
-        yield from _missing("data.tokenizer", data["tokenizer"], lambda: _tokenizer_content(model, data["tokenizer"]))
+        yield from unusable("data.root", data["root"], lambda: content_of_text(data["root"], "bytes"))
+        yield from unusable("data.tokenizer", data["tokenizer"], lambda: _tokenizer_content(model, data["tokenizer"]))
         yield from _other_tokens(model, data["tokenizer"])
         for name, path in data["tests"].items():
-            yield from _missing(f"data.tests.{name}", path, partial(_other_text, data["root"], name, path))
+            yield from unusable(f"data.tests.{name}", path, partial(_other_text, data["root"], name, path))
         yield from beyond_positions(data, model, trained_positions(configuration(model)))
     if (path := passages_of(config["task"])) is not None:
-        yield from _missing("task.passages", path, partial(passages, path))
+        yield from unusable("task.passages", path, partial(passages, path))
 
 
 def too_short(data: Mapping[str, Any]) -> Iterator[str]:
@@ -227,7 +227,8 @@ def _needless_revision(model: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _missing(key: str, value: str, find: Callable[[], object]) -> Iterator[str]:
+def unusable(key: str, value: str, find: Callable[[], object]) -> Iterator[str]:
+    """Yield the error of a key whose file `find` cannot find or use."""
     try:
         find()
     except Misplaced as error:

@@ -316,3 +316,38 @@ def _warnings(stage: StageInputs, done: Trained, after: Mapping[str, float]) -> 
     for name, value in after.items():
         if not math.isfinite(value):
             yield f"{name} is {value}"
+
+
+def begin(order: StageOrder) -> float:
+    """Set torch's number of threads, and return the time in Unix seconds."""
+    torch.set_num_threads(order.worker.threads)
+    return time.time()
+
+
+def reading_record(above: StageRecord, order: StageOrder, begun: float) -> StageRecord:
+    """Return the record of a stage that trains nothing: it describes the network of `above`, without metrics."""
+    return replace(
+        above,
+        key=order.spec.key,
+        kind=order.spec.kind,
+        before={},
+        after={},
+        curve=(),
+        steps=0,
+        best_step=0,
+        started=begun,
+        started_from=above.weights_digest,
+        details={},
+        warnings=(),
+        device=order.worker.device,
+        host=socket.gethostname(),
+        attempt=order.attempt,
+        environment=environment(order.worker.device),
+        files={},
+        spec=redact_tree(order.spec.to_json()),
+    )
+
+
+def timed(record: StageRecord, figures: Mapping[str, float]) -> StageRecord:
+    """Return the record with the seconds since the stage started, and further measurements."""
+    return replace(record, measurements={"seconds": max(0.0, time.time() - record.started), **figures})

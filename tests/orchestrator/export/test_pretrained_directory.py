@@ -25,10 +25,11 @@ from orchestrator.deploy.checked_writing import CODECS, Deployed, Masked, shrunk
 from orchestrator.deploy.formats.format import Example, ExportError, difference
 from orchestrator.deploy.formats.huggingface_format import stock_network, stock_smaller
 from orchestrator.export import completed_directory, export_folder, stock_loading
-from orchestrator.export.completed_directory import SENTENCE, copy_tokenizer, hold_in_fresh_process, questions
+from orchestrator.export.completed_directory import SENTENCE, hold_in_fresh_process, questions
 from orchestrator.export.export_folder import require_builder, size
 from orchestrator.export.stored_network import StoredNetwork
 from orchestrator.workloads.data_sets.text import ByteCodec, Characters
+from orchestrator.workloads.tokenizer_files import copy_tokenizer
 
 SIZES = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2}
 """Sizes of a Llama of a moment."""

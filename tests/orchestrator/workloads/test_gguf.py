@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from orchestrator.config.sources import file_digest
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.export.completed_directory import copy_tokenizer
 from orchestrator.planning import pinned_content
 from orchestrator.planning.file_places import INDEX, checkpoint
 from orchestrator.workloads import data_loading, model_building
 from orchestrator.workloads.networks.initial_weights import initialise
+from orchestrator.workloads.tokenizer_files import copy_tokenizer
 
 transformers = pytest.importorskip("transformers")
 
