@@ -13,6 +13,7 @@ from typing import Any
 from orchestrator.catalogue.searches import SEARCHES
 from orchestrator.compare.comparison import Comparison, Cost, Level, LineKey, Point, Search, StoppedPoint, TrialRow
 from orchestrator.compare.deployment_points import by_network, deployed
+from orchestrator.compare.harness_scores import harness_scores
 from orchestrator.compare.panels import Position, positions
 from orchestrator.compare.round_columns import WEIGHTS
 from orchestrator.compare.secondary_figures import asked_figures, further_test_sets, harmed, window_differences
@@ -84,7 +85,8 @@ def compare_trials(
         warnings=warnings(plan, records),
     )
     windows = window_differences(plan, records, comparison.whole_points)
-    return replace(comparison, points=_tested(comparison), windows=windows)
+    scores = harness_scores(plan, records, comparison.whole_points)
+    return replace(comparison, points=_tested(comparison), windows=windows, harness=scores)
 
 
 def merge_plans(plans: Sequence[Plan]) -> Plan:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from orchestrator.compare.deployment_points import DeployedPoint
+from orchestrator.compare.harness_scores import HarnessScore
 from orchestrator.compare.round_columns import EXPERTS, WEIGHTS, Chosen, in_words
 from orchestrator.compare.secondary_figures import AskedFigure, FurtherTestSet, Harm, WindowDifference
 from orchestrator.compare.statistics import Estimate, Match
@@ -290,6 +291,8 @@ class Comparison:
     cost: Cost
     windows: tuple[WindowDifference, ...] = ()
     """Differences paired by window of held-out text, of language models."""
+    harness: tuple[HarnessScore, ...] = ()
+    """Scores on tasks of lm-evaluation-harness, paired by document with the dense network."""
     search: Search | None = None
     """Search that chose what was run; None if all trials were to be run."""
     warnings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -372,6 +375,7 @@ class Comparison:
             "failures": dict(self.failures),
             "cost": asdict(self.cost),
             "windows": [asdict(each) for each in self.windows],
+            **({"harness": [asdict(each) for each in self.harness]} if self.harness else {}),
             **({} if self.search is None else {"search": asdict(self.search)}),
             **({"warnings": dict(self.warnings)} if self.warnings else {}),
         }

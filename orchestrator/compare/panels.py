@@ -20,6 +20,7 @@ CIRCUMSTANCES = frozenset(
         "name",
         "objective",
         "deploy",
+        "harness",
         "tracking",
         "store",
         "cluster",

@@ -17,6 +17,7 @@ from orchestrator.config import (
     cluster,
     config_groups,
     deploy,
+    harness,
     parallel,
     results,
     round_schema,
@@ -107,6 +108,8 @@ class Config:
     """Parameters that are pruned."""
     deploy: deploy.Deploy = field(default_factory=deploy.Deploy)
     """Formats in which last networks are deployed and measured."""
+    harness: harness.Harness = field(default_factory=harness.Harness)
+    """Tasks of lm-evaluation-harness on which networks are evaluated."""
     search: Any = MISSING
     """Search, which decides from finished stages what is run; `none` runs every trial."""
     parallel: parallel.Parallel = field(default_factory=parallel.Parallel)

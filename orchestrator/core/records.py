@@ -98,6 +98,14 @@ class Generation:
 
 
 @dataclass(frozen=True)
+class Answers:
+    """Score of each document of a task, in order, and the digest of the documents."""
+
+    documents: Sha256
+    scores: tuple[Number, ...]
+
+
+@dataclass(frozen=True)
 class ScoringDetails:
     """Scoring of a round: the score, the data that it read, and the fraction removed."""
 
@@ -164,6 +172,7 @@ class Details:
     kept: Mapping[str, Mapping[str, Count]] = field(default_factory=dict)
     matrix_weights: MatrixWeights = MatrixWeights()
     active_parameters: Count | None = None
+    answers: Mapping[str, Answers] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -219,7 +228,8 @@ class StageRecord:
     `scoring`, the score, the data that it read, the fraction `removed` of its units or its budget, and `layers`, the
     error of each layer that was pruned with calibration data; `mask_updates`, the changes of masks within its training.
     A deployment: `form`, and `kept`, the empty parts that were not removed, with reasons. A measurement in a format
-    that changes outputs: `dense`, the figures of the dense network in that format.
+    that changes outputs: `dense`, the figures of the dense network in that format. An evaluation: `answers`, figure ->
+    the score of each document, for figures that are means over documents.
     """
     measurements: Mapping[str, Seconds] = field(default_factory=dict)
     """Measurements that differ from run to run; never part of the result.
@@ -230,7 +240,7 @@ class StageRecord:
     memory; `others`, the number of other processes that ran meanwhile. If the network generates tokens, also
     `token_ms/N`, `dense_token_ms/N` and `token_speedup/N` with its ends, for one token after those of a prompt. If the
     dense network ran in the fastest runtime, which `environment` names as `dense_runtime/N`, also `pytorch_ms/N`, and
-    `speedup_pytorch/N` with its ends.
+    `speedup_pytorch/N` with its ends. An evaluation: the number of `documents`.
     """
     warnings: tuple[str, ...] = ()
     device: str = "cpu"

@@ -150,6 +150,29 @@ class MeasuringFields:
 
 
 @dataclass(frozen=True)
+class HarnessFields:
+    """Task of lm-evaluation-harness, and the settings of its evaluation.
+
+    Args:
+        task: name of a task, group or tag.
+        shots: examples in each prompt; None: the number in the task's definition.
+        limit: maximum number of documents; None: all.
+        batch_size: number of requests that the network answers at once.
+        release: release of the library.
+        content: digest of the task's own definition, code and data files; empty for a task of the library.
+        beside: file name -> digest, for the settings of the tokenizer and of generation.
+    """
+
+    task: str = ""
+    shots: Count | None = None
+    limit: Count | None = None
+    batch_size: Count = 1
+    release: str = ""
+    content: str = ""
+    beside: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class ParallelFields:
     """Processes that train a network together."""
 
@@ -212,6 +235,7 @@ class StageFields:
     sources: Sources = Sources()
     format: str = ""
     measure: MeasuringFields = MeasuringFields()
+    harness: HarnessFields = HarnessFields()
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Self:
@@ -258,7 +282,7 @@ class StageSpec:
     `target` (the overall sparsity) or `amount` (of the survivors). A round that continues from a step of the dense
     training has `train` in place of `finetune`, and `restart`. A start has the fields of a dense stage and `until`, the
     place at which it ends: its result is the training state at that place. A part has the fields of a round and
-    `until`. A deployment has `format`; a measurement has `measure` as well.
+    `until`. A deployment has `format`; a measurement has `measure` as well. An evaluation has `harness`.
     """
 
     kind: str
@@ -293,7 +317,8 @@ class StageSpec:
     def title(self) -> str:
         """Name of the stage for people."""
         typed = self.typed
-        return KINDS[self.kind].title.format(round=typed.round, format=typed.format, until=place_in_words(typed.until))
+        known = {"round": typed.round, "format": typed.format, "task": typed.harness.task}
+        return KINDS[self.kind].title.format(until=place_in_words(typed.until), **known)
 
     @property
     def training_config(self) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ class StageKind:
     """`module:function` of a `Run`; a name, so that planning does not import torch."""
     title: str
     """Name of such a stage for people; `{round}` stands for its round, `{until}` for the place at which it ends,
-    `{format}` for its deployment format."""
+    `{format}` for its deployment format, `{task}` for its task of lm-evaluation-harness."""
     noun: str
     """Noun by which such stages are counted, in the singular."""
     prunes: bool
@@ -60,12 +60,19 @@ class StageKind:
         """Whether the stage measures the latency of a deployed network."""
         return bool(self.figures_by_size)
 
+    @property
+    def answers(self) -> bool:
+        """Whether the stage keeps a score for each document of a task."""
+        return ANSWERS in self.details
+
 
 def place_in_words(place: Place | None) -> str:
     """Return a place in a training for people: step 500, or epoch 3."""
     return f"epoch {place.removesuffix('ep')}" if isinstance(place, str) else f"step {place}"
 
 
+ANSWERS = "answers"
+"""Detail of a stage that evaluates a network by lm-evaluation-harness."""
 START = "start"
 """Kind of a dense training that ends at a place, for rounds that rewind to it."""
 PART = "part"
@@ -133,5 +140,16 @@ KINDS: Mapping[str, StageKind] = {
         figures=("bytes", "dense_bytes"),
         details=("dense",),
         figures_by_size=("latency_ms", "dense_ms", "speedup", "speedup_low", "speedup_high"),
+    ),
+    "harness": StageKind(
+        "orchestrator.training.harness_stages:evaluate",
+        "lm_eval {task}",
+        "evaluation",
+        prunes=False,
+        own_task=True,
+        trains=False,
+        figures=("documents",),
+        details=(ANSWERS,),
+        version=1,
     ),
 }

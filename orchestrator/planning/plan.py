@@ -7,6 +7,7 @@ share stages, as their specs and so their keys are equal.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -35,7 +36,8 @@ from orchestrator.core.specs import (
     start_of,
 )
 from orchestrator.core.stage_kinds import Place
-from orchestrator.planning import pinned_content
+from orchestrator.planning import harness_tasks, pinned_content
+from orchestrator.planning.file_places import absolute
 from orchestrator.planning.number_formats import first_few
 from orchestrator.planning.round_parts import parts_of, rung_violations
 from orchestrator.planning.versions import version_of, version_of_restart, versions_of, versions_of_deployment
@@ -199,7 +201,9 @@ def _stages(
     ends = [*begun, replace(chain[-1], starts_from=cut)] if cut else chain[-1:]
     deployed, measured = deployments(config["deploy"], dense, chain[-1])
     stages = [*starts.values(), replace(dense, starts_from=saving), *tuned, *chain[1:-1], *ends, *deployed]
-    return stages, tuple(spec.key for spec in chain), dense.key, measured, cut
+    evaluated = evaluations(config, dense, chain[1:])
+    measured += tuple(spec.key for spec in evaluated)
+    return [*stages, *evaluated], tuple(spec.key for spec in chain), dense.key, measured, cut
 
 
 def _tuned_dense(
@@ -251,6 +255,26 @@ def _deployment(name: str, dense: StageSpec, network: StageSpec) -> StageSpec:
     return StageSpec("deploy", fields, {NETWORK: network.key}, location=dense.location)
 
 
+def evaluations(config: Mapping[str, Any], dense: StageSpec, rounds: Sequence[StageSpec]) -> list[StageSpec]:
+    """Return a stage for each task of lm-evaluation-harness and network: dense, and the last round's or all rounds'.
+
+    Args:
+        config: configuration of the trial
+        dense: the dense training
+        rounds: stages of the rounds
+    """
+    networks = [dense, *(rounds if config["harness"]["each"] == "all" else rounds[-1:])]
+    known = {part: dense.fields[part] for part in ("device", "threads", "sources")}
+    known["versions"] = {"stage/harness": version_of("stage/harness")}
+    own = config["harness"]["include_path"]
+    location = {**dense.location, "harness": {"include_path": own and absolute(own), "directory": os.getcwd()}}
+    return [
+        StageSpec("harness", {"harness": fields, **known}, {NETWORK: network.key}, location=location)
+        for fields in harness_tasks.fields(config, dense.location)
+        for network in networks
+    ]
+
+
 def _order(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the order of the layers as a field of a round, which rounds without it have at once."""
     found = order_of(config)
@@ -279,7 +303,7 @@ def _violations(config: Mapping[str, Any], seen: dict[str, list[str]]) -> list[s
     """Return the broken rules of a configuration; equal configurations are checked once."""
     key = digest(repr(config))  # not canonical JSON: a wrong value may not exist in JSON
     if key not in seen:
-        own = (pinned_content.violations, rung_violations)
+        own = (pinned_content.violations, rung_violations, harness_tasks.violations)
         seen[key] = list(rules.violations(config)) or [text for rule in own for text in rule(config)]
     return seen[key]
 

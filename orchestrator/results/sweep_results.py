@@ -22,7 +22,7 @@ from orchestrator.store.backends import given_as
 from orchestrator.store.saved_sweep import SavedSweep, status_of
 from orchestrator.store.store import Store
 from orchestrator.views.report import tables
-from orchestrator.views.report.plain_files import WINDOW_COLUMNS
+from orchestrator.views.report.plain_files import HARNESS_COLUMNS, WINDOW_COLUMNS, harness_row
 from pruning.measure.garbage_collection import collector_paused
 
 if TYPE_CHECKING:
@@ -194,6 +194,15 @@ class SweepResults:
             ResultsError: no network was compared with a method of this name
         """
         return frames.of_rows(paired_by_window(self.comparison(), reference), WINDOW_COLUMNS)
+
+    def harness(self) -> DataFrame:
+        """Return the scores on tasks of lm-evaluation-harness, a row for each point, task and metric.
+
+        `difference` is the mean over seeds of a network's score minus that of its own dense network, and `seeds_std`
+        its standard deviation. `documents_low` and `documents_high` are its 95% interval over `documents`, paired by
+        document; None for a figure that is not a mean over documents.
+        """
+        return frames.of_rows([*map(harness_row, self.comparison().harness)], HARNESS_COLUMNS)
 
     @property
     def plot(self) -> Plots:

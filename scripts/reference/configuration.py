@@ -38,7 +38,7 @@ In the tables, *default* is the value with the default options, followed by the 
 CONTENTS = {
     "What is trained": ("model", "data", "task", "train"),
     "How it is pruned": ("method", "score", "unit", "scope", "dynamics", "repair", "schedule", "prune"),
-    "What happens after pruning": ("finetune", "restart", "deploy", "compare"),
+    "What happens after pruning": ("finetune", "restart", "deploy", "harness", "compare"),
     "Which trials run": ("search",),
     "Where it runs, and where results go": ("cluster", "parallel", "store", "tracking"),
     "Ready-made parts and whole sweeps": ("optimizer", "scheduler", "control", "sweep"),

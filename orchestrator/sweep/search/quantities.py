@@ -11,6 +11,7 @@ from orchestrator.compare.statistics import LEAST_SPREAD, t_quantile
 from orchestrator.compare.trial_rows import training_macs_until
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, TrialSpec
+from orchestrator.core.stage_kinds import KINDS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,7 +70,8 @@ class Finished(NamedTuple):
     @property
     def _first(self) -> StageRecord | None:
         """Record of the trial's first measurement."""
-        return self.records.get(self.trial.measured[0]) if self.trial.measured else None
+        found = (self.records.get(key) for key in self.trial.measured[:1])
+        return next((each for each in found if each is not None and KINDS[each.kind].times), None)
 
 
 def _is_of_test(figure: str) -> bool:

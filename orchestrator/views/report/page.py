@@ -58,7 +58,7 @@ summary { cursor: pointer; font-weight: 600; margin: .6rem 0; }
 """
 
 WINDOWS, NETWORKS = 200, 60
-"""Maximum number of differences by window on the page, and of networks that continue a prompt."""
+"""Maximum number of differences by window or document on the page, and of networks that continue a prompt."""
 HALF_PAGE = 480.0
 """Width in points above which a figure has a row to itself."""
 
@@ -95,6 +95,7 @@ def page(
             *comparison_tables(comparison),
             *pair_table(comparison),
             *_windows(comparison),
+            *_harness(comparison),
             *_continuations(written),
             *_figures(svgs, figure_data.left_out(comparison)),
             "<h2>Audit</h2>",
@@ -151,9 +152,19 @@ def _windows(comparison: Comparison) -> Iterator[str]:
         return
     yield f'<h2>Differences by held-out window</h2><p class="quiet">{html(tables.NOTE)}</p>'
     for title, _ in tables.sections(comparison):
-        if found := tables.windows_of(comparison, title):
+        if found := tables.of_panel(comparison.windows, title):
             yield f"<h3>{html(title)}</h3>"
             yield from tables.window_table(found).html(WINDOWS, "are in windows.csv")
+
+
+def _harness(comparison: Comparison) -> Iterator[str]:
+    if not comparison.harness:
+        return
+    yield f'<h2>lm-evaluation-harness</h2><p class="quiet">{html(tables.HARNESS_NOTE)}</p>'
+    for title, _ in tables.sections(comparison):
+        if found := tables.of_panel(comparison.harness, title):
+            yield f"<h3>{html(title)}</h3>"
+            yield from tables.harness_table(found).html(WINDOWS, "are in harness.csv")
 
 
 def _continuations(written: Mapping[str, Table]) -> Iterator[str]:

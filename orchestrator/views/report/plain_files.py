@@ -10,6 +10,7 @@ from typing import Any
 
 from orchestrator.compare.comparison import Comparison, Point, TrialRow
 from orchestrator.compare.deployment_points import DeployedPoint
+from orchestrator.compare.harness_scores import HarnessScore
 from orchestrator.compare.round_columns import Chosen
 from orchestrator.compare.secondary_figures import WindowDifference
 from orchestrator.compare.sensitivity import SENSITIVITY_COLUMNS, SensitivityCurve, sensitivity_rows
@@ -25,6 +26,12 @@ WINDOW_COLUMNS = (
     *("windows_low", "windows_high", "draws_std", "draws_low", "draws_high"),
 )
 """Columns of windows.csv."""
+_OF_SCORES = ("model", "data", "line", "round", "sparsity", "achieved", "task", "shots")
+HARNESS_COLUMNS = (
+    *(*_OF_SCORES, "metric", "better", "seeds", "score", "dense", "difference", "seeds_std"),
+    *("documents", "documents_low", "documents_high"),
+)
+"""Columns of harness.csv."""
 
 
 def rows_csv(comparison: Comparison) -> bytes:
@@ -44,6 +51,20 @@ def points_csv(comparison: Comparison) -> bytes:
 def windows_csv(comparison: Comparison) -> bytes:
     """Return windows.csv: one row for each difference paired by window of held-out text."""
     return table_csv(WINDOW_COLUMNS, map(window_row, comparison.windows))
+
+
+def harness_csv(comparison: Comparison) -> bytes:
+    """Return harness.csv: one row for each point, task and metric of lm-evaluation-harness."""
+    return table_csv(HARNESS_COLUMNS, map(harness_row, comparison.harness))
+
+
+def harness_row(each: HarnessScore) -> dict[str, Any]:
+    """Return column name -> value of a score on a task of lm-evaluation-harness."""
+    found: dict[str, Any] = {name: getattr(each, name) for name in _OF_SCORES}
+    found |= {"metric": each.metric.name, "better": each.metric.better, "seeds": " ".join(map(str, each.seeds))}
+    found |= {"score": each.score.mean, "dense": each.dense, "difference": each.difference.mean}
+    found |= {"seeds_std": each.difference.std, "documents": None if each.documents is None else each.documents.n}
+    return found | parts("documents", each.documents, ("low", "high"))
 
 
 def sensitivity_csv(curves: Sequence[SensitivityCurve]) -> bytes:

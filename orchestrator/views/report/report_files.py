@@ -69,6 +69,7 @@ def report(
         f"{FOLDER}/summary.csv": lambda: plain_files.points_csv(comparison),
         **({f"{FOLDER}/sensitivity.csv": lambda: plain_files.sensitivity_csv(sensitivity)} if sensitivity else {}),
         **({f"{FOLDER}/windows.csv": lambda: plain_files.windows_csv(comparison)} if comparison.windows else {}),
+        **({f"{FOLDER}/harness.csv": lambda: plain_files.harness_csv(comparison)} if comparison.harness else {}),
         f"{FOLDER}/audit.json": lambda: shown_json([asdict(f) for f in findings], indent=1).encode(),
         NOTE_FILE: lambda: note(comparison, findings, tuple(figures), len(summary or {})).encode(),
     }

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import exp
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from orchestrator.compare.audit.compared_points import unlearned_text
 from orchestrator.compare.audit.rule import Finding
 from orchestrator.compare.comparison import Comparison, Level, Point, StoppedPoint
+from orchestrator.compare.harness_scores import HarnessScore
 from orchestrator.compare.round_columns import EXPERTS, in_words
 from orchestrator.compare.secondary_figures import DENSE, WindowDifference
 from orchestrator.compare.statistics import LEVEL, Estimate, has_spread, paired_difference, t_quantile
@@ -40,6 +41,7 @@ from orchestrator.views.report.table import Row, Table
 if TYPE_CHECKING:
     from rich.console import Console
 
+Paired = TypeVar("Paired", WindowDifference, HarnessScore)
 PAIRS_ON_PAGE = 200
 """Maximum number of pairs on the page."""
 PAIRS_LISTED = 20
@@ -157,9 +159,36 @@ def window_table(found: Iterable[WindowDifference]) -> Table:
     return Table(headings, rows, (10, 26, 11, 8, 12), "methods")
 
 
-def windows_of(comparison: Comparison, title: str) -> list[WindowDifference]:
-    """Return the differences by window of a panel."""
-    return [each for each in comparison.windows if f"{each.model} on {each.data}" == title]
+def of_panel(found: Iterable[Paired], title: str) -> list[Paired]:
+    """Return the differences of a panel."""
+    return [each for each in found if f"{each.model} on {each.data}" == title]
+
+
+HARNESS_NOTE = (
+    "By document: a network's score minus that of its own dense network on the same documents, mean over seeds, with "
+    "the interval over documents. It is the uncertainty of the documents, not that of other trainings, which the "
+    "standard deviation over seeds shows. –: the figure is not a mean over documents."
+)
+
+
+def harness_table(found: Iterable[HarnessScore]) -> Table:
+    """Return the table of scores on tasks of lm-evaluation-harness."""
+    rows = [
+        Row(
+            f"{each.name} {each.metric.title} ({each.metric.better} is better), {each.line}",
+            (
+                in_points(each.achieved),
+                each.metric.written(each.score.mean),
+                each.metric.written(each.dense),
+                difference(each.documents, each.metric),
+                "–" if each.documents is None else whole_number(each.documents.n),
+                (f"± {each.difference.std:.4f} " if each.difference.std is not None else "") + f"({each.score.n})",
+            ),
+        )
+        for each in found
+    ]
+    headings = ("sparsity %", "score", "dense", "difference [95% interval]", "documents", "over seeds")
+    return Table(headings, rows, (10, 8, 8, 26, 9, 12), "tasks")
 
 
 def generations(records: Mapping[str, StageRecord], comparison: Comparison) -> dict[str, Table]:
@@ -225,13 +254,19 @@ def text_table(comparison: Comparison) -> Iterator[str]:
         for suffix, columns, here in blocks(comparison, points):
             yield title + suffix
             yield from point_table(columns, here, [] if suffix else ruled_out(comparison, title)).text("dense")
-        windows = windows_of(comparison, title)
+        windows = of_panel(comparison.windows, title)
         if windows := [each for each in windows if each.reference != DENSE] or windows:
             yield f"{title}: cross-entropy by held-out window, nats per token"
             yield from window_table(windows[:LINES]).text()
             if len(windows) > LINES:
                 yield f"{whole_number(len(windows) - LINES)} more differences are in windows.csv of the report."
             yield NOTE
+        if scores := of_panel(comparison.harness, title):
+            yield f"{title}: lm-evaluation-harness, against dense by document"
+            yield from harness_table(scores[:LINES]).text()
+            if len(scores) > LINES:
+                yield f"{whole_number(len(scores) - LINES)} more scores are in harness.csv of the report."
+            yield HARNESS_NOTE
         yield ""
 
 

@@ -15,6 +15,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from orchestrator.compare.deployment_points import headline
+from orchestrator.compare.harness_scores import evaluated
 from orchestrator.compare.panels import SettingsOfEach, as_typed, name_of, varying
 from orchestrator.core.events import Decision, Failure, StageEvent, SweepInfo
 from orchestrator.core.file_names import METRICS_FILE, NOTE_FILE
@@ -312,7 +313,8 @@ class SweepView:
                 content.files[f"records/{key[:16]}.json"] = _json(self._records[key].to_json())
         content.points += [
             MetricPoint(key_of(name), value, at, len(trial.stages) - 1)
-            for name, value, at in (*self._difference(trial), *headline(trial, self._records))
+            for figures in (self._difference(trial), headline(trial, self._records), evaluated(trial, self._records))
+            for name, value, at in figures
         ]
         if len(chain) == len(trial.stages):  # MLflow compares runs by the metric that was written first
             content.points.sort(key=lambda point: point.key.startswith((DENSE, ROUNDS, "curve/")))
