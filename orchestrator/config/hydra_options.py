@@ -30,6 +30,14 @@ def register() -> None:
         store.repo["hydra"]["schema"][group] = _Nodes(f"hydra/schema/{group}", options)
     for group, options in stored_options().items():
         store.repo[group] = _Nodes(group, options)
+    store.repo = _Uncopied(store.repo)
+
+
+class _Uncopied(dict[str, Any]):
+    """Hydra's stored nodes, which Hydra copies one by one on lookup, and would copy all for each group of `--help`."""
+
+    def __deepcopy__(self, _: object) -> _Uncopied:
+        return self
 
 
 IN_FILES = ("model", "data", "task", "method")
