@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from functools import cache
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict
 
@@ -39,7 +43,26 @@ def composed_tree(overrides: list[str]) -> DictConfig:
 @cache
 def _loader() -> ConfigLoaderImpl:
     hydra_options.register()
-    return ConfigLoaderImpl(create_config_search_path(str(CONF)))
+    loader = ConfigLoaderImpl(create_config_search_path(str(CONF)))
+    loader.repository = Remembered(loader.config_search_path)
+    return loader
+
+
+class Remembered(ConfigRepository):
+    """Configurations that are read once for all compositions, where Hydra reads them for each."""
+
+    def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
+        super().initialize_sources(config_search_path)
+        self.pickled: dict[str, bytes] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Remembered:
+        return copy.copy(self)
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        if config_path not in self.pickled:
+            self.pickled[config_path] = pickle.dumps(super().load_config(config_path))
+        found: ConfigResult | None = pickle.loads(self.pickled[config_path])
+        return found
 
 
 @cache

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from composition import Remembered
 from hydra import initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
@@ -123,6 +124,8 @@ def test_every_sweep_that_is_shown_composes(mine: Path, monkeypatch: pytest.Monk
     wrong = []
     lines = [line for line in shown(r"(?:python -m orchestrator|scripts/run)\b(?!\.)") if "[SETTING" not in line[1]]
     with initialize_config_dir(str(CONF), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        loader.repository = Remembered(loader.config_search_path)
         for page, text in lines:
             given = words(text)
             options = get_args_parser().parse_args(
