@@ -25,11 +25,10 @@ def docstrings(source: str) -> Iterator[tuple[int, str]]:
 
 def riddles(source: str) -> list[str]:
     """Return line and first line of each docstring that begins with one of RIDDLES."""
-    return [
-        f"{line}: {text.splitlines()[0]}"
-        for line, text in docstrings(source)
-        if re.match(rf"({'|'.join(RIDDLES)})\b", text)
-    ]
+    word = rf"({'|'.join(RIDDLES)})\b"
+    if not re.search(rf"[\"'][\s\\]*{word}", source):  # parsing takes fifty times as long
+        return []
+    return [f"{line}: {text.splitlines()[0]}" for line, text in docstrings(source) if re.match(word, text)]
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

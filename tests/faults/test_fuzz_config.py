@@ -180,15 +180,15 @@ def hydra() -> tuple[Hydra, DictConfig]:
 
 LINES = [
     ["store.uri=''"],
-    ["++model.table={1:2,a:3}"],
     ["~seed"],
+    ["sed=1", "++data.table={1:2,a:3}"],
+]
+LIKE_THESE = [
+    ["++model.table={1:2,a:3}"],
     ["model=1.5"],
     ["prune.include=[[1]]"],
     ["prune=${model.hidden}"],
     ["+train.optimizer=${now:%Y.%m}"],
-    ["sed=1", "++data.table={1:2,a:3}"],
-]
-LIKE_THESE = [
     ["schedule.rounds=1000000000"],
     ["method=ln_structured", "method.n=inf"],
     ["train.optimizer.lr=nan"],

@@ -11,6 +11,7 @@ import pytest
 import torch
 from composition import composed
 from safetensors.torch import load_file
+from sampling import sampled
 
 from orchestrator.config import schema as schema
 from orchestrator.config.schema import ConfigError
@@ -228,6 +229,7 @@ def test_all_misfits_are_listed_once_with_their_trials_before_anything_trains(
     assert len(steps) <= 5
 
 
+@sampled(3)
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -306,6 +308,7 @@ def cross(form: str) -> list[str]:
     return ["task._target_=their_words.Cross", "task.kind=null", f"+task.form={form}"]
 
 
+@sampled(3)
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -393,6 +396,7 @@ def holes(place: str, value: str, target: str = "holes") -> list[str]:
     return [*data, "data.val_fraction=null", "model=mlp", "model.hidden=[4]", "task=regression"]
 
 
+@sampled(2)
 @pytest.mark.parametrize(
     ("line", "said"),
     [

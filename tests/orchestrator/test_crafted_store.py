@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sampling import sampled
 from small_trials import composed, planned, train
 
 import orchestrator
@@ -173,6 +174,7 @@ COMMANDS: dict[str, Callable[[], object]] = {
 }
 
 
+@sampled(4)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_what_a_command_says_and_writes_is_clean(
     folder: Path, command: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture

@@ -13,11 +13,13 @@ import pytest
 from composition import composed as whole
 from hydra import initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig
+from sampling import sampled
 
 from orchestrator.__main__ import CONF
 from orchestrator.config import compose, hydra_options, schema
@@ -60,10 +62,11 @@ JOBS = (
 )
 
 
-def test_the_compositions_of_the_tests_are_hydra_s(hydra: Hydra) -> None:
+@sampled(4)
+@pytest.mark.parametrize("job", [jobs[-1] for jobs in JOBS])
+def test_the_compositions_of_the_tests_are_hydra_s(hydra: Hydra, job: list[str]) -> None:
     """The other tests of this file compare with them: Hydra takes forty times as long."""
-    for job in (jobs[-1] for jobs in JOBS):
-        assert whole(*job) == compose.plain(hydra[0].load_sweep_config(hydra[1], list(job)))
+    assert whole(*job) == compose.plain(hydra[0].load_sweep_config(hydra[1], list(job)))
 
 
 @pytest.mark.parametrize("jobs", JOBS)
@@ -202,6 +205,28 @@ def test_a_refused_job_carries_the_sentence_and_the_others_go_on(hydra: Hydra) -
     assert unknown.config is None
 
 
+def test_stored_nodes_are_copied_on_lookup_alone() -> None:
+    hydra_options.register()
+    store = ConfigStore.instance()
+    one, other = (store.load("hydra/schema/cluster.yaml").node for _ in range(2))
+
+    assert copy.deepcopy(store.repo) is store.repo, "as Hydra does for each group of --help"
+    assert one == other
+    assert one is not other
+
+
+def test_equal_choices_are_composed_once(hydra: Hydra, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [[f"model={model}", f"seed={seed}"] for model in ("mlp", "cnn") for seed in range(10)]
+    plainly, calls = type(hydra[0]).load_configuration, list[object]()
+    monkeypatch.setattr(
+        type(hydra[0]), "load_configuration", lambda *given, **named: calls.append(1) or plainly(*given, **named)
+    )
+
+    assert len(make_plan(composed(hydra, jobs)).trials) == 20
+    assert len(calls) == 2
+
+
+@pytest.mark.slow
 def test_a_thousand_trials_a_second_from_overrides_to_plan(hydra: Hydra) -> None:
     jobs = [[f"schedule.sparsity={s / 100}", f"seed={seed}"] for seed in range(20) for s in range(1, 100, 2)]
     (first,) = composed(hydra, jobs[:1])

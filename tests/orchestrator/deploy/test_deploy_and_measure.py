@@ -196,6 +196,7 @@ def test_a_runtime_that_is_wrong_or_fails_is_left_out(monkeypatch: pytest.Monkey
     assert runtimes.left_out[other].startswith("ValueError: its outputs differ by")
 
 
+@pytest.mark.slow
 def test_a_network_in_8_bits_is_measured_against_the_fastest_dense_runtime_in_8_bits_too(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -333,6 +334,7 @@ def test_in_a_format_that_changes_outputs_what_networks_achieve_is_measured(
     assert outcome.status == "finished"
 
 
+@pytest.mark.slow
 def test_a_smaller_transformer_that_must_differ_has_figures_of_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -235,18 +235,20 @@ def test_trials_run_on_the_cpu_with_pinned_threads(make: Make) -> None:
     assert record.environment["OMP_NUM_THREADS"] == "3"
 
 
+@pytest.mark.parametrize("kind", ["inline", pytest.param("ray", marks=pytest.mark.slow)])
 def test_work_that_gives_too_little_or_the_wrong_record_is_a_failure(
-    embedded_ray: Path, store: DirectoryStore, tmp_path: Path
+    kind: str, request: pytest.FixtureRequest, store: DirectoryStore, tmp_path: Path
 ) -> None:
+    if kind == "ray":
+        request.getfixturevalue("embedded_ray")
     plan = plan_of(chain("a", {}, {}))
-    for kind in ("inline", "ray"):
-        for work in (silent, confused):
-            cluster = Cluster(kind=kind)
-            executor = executor_of(cluster)(cluster, store, work=work, logs=tmp_path)
-            events = list(executor.run(plan))
-            assert of_kind(events, plan, "failed") == ["a-0", "a-1"]
-            assert events[1].failure is not None
-            assert "record" in events[1].failure.message
+    for work in (silent, confused):
+        cluster = Cluster(kind=kind)
+        executor = executor_of(cluster)(cluster, store, work=work, logs=tmp_path)
+        events = list(executor.run(plan))
+        assert of_kind(events, plan, "failed") == ["a-0", "a-1"]
+        assert events[1].failure is not None
+        assert "record" in events[1].failure.message
 
 
 def silent(order: WorkOrder) -> Iterator[StageRecord]:
@@ -271,6 +273,7 @@ def see(path: Path) -> None:
         raise OrchestratorError(f"this node does not see {path}")
 
 
+@pytest.mark.slow
 def test_what_a_node_lacks_when_it_begins_fails_the_trial(make_ray: Make, tmp_path: Path) -> None:
     needed, plan = tmp_path / "needed", plan_of(chain("a", {}, {}))
     needed.touch()
@@ -333,6 +336,7 @@ def test_a_killed_worker_costs_one_attempt(make_ray: Make, store: DirectoryStore
     assert [store.starts(trial) for trial in plan.trials[0].stages] == [1, 2, 1]
 
 
+@pytest.mark.slow
 def test_what_a_lost_worker_had_committed_is_not_repeated(make_ray: Make, store: DirectoryStore) -> None:
     plan = plan_of(chain("a", {}, {"die_committed": True}, {}))
     events = list(make_ray().run(plan))
@@ -365,6 +369,7 @@ def test_what_no_node_can_give_is_refused_at_once(make_ray: Make, cluster: dict[
     assert "cluster.autoscaling=true" in str(refused.value)
 
 
+@pytest.mark.slow
 def test_gpus_are_those_that_ray_assigned(make_ray: Make) -> None:
     plan = plan_of(*(chain(f"t{index}", {"sleep": 0.3}) for index in range(4)))
     records = [event.record for event in make_ray(gpus_per_trial=1).run(plan) if event.record is not None]
@@ -454,6 +459,7 @@ def test_a_preflight_tells_of_each_what_came_of_it(make: Make, store: DirectoryS
     assert not store.finished([root.key])
 
 
+@pytest.mark.slow
 def test_a_preflight_whose_worker_dies_may_pass_by_itself(make_ray: Make) -> None:
     ((index, found),) = make_ray().preflight([(stage("killed", die=1, fail="not reached"),)], try_script)
 

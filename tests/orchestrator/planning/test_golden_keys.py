@@ -23,6 +23,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from sampling import sampled
 
 from orchestrator.__main__ import CONF
 from orchestrator.config import hydra_options
@@ -34,8 +35,8 @@ from orchestrator.planning.plan import make_plan
 KNOWN = Path(__file__).with_name("golden_keys.json")
 SWEEPS = Path(str(CONF)) / "sweep"
 PRESETS = sorted(file.relative_to(SWEEPS).with_suffix("").as_posix() for file in SWEEPS.rglob("*.yaml"))
-QUICK = ("language_model", "sensitivity", "reproduce/gradual_rewinding", "reproduce/slimming", "reproduce/wanda")
-"""Presets whose keys are checked in each run of the tests."""
+QUICK = ("language_model", "reproduce/slimming", "restarts", "taught", "units")
+"""Names whose keys are checked in each run of the tests."""
 WITHOUT_WEIGHTS = ("smollm2", "smaller_lm", "smaller_lm_recovery")
 """Presets of a network in another package: their keys are those of a network of our own."""
 FURTHER = {
@@ -105,13 +106,8 @@ def hydra() -> Iterator[Hydra]:
         yield found
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in PRESETS),
-        *FURTHER,
-    ],
-)
+@sampled(quick=lambda name: name in QUICK)
+@pytest.mark.parametrize("name", [*PRESETS, *FURTHER])
 def test_stages_keep_their_keys(name: str, hydra: Hydra, tmp_path: Path) -> None:
     assert golden(name, hydra, tmp_path) == json.loads(KNOWN.read_text()).get(name)
 

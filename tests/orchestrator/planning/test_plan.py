@@ -393,6 +393,7 @@ def test_trials_are_named_after_what_tells_them_apart(config: Callable[..., Any]
     assert [trial.name for trial in plan.trials] == ["sparsity=0.5", "sparsity=0.9", "sparsity=0.5 #2"]
 
 
+@pytest.mark.slow
 def test_ten_thousand_trials_are_planned_at_a_thousand_a_second(config: Callable[..., Any]) -> None:
     made = [config(seed=seed, schedule__sparsity=s / 100) for seed in range(20) for s in range(1, 100, 2)]
     ratios: list[float] = []

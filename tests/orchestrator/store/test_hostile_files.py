@@ -18,6 +18,7 @@ import pytest
 from damaged_files import HUGE, OPERATORS, TENSORS, archive
 from factories import sweep_info
 from safetensors.numpy import save
+from sampling import sampled
 from small_trials import composed, planned, train
 
 import orchestrator
@@ -237,6 +238,7 @@ def test_what_no_tensors_can_be_read_of_is_set_aside_and_repeated(
     assert store.finished([key])[key].weights_digest == digest_before
 
 
+@sampled(3)
 @pytest.mark.parametrize("operator", sorted(TENSORS.keys() - {"reshaped"}))
 def test_a_checkpoint_that_cannot_be_is_set_aside(store: Store, operator: str) -> None:
     plan, (key,) = saved_sweep.plan_of(store, "mine"), of_kind(store, "round")

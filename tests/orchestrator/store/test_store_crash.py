@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sampling import sampled
 from store_cases import FILES, altered, fresh, key_of, record_of
 
 from orchestrator.core.file_names import WEIGHTS
@@ -97,6 +98,7 @@ def assert_whole(store: Store, key: str = KEY) -> bool:
     return record is not None
 
 
+@sampled(3)
 @pytest.mark.parametrize("act", ["commit", "put back", "drop", "discard", "save sweep", "set aside"])
 def test_a_writer_killed_at_any_step_leaves_the_old_state_or_the_new(tmp_path: Path, act: str) -> None:
     ended = run_script(KILL_AT_EVERY_STEP, str(tmp_path), act)

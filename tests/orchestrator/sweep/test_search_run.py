@@ -151,6 +151,7 @@ def test_a_search_that_is_turned_off_goes_on_and_comes_back_with_its_answer(
     assert "The search beside the whole grid, by the same rule on validation, for " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_search_is_set_beside_a_grid_of_another_store_but_not_beside_a_strange_sweep(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -167,6 +167,7 @@ def sweep(*overrides: str) -> list[Job]:
     return [Job(words, small(*own, *words)) for words in axes]
 
 
+@pytest.mark.slow
 def test_a_search_that_is_turned_off_goes_on_from_the_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

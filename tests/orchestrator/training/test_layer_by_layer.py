@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load
+from sampling import sampled
 from small_trials import bits, composed, planned, train
 
 import pruning
@@ -105,6 +106,7 @@ def hold_interruptions(specs: tuple[StageSpec, ...], store: Store, folder: Path)
     return quiet
 
 
+@sampled(2)
 @pytest.mark.parametrize(
     "name",
     [
@@ -248,6 +250,7 @@ def test_an_order_that_follows_the_score_is_no_other_stage() -> None:
     assert keys("method=sparsegpt") == keys("method=sparsegpt", "schedule.order=sequential")
 
 
+@sampled(4)
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [

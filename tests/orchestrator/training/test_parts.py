@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sampling import sampled
 from small_trials import bits, planned, small, train
 
 from orchestrator.core.records import StageRecord
@@ -33,8 +34,8 @@ ROUNDS = {
     "low rank": ("finetune.lora_rank=2",),
 }
 """Kinds of rounds by their overrides."""
-SLOW = ("averages", "by steps", "hooks", "two rounds", "gradual", "scored on data")
-"""Rounds whose training is that of another, with other numbers."""
+QUICK = ("fine-tuned", "rewound", "before training", "small")
+"""Rounds that each run of the tests continues; the others are slow."""
 
 
 def raced(case: str) -> Plan:
@@ -48,9 +49,8 @@ def run(plan: Plan, key: str, store: Store) -> StageRecord:
     return list(run_segment(order))[-1]
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.slow if case in SLOW else ()) for case in ROUNDS]
-)
+@sampled(quick=lambda case: case in QUICK)
+@pytest.mark.parametrize("case", ROUNDS)
 def test_a_round_that_continues_from_its_parts_has_the_same_bits(case: str, store: Store, tmp_path: Path) -> None:
     plan = raced(case)
     trial, alone = plan.trials[0], Store(str(tmp_path / "alone"))

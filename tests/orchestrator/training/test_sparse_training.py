@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load
+from sampling import sampled
 from small_trials import bits, composed, planned, train
 
 from orchestrator.config.config_groups import with_own_options
@@ -105,6 +106,7 @@ def test_an_interrupted_training_gives_the_same_bits(method: str, ema: str, stor
         assert fresh.checkpoints.known() == []
 
 
+@sampled(3)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_trial_ends_with_the_masks_that_its_weights_have(method: str, store: Store) -> None:
     record = pruned(asked(method, "train.ema=0.5"), store)
@@ -178,6 +180,7 @@ def test_weights_are_not_selected_before_the_masks_prune_as_much_as_in_the_end(
     assert record.steps == 20, "patience counts from there"
 
 
+@sampled(4)
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -236,6 +239,7 @@ def test_masks_change_in_the_fine_tuning_of_a_trained_network_and_of_a_pruned_on
     )
 
 
+@sampled(3)
 @pytest.mark.parametrize(
     ("overrides", "where"),
     [
@@ -400,6 +404,7 @@ def test_the_best_step_of_a_rewound_round_counts_from_its_beginning(method: str,
     assert record.after["val/accuracy"] == values[record.best_step]
 
 
+@sampled(3)
 @pytest.mark.parametrize("method", [name for name in METHODS if "ste" not in name])
 def test_averages_of_tied_weights_are_masked(method: str, store: Store) -> None:
     model = ("model._target_=own_dynamics.Tied", "data._target_=own_dynamics.numbers", "prune.include=[head.weight]")

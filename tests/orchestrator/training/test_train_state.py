@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load
+from sampling import sampled
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from training_cases import EPOCH, fit, metrics, network, problem, same, state
@@ -219,6 +220,7 @@ def goes_on(at: int, make: Any = network, data: Data | None = None, **options: A
 
 
 @pytest.mark.parametrize("case", CASES)
+@sampled(quick=lambda at: at == EPOCH + 4)
 @pytest.mark.parametrize("at", [0, 3, EPOCH, EPOCH + 4])
 def test_a_training_goes_on_bit_for_bit(case: str, at: int) -> None:
     goes_on(min(at, 4) if case == "early stop" else at, **CASES[case])
@@ -415,6 +417,7 @@ def test_generators_go_on() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
+@sampled(quick=lambda until: until == 5)
 @pytest.mark.parametrize("until", [0, 5, EPOCH])
 def test_a_training_up_to_a_step_is_a_prefix_of_the_whole(case: str, until: int) -> None:
     """The start has the schedule of the whole training, which resumes from it with the same bits as without it."""

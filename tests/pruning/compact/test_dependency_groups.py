@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from generated_networks import network
+from sampling import sampled
 from test_shrink import Block, Odd, Shared, Small
 from torch import Tensor, nn
 
@@ -175,6 +176,7 @@ def one_less_misses(
     return gone(groups, more) < s
 
 
+@sampled(2)
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_a_budget_is_met_to_one_channel(budget: Any) -> None:
     torch.manual_seed(0)
@@ -186,6 +188,7 @@ def test_a_budget_is_met_to_one_channel(budget: Any) -> None:
     assert one_less_misses(groups, kept, scores, 0.4)
 
 
+@sampled(2)
 @pytest.mark.parametrize("sparsity", [0.2, 0.5])
 def test_a_budget_in_multiply_accumulates_counts_those_of_attention(sparsity: float) -> None:
     torch.manual_seed(4)
@@ -224,6 +227,7 @@ def test_the_largest_step_is_what_the_costliest_channel_brings_back(budget: Any,
     assert largest_step(groups, groups.alive()) == 0
 
 
+@sampled(2)
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_groups_that_lose_channels_keep_a_multiple_and_a_minimum(budget: Any) -> None:
     torch.manual_seed(1)
@@ -349,6 +353,7 @@ def check(seed: int) -> None:
     hold(network(seed, emptied=False).float(), torch.randn(2, 3, 8, 8), scope, 0.05)
 
 
+@sampled(2)
 @pytest.mark.parametrize("seed", [0, 9])
 def test_networks_drawn_at_random_lose_what_was_chosen(seed: int) -> None:
     check(seed)
@@ -362,6 +367,7 @@ def test_many_networks_drawn_at_random_lose_what_was_chosen(first: int) -> None:
         check(seed)
 
 
+@sampled(3)
 @pytest.mark.parametrize("seed", [2, 4, 7, 11, 12])
 def test_groups_are_those_of_torch_pruning(seed: int) -> None:
     model = network(seed, emptied=False).float()
@@ -426,6 +432,7 @@ class Halves(nn.Module):
         return found
 
 
+@sampled(3)
 @pytest.mark.parametrize("kind", ["chunk", "split", "sizes"])
 def test_equal_pieces_lose_equally_many_channels_so_that_the_class_stays(kind: str) -> None:
     torch.manual_seed(0)
@@ -474,6 +481,7 @@ class Between(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:.*stay dense. weight")  # not all operations read it
+@sampled(3)
 @pytest.mark.parametrize("function", COMPOSITE.values(), ids=COMPOSITE)
 def test_operations_that_stand_for_several_lose_channels(function: Callable[[Tensor, Tensor], Tensor]) -> None:
     torch.manual_seed(0)

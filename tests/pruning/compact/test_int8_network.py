@@ -214,7 +214,7 @@ def blocks(shortcut: bool) -> Blocks:
 
 
 @pytest.mark.usefixtures("_bytes_win")
-@pytest.mark.parametrize("shortcut", [False, True])
+@pytest.mark.parametrize("shortcut", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_bytes_between_layers_change_no_bit_but_those_that_are_added(
     shortcut: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

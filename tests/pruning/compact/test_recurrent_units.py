@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from sampling import sampled
 from torch import Tensor, nn
 
 import pruning
@@ -78,6 +79,7 @@ NETWORKS: dict[str, Any] = {
 }
 
 
+@sampled(4)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_hidden_units_go_and_the_layer_is_told(name: str) -> None:
     torch.manual_seed(0)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from sampling import sampled
 from torch import Tensor, nn
 
 import pruning
@@ -84,7 +85,12 @@ def agrees(smaller: nn.Module, model: nn.Module, *given: Any) -> bool:
         return True
 
 
-@pytest.mark.parametrize("split", [True, pytest.param(False, marks=pytest.mark.slow)])
+SLOW = pytest.mark.slow
+QUICK = {"batch == 1", "dtype", "contiguous"}
+
+
+@pytest.mark.parametrize("split", [True, pytest.param(False, marks=SLOW)])
+@sampled(quick=lambda name: name in QUICK)
 @pytest.mark.parametrize("name", CONDITIONS)
 def test_a_branch_that_the_example_did_not_take_is_refused_or_right(name: str, split: bool) -> None:
     example = IMAGES[1]
@@ -96,11 +102,12 @@ def test_a_branch_that_the_example_did_not_take_is_refused_or_right(name: str, s
         assert came or not same or (name, x.is_contiguous()) == ("contiguous", False), x.shape
 
 
-@pytest.mark.parametrize("given", [(), (None,), (torch.ones(2),), (2,), ("b",)])
-def test_arguments_of_other_values_are_refused(given: tuple[Any, ...]) -> None:
+def test_arguments_of_other_values_are_refused() -> None:
     model, smaller = pruned(lambda x, more=1: isinstance(more, int) and more == 1, (IMAGES[1], 1), split=True)
     assert agrees(smaller, model, IMAGES[1], 1)
-    assert not agrees(smaller, model, IMAGES[1], *given)
+    others: list[tuple[Any, ...]] = [(), (None,), (torch.ones(2),), (2,), ("b",)]
+    for given in others:
+        assert not agrees(smaller, model, IMAGES[1], *given), given
 
 
 def test_an_example_of_batch_one_makes_a_network_for_any_batch_and_size() -> None:
@@ -180,7 +187,6 @@ class Recurrent(nn.Module):
         return found
 
 
-SLOW = pytest.mark.slow
 RECURRENT: list[Any] = [
     (nn.GRU, {"batch_first": True}, 0),
     pytest.param(nn.RNN, {"batch_first": True, "num_layers": 2, "bias": False}, 1, marks=SLOW),
@@ -259,6 +265,7 @@ class Masked(nn.Module):
         return found
 
 
+@pytest.mark.slow
 def test_a_table_that_a_shared_layer_reads_twice_stays_for_longer_inputs() -> None:
     torch.manual_seed(0)
     layer = Masked()
@@ -287,11 +294,12 @@ class Halves(nn.Module):
         return self.out(one * torch.sigmoid(two) + queries), states[0] if isinstance(states, tuple) else states
 
 
+@sampled(4)
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        (nn.LSTM, {"batch_first": True}),
         (nn.LSTM, {"num_layers": 2, "bidirectional": True}),
+        (nn.LSTM, {"batch_first": True}),
         (nn.GRU, {"batch_first": True, "bidirectional": True}),
         (nn.RNN, {"nonlinearity": "relu"}),
     ],
@@ -372,6 +380,7 @@ def test_sizes_that_a_decomposition_fixes_are_conditions() -> None:
     assert not part.guard.refusal((x,), {})
 
 
+@pytest.mark.slow
 def test_labels_follow_einsum_over_inputs_in_any_layout() -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(Turned(), LinearAttention()).eval(), torch.randn(1, 6, 6)
@@ -406,6 +415,7 @@ class OfOne(nn.Module):
         return found
 
 
+@sampled(3)
 @pytest.mark.parametrize("given", [{"x": torch.randn(2, 4)}, [torch.randn(2, 4)], (torch.randn(2, 4),)])
 def test_an_input_may_be_a_container_of_one_tensor(given: Any) -> None:
     model = OfOne().eval()

@@ -131,6 +131,7 @@ def test_a_smaller_detector_trains(detector: Any) -> None:
     assert smaller.backbone.stem[0].weight.grad.abs().sum() > 0
 
 
+@pytest.mark.slow
 def test_multiplications_of_all_calls_and_of_the_rest_are_counted(detector: Any) -> None:
     model, _, example = detector
     groups = pruning.dependency_groups(model, example)

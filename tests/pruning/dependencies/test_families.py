@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from sampling import sampled
 
 from pruning.choices.axes import FamilyUnit
 from pruning.dependencies.families.family import FAMILIES, Family, family_of
@@ -36,6 +37,7 @@ def fewer(family: Family, unit: FamilyUnit, kind: str) -> dict[str, Any]:
 CELLS = [(kind, unit) for kind in KINDS for unit in UNITS_OF_KINDS]
 
 
+@sampled(3)
 @pytest.mark.parametrize(("kind", "unit"), CELLS)
 def test_stock_classes_load_exactly_what_the_table_allows(kind: str, unit: FamilyUnit, tmp_path: Path) -> None:
     family = family_of(config_of(kind).model_type)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from sampling import sampled
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -150,6 +151,7 @@ def test_a_layer_with_an_excluded_weight_stays() -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS_OF_KINDS)
+@sampled(3)
 @pytest.mark.parametrize("method", ["magnitude", "random", "taylor", "snip", "wanda"])
 def test_scores_rank_the_units(method: str, unit: str) -> None:
     network = network_of("Llama", tie_word_embeddings=True)

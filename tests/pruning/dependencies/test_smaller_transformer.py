@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from sampling import sampled
 from torch import nn
 
 import pruning
@@ -64,6 +65,7 @@ def products(network: nn.Module) -> int:
 CASES = [(kind, unit) for kind in KINDS for unit in UNITS.get(kind, UNITS_OF_KINDS)]
 
 
+@sampled(3)
 @pytest.mark.parametrize(("kind", "unit"), CASES)
 def test_masked_equals_smaller(kind: str, unit: FamilyUnit) -> None:
     hold_law(kind, unit, seed=0)
@@ -313,6 +315,7 @@ def test_each_module_keeps_its_mode(kind: str, layers: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_network_in_16_bits_keeps_its_dtypes_and_all_buffers(kind: str, dtype: torch.dtype) -> None:
     network = network_of(kind, **({"head_dim": 8} if kind in ("Llama", "Qwen3") else {}))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from sampling import sampled
 
 import pruning
 from pruning.choices.axes import Unit
@@ -36,6 +37,7 @@ def size(network: Any) -> int:
     return sum(each.numel() for each in network.parameters())
 
 
+@sampled(3)
 @pytest.mark.parametrize(
     ("kind", "by_layers", "sparsity"),
     [
@@ -106,6 +108,7 @@ def test_batches_and_names_may_be_iterators() -> None:
 
 
 @pytest.mark.parametrize("budget", ["parameters", "bytes", "macs"])
+@sampled(2)
 @pytest.mark.parametrize("kind", ["Llama", "ViT"])
 def test_a_budget_counts_what_other_units_removed(kind: str, budget: str) -> None:
     network = network_of(kind, **DEEP)

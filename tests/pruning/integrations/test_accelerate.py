@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import reference
 import torch
+from sampling import sampled
 from torch.utils.data import DataLoader
 
 from pruning import MaskKeeper, MaskSet
@@ -82,6 +83,7 @@ def test_a_model_without_masks_is_refused() -> None:
         Run(reference.OPTIMIZERS["SGD"], MaskSet({}))
 
 
+@sampled(3)
 @pytest.mark.parametrize("name", reference.DYNAMICS)
 def test_masks_change_as_in_a_plain_loop_also_after_a_checkpoint(name: str, tmp_path: Path) -> None:
     make = reference.OPTIMIZERS["AdamW"]

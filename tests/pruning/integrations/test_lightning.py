@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import reference
 import torch
+from sampling import sampled
 
 from pruning import MaskSet
 
@@ -76,6 +77,7 @@ def test_masks_that_are_missing_or_fit_nothing_are_refused(cases: Any) -> None:
         cases.KeepMasks(network, {"other": torch.ones(1)})
 
 
+@sampled(3)
 @pytest.mark.parametrize("name", reference.DYNAMICS)
 def test_masks_change_as_in_a_loop_by_hand_also_after_a_checkpoint(cases: Any, name: str, tmp_path: Path) -> None:
     make, file = reference.OPTIMIZERS["AdamW"], tmp_path / "half.ckpt"

@@ -20,7 +20,12 @@ from pruning.kernels.sparse_layer import kernel_named
 from pruning.kernels.sparse_weight import ByteScale, LayerShape, Setting, SparseWeight
 from tests.pruning.kernels.test_kernels import ALL, MANY, convolution, expected, linear
 
-LAYERS = 500
+DRAWN = [
+    range(0, 100, 9),
+    pytest.param(range(0, 100, 3), marks=pytest.mark.slow),
+    *(pytest.param(range(first, first + 100), marks=MANY) for first in range(100, 500, 100)),
+]
+"""Numbers of random layers."""
 BYTES = [name for name, row in KERNELS.items() if row.rounds]
 EVERYWHERE = {name for name in BYTES if library().has_lookup() or name != "lookup_int8"}
 
@@ -62,10 +67,10 @@ def reference(layer: LayerShape, weight: Tensor, bias: Tensor, x: Tensor, added:
     return (found if added is None else found + added).clamp(layer.low, layer.high)
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=MANY) for part in range(1, 5))])
-def test_random_layers_have_the_bits_of_whole_sums_on_any_number_of_threads(part: int) -> None:
+@pytest.mark.parametrize("numbers", DRAWN, ids=str)
+def test_random_layers_have_the_bits_of_whole_sums_on_any_number_of_threads(numbers: range) -> None:
     used, saturated = set(), 0
-    for number in range(part * LAYERS // 5, (part + 1) * LAYERS // 5, 1 if part else 3):
+    for number in numbers:
         drawn, generator = random.Random(number), torch.Generator().manual_seed(number)
         layer, weight, bias, x, added = (convolution if number % 2 else linear)(drawn, generator)
         rounding = ByteScale(drawn.choice([0.003, 0.01, 0.04]), drawn.choice([0, 37, 128, 255]))
@@ -81,13 +86,13 @@ def test_random_layers_have_the_bits_of_whole_sums_on_any_number_of_threads(part
                 assert torch.equal(call(x, added), target), (number, name, setting, layer, tuple(x.shape), threads)
             used.add(name)
     assert used == EVERYWHERE
-    assert saturated > 10
+    assert saturated > len(numbers) / 3
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=MANY) for part in range(1, 5))])
-def test_bytes_between_layers_are_the_rounded_floats(part: int) -> None:
+@pytest.mark.parametrize("numbers", DRAWN, ids=str)
+def test_bytes_between_layers_are_the_rounded_floats(numbers: range) -> None:
     used = set()
-    for number in range(part * LAYERS // 5, (part + 1) * LAYERS // 5, 1 if part else 3):
+    for number in numbers:
         drawn, generator = random.Random(number), torch.Generator().manual_seed(number)
         layer, weight, bias, x, added = (convolution if number % 2 else linear)(drawn, generator)
         given, made, more = (ByteScale(drawn.choice([0.01, 0.03]), drawn.choice([0, 100, 255])) for _ in range(3))

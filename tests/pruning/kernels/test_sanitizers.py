@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from sampling import sampled
 
 from pruning.kernels import compiling
 
@@ -124,6 +125,7 @@ def test_a_sanitizer_catches_a_kernel_that_reads_too_far(tmp_path: Path) -> None
         assert (done.stdout.strip() == "[[8.0, 8.0]]") != caught
 
 
+@sampled(4)
 @pytest.mark.parametrize("isa", _isas())
 def test_the_sources_compile_without_a_warning(isa: str, tmp_path: Path) -> None:
     compiler = shutil.which("gcc") or shutil.which("cc")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from sampling import sampled
 from torch import Tensor, nn
 
 import pruning
@@ -148,6 +149,7 @@ def error(weight: Tensor, dense: Tensor, hessian: Tensor) -> float:
 
 @torch.no_grad()
 @pytest.mark.parametrize("method", SOLVERS)
+@sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_experts_are_pruned_as_by_plain_loops(kind: str, method: str) -> None:
     """Masks of Wanda are equal, errors of the others within 0.5%; each block gets the outputs of pruned ones."""

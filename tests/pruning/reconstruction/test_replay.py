@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from sampling import sampled
 from torch import Tensor, nn
 
 import pruning
@@ -351,6 +352,7 @@ def test_repeated_calls_give_the_bits_of_whole_passes(kind: str) -> None:
     assert whole[2] == 1 + BLOCKS * BATCHES
 
 
+@sampled(3)
 @pytest.mark.parametrize("kind", WHOLE)
 def test_networks_that_keep_more_than_arguments_are_pruned_by_whole_passes(kind: str) -> None:
     torch.manual_seed(1)
@@ -436,6 +438,7 @@ def test_calls_are_repeated_under_the_autocast_of_the_caller() -> None:
     assert found[2] == FEW
 
 
+@sampled(3)
 @pytest.mark.parametrize("kind", ["LlamaForCausalLM", "GPT2LMHeadModel", "T5ForConditionalGeneration"])
 def test_models_of_transformers_are_repeated_without_their_caches(kind: str) -> None:
     transformers: Any = pytest.importorskip("transformers")
