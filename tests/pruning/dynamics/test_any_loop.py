@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from sampling import sampled
 from test_plain_loops import ALTERNATELY, CASES, STEPS, batches, drawn, masks, network, optimizer, trained
 from torch import Tensor, nn
 
@@ -29,7 +28,6 @@ def same(one: nn.Module, other: nn.Module) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
-@sampled(3)
 @pytest.mark.parametrize(("case", "kind"), ALTERNATELY)
 def test_a_training_continues_from_a_state_with_equal_bits(case: str, kind: str) -> None:
     given = batches(41)
