@@ -211,6 +211,7 @@ def texts_of(database: Path) -> Iterator[str]:
 
 
 @pytest.mark.filterwarnings("ignore")  # mlflow's own, on import
+@pytest.mark.slow
 def test_what_mlflow_holds_is_clean(
     folder: Path, empty_database: bytes, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

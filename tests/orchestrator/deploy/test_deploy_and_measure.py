@@ -125,6 +125,7 @@ def test_a_token_is_timed_as_a_prompt_is() -> None:
     assert 1 < found["token_speedup_low/8"] <= found["token_speedup/8"] <= found["token_speedup_high/8"]
 
 
+@pytest.mark.slow
 def test_a_sparse_network_is_measured_against_the_fastest_dense_runtime_and_pytorch(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -169,6 +169,7 @@ def test_a_search_is_set_beside_a_grid_of_another_store_but_not_beside_a_strange
     assert told == {"grid": True, "strange": False}
 
 
+@pytest.mark.slow
 def test_a_wider_search_keeps_all_work_and_confirms_with_seeds_that_no_search_has_seen() -> None:
     first = conductor.run(jobs(*MATCHING))
     with pytest.raises(ConfigError, match="has 1 values for l1_unstructured that could confirm"):

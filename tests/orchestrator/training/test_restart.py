@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load
+from sampling import sampled
 from small_trials import planned, small, train
 from small_workloads import normed
 from torch import Tensor
@@ -53,6 +54,7 @@ def start_at(plan: Plan, store: Store, until: int | str) -> StageRecord:
     return store.finished([key])[key]
 
 
+@sampled(quick=lambda step: step in (5, "1.5ep"))
 @pytest.mark.parametrize("step", [0, 5, "1.5ep", 1.0, STEPS])
 @pytest.mark.parametrize(
     "options",
@@ -79,6 +81,7 @@ def test_where_nothing_is_pruned_a_rewound_round_is_the_dense_training(
     assert [point.metrics for point in found.curve] == [p.metrics for p in dense.curve if p.step > taken]
 
 
+@sampled(2)
 @pytest.mark.parametrize("damage", ["gone", "altered"])
 @pytest.mark.parametrize(
     "options", [("restart.step=5",), ("restart.step=0", "restart.rates=5"), ("schedule.at=start",)]

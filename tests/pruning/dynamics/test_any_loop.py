@@ -311,6 +311,7 @@ def test_gradual_pruning_takes_scores_windows_blocks_channels_and_groups(
         assert sum(each.numel() for each in smaller.parameters()) < 0.6 * sum(p.numel() for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_gradual_pruning_of_groups_continues_from_its_state() -> None:
     found = []
     for halves in (False, True):
