@@ -173,7 +173,7 @@ def byte_scales(
             name = next(layer.name for layer in layers if node in (layer.x, layer.added))
             raise ValueError(
                 f"inputs of the layer {name} (from {low} to {high}) must be finite in all `batches`; pass inputs "
-                "that the network was trained for."
+                "that the network was trained for, and a network whose weights are finite."
             )
         scale = (high - low) / 255 or 1.0
         found[node] = ByteScale(scale, round(-low / scale))
