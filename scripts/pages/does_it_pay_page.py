@@ -53,7 +53,8 @@ NOTES = """\
 - Zeros of int8 weights in OpenVINO. Its sparse weight decompression is made for these, on processors with AMX. It is
   requested for all weights with zeros (`CPU_SPARSE_WEIGHTS_DECOMPRESSION_RATE`); fp32 and bf16 show its effect
   elsewhere.
-- The accuracy of MiniLM in 8 bits: its networks here are for the speed alone.
+- The accuracy of MiniLM in 8 bits: its networks here are for the speed alone. Another page has [how far its embeddings
+  move](how-to/sparse.md#ranges-and-accuracy).
 """
 SHOWN = (
     *(f"unstructured {level}%" for level in (50, 70, 80, 90, 95)),
