@@ -198,7 +198,8 @@ class Shrunk:
             place of the network or of a part of it; "unchanged": a copy.
         parts: name of each part that was traced -> its form; "" is the network itself.
         outside: name -> number of entries of each matrix weight outside of these parts; they stay.
-        tried: why each earlier form was rejected, and why this form was compared in float32 alone.
+        tried: why each earlier form was rejected, why this form was compared in float32 alone, and inputs at which
+            rounding alone changes the outputs, so that no comparison is possible there.
         error: dtype -> largest difference from the masked network's outputs, relative to the largest output.
     """
 
@@ -404,7 +405,7 @@ def shrink(model: nn.Module, example: Example) -> nn.Module:
         if not failures:
             analysis, failures, notes, errors = _compared(comparison, trace, forms)
         if analysis and not failures:
-            tried += _said(forms, notes)
+            tried += [*_said(forms, notes), *comparison.unsteady]
             smaller = comparison.relaxed(analysis.build())
             return _finished(smaller, model, plain, analysis, experts, tried, errors)
         tried += _said(forms, failures)
@@ -628,6 +629,11 @@ class Comparison:
         if dtype is torch.float64 or len(expected) < len(TOLERANCES):
             return 0.0
         return 2 * max(map(output_difference, *expected.values()))
+
+    @property
+    def unsteady(self) -> list[str]:
+        """Sentences that name the inputs at which no comparison is possible."""
+        return [f"not compared for {each}, where rounding alone changes the outputs" for each in self._others.unsteady]
 
     def relaxed(self, smaller: nn.Module) -> nn.Module:
         """Return a smaller network in its final form, without conditions on sizes at which it agrees, too."""

@@ -229,6 +229,29 @@ def test_only_the_part_that_cannot_be_made_smaller_stays_whole(monkeypatch: pyte
     assert smaller.shrunk.outside == {"other.0.weight": 96, "other.2.weight": 48}
 
 
+class Unsteady(Branch):
+    """Rounding decides the output of a batch of 1, as it orders the equal scores of an image of one pixel."""
+
+    def forward(self, x: Tensor) -> Any:
+        found = super().forward(x)
+        return (found / 49 * 49 - found).sign() if len(x) == 1 else found
+
+
+def test_inputs_at_which_rounding_decides_do_not_keep_a_network_whole() -> None:
+    torch.manual_seed(0)
+    part, example = layers(8, 64, 32), torch.randn(4, 8)
+    with torch.no_grad():
+        part.get_parameter("0.weight")[:32] = (
+            0  # the constants of these units are added to the bias, with other rounding
+        )
+    smaller: Any = pruning.shrink(Unsteady(part), example)
+    assert smaller.shrunk.parts == {"part": "module"}
+    assert len(smaller.part[0].weight) == 32
+    assert smaller.shrunk.tried[1:] == (
+        "not compared for inputs of (1, 8) torch.float64, where rounding alone changes the outputs",
+    )
+
+
 def test_a_network_without_parts_is_refused_as_before() -> None:
     class Alone(nn.Module):
         def __init__(self) -> None:
