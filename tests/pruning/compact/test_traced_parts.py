@@ -241,9 +241,7 @@ def test_inputs_at_which_rounding_decides_do_not_keep_a_network_whole() -> None:
     torch.manual_seed(0)
     part, example = layers(8, 64, 32), torch.randn(4, 8)
     with torch.no_grad():
-        part.get_parameter("0.weight")[:32] = (
-            0  # the constants of these units are added to the bias, with other rounding
-        )
+        part.get_parameter("0.weight")[:32] = 0  # their constants are added to the bias, with other rounding
     smaller: Any = pruning.shrink(Unsteady(part), example)
     assert smaller.shrunk.parts == {"part": "module"}
     assert len(smaller.part[0].weight) == 32
