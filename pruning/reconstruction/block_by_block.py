@@ -157,9 +157,8 @@ def layerwise(  # nineteen parameters: one call prunes a network from files to f
         warnings.warn(f"no batch calls {', '.join(unseen[:3])}: not pruned", stacklevel=2)
     if unseen := [name for name, each in run.result.layers.items() if not each.rows]:
         warnings.warn(
-            f"no example reaches {', '.join(unseen[:6])}{f' and {len(unseen) - 6} more' if unseen[6:] else ''}, or their "
-            "weights are used without a call of the layer: "
-            "pruned by magnitude, without statistics of their inputs",
+            f"no example reaches {', '.join(unseen[:6])}{f' and {len(unseen) - 6} more' if unseen[6:] else ''}, or "
+            "their weights are used without a call of the layer: pruned by magnitude, without statistics of inputs",
             stacklevel=2,
         )
     tokens = {name: dict(enumerate(each.tokens)) for name, each in run.result.layers.items() if each.rows}
