@@ -95,7 +95,8 @@ def _say_written(written: Sequence[Deployed], folder: Path, network: StoredNetwo
 def _smaller(network: StoredNetwork, formats: Sequence[Codec]) -> nn.Module:
     """Return the shrunk network; without a trace, which takes minutes for a large network, if no format needs one."""
     only = formats[0] if len(formats) == 1 else None
-    return smaller_for(only, network.model, lambda: shrunk(network.model, network.inputs[0]))
+    example = network.inputs[0]
+    return smaller_for(only, network.model, example, lambda: shrunk(network.model, example))
 
 
 def _format_line(written: Deployed, metric: Metric) -> str:

@@ -157,7 +157,11 @@ def write_checked(
     Raises:
         ExportError: the network cannot be written in the format, or its outputs differ.
     """
-    network = smaller if hasattr(smaller, "resized") else smaller_for(chosen, masked.model, lambda: smaller)
+    network = (
+        smaller
+        if hasattr(smaller, "resized")
+        else smaller_for(chosen, masked.model, masked.example(0), lambda: smaller)
+    )
     own, removed = getattr(network, "resized", None), getattr(getattr(smaller, "shrunk", None), "removed", None)
     chosen.write(network, masked.example(chosen.calibration), folder, batch_sizes=masked.batch_sizes)
     difference, achieved = masked.checked(chosen.load(folder, threads), network, chosen.row, remedy)
@@ -166,9 +170,9 @@ def write_checked(
     return Deployed(chosen, network, size, difference, achieved, whole)
 
 
-def smaller_for(chosen: Codec | None, model: nn.Module, shrink: Callable[[], nn.Module]) -> nn.Module:
+def smaller_for(chosen: Codec | None, model: nn.Module, example: Example, shrink: Callable[[], nn.Module]) -> nn.Module:
     """Return the smaller network for a format: the one that the format builds without a trace, or the shrunk one."""
-    return shrink() if chosen is None or chosen.smaller is None else chosen.smaller(model)
+    return shrink() if chosen is None or chosen.smaller is None else chosen.smaller(model, example)
 
 
 def other_outputs(network: nn.Module) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ def deploy(order: StageOrder, _network: object) -> Result:
     network, row = _restored(spec.inputs[NETWORK], order), FORMATS[spec.typed.format]
     model = network.model.cpu().eval()  # a GPU may round float32 to TF32 in convolutions
     masked = Masked(model, network.data, order.lineage[-1], AFTER_WRITING)
-    smaller = smaller_for(chosen, model, partial(_smaller, network))
+    smaller = smaller_for(chosen, model, masked.example(0), partial(_smaller, network))
     weights, report = plain_state(smaller), getattr(smaller, "shrunk", None)
     files: dict[str, FileWriter] = {WEIGHTS: partial(write_state, weights)}
     size, remedy = sum(tensor.nbytes for tensor in weights.values()), f"leave {row.name} out of `deploy.formats`"

@@ -42,7 +42,7 @@ UNITS: Mapping[str, Preset] = MappingProxyType(
             {"kind": "group"},
         ),
         "layer": Preset(
-            "whole blocks of a transformer of a known family (docs/reference/transformers.md), so that stock "
+            "whole blocks of a stock class of transformers (docs/reference/transformers.md), so that stock "
             "transformers loads the smaller network; as heads, mlp and residual, goes with the same scopes as group",
             {"kind": "layer"},
         ),

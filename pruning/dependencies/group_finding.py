@@ -28,7 +28,7 @@ from pruning.dependencies.dependency_groups import (
     Multiplied,
     held_tensors,
 )
-from pruning.dependencies.families.stock_transformer import family_groups
+from pruning.dependencies.families.family_groups import family_groups
 from pruning.graph.label_flow import FIXED, Flow, covering
 from pruning.graph.label_rules import flow_of
 from pruning.graph.traced_parts import traced_in_parts

@@ -20,7 +20,7 @@ from pruning.catalogue.scores import SCORES, ScoreRow
 from pruning.choices.axes import Scope, Score, Unit
 from pruning.choices.combining import Choices
 from pruning.dependencies.dependency_groups import NO_EXAMPLE, DependencyGroups
-from pruning.dependencies.families.stock_transformer import family_groups
+from pruning.dependencies.families.family_groups import family_groups
 from pruning.graph.tracing import first_line, without_key_caches
 from pruning.holding.default_weights import default_weights
 from pruning.holding.parameter import check_generator, joined

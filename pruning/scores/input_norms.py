@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from pruning.dependencies.families.stock_transformer import StockTransformer, require_unit, unit_groups
+from pruning.dependencies.families.family_groups import require_unit
+from pruning.dependencies.families.stock_transformer import StockTransformer
 from pruning.layouts import kind_of, required_layout
 from pruning.scores.readings.network import Network, layer_calls
 from pruning.scores.readings.per_example import patches, windows
@@ -238,7 +239,7 @@ def left_out(
     """
     found = require_unit(given.model, "layer")
     loss = mean_loss("left_out", given)
-    (group,) = unit_groups(found, "layer")
+    (group,) = found.groups("layer")
     emptied: list[list[str]] = [[] for _ in found.layers]
     for member in group.members:
         if member.masked:

@@ -22,9 +22,29 @@ for a single layer.
     residual  channels of the residual stream, in everything that reads or writes them
     expert    experts of mixtures, with what routers have for them, in all layers equally many
 
-A family is one file of `pruning/dependencies/families/`, and this table is made from these files; a test builds and
-loads random networks of the stock classes for each line. A family covers all classes of transformers with its
-`model_type`, whatever their head, except that `residual` knows the heads that the file names.
+## By structure
+
+A network of any other stock class of transformers is read from shapes, and proven before it is pruned, for
+`layer`, `heads` and `mlp`:
+
+1. The class is built without memory with one key of the configuration changed. Tensors that vanish are a layer, and
+   dimensions that shrink hold heads or hidden units. A key inside `text_config` counts, too.
+2. A network of the same class with random values, at most eight layers where all are of one kind, loses units. The
+   reading is proven if the class builds the smaller configuration as it is saved, takes exactly the tensors that are
+   left, and computes what the masked network computes, in float32 and float64 (in float32 where the class computes in
+   nothing else). Otherwise the unit is refused, with what failed.
+
+A network that reads tokens is proven on drawn ones if there is no `example`; others need an example. Networks that
+normalise after each addition (BART, RoBERTa) are compared with the network without the layers, since the masked one
+keeps their norms, and `resized.differs` says so. Three things are other than in the table: hidden units of experts go
+from all experts of a mixture alike, T5's heads from all layers alike, and the last layer of each list stays in a
+network with several lists, as in an encoder and a decoder.
+
+## By the table
+
+A family is a row of `pruning/dependencies/families/family.py`, and this table is made from these rows; a test builds
+and loads random networks of the stock classes for each line. A family covers all classes of transformers with its
+`model_type`, whatever their head, except that `residual` knows the heads that the row names.
 
 """
 

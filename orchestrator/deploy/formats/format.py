@@ -50,7 +50,8 @@ class Codec:
         takes_batch_sizes: whether `writer` takes `batch_sizes`, for which it makes the network fast.
         against_fastest: whether networks are measured against the dense network in the fastest runtime that is
             installed, instead of the dense network in the same format.
-        smaller: builds the smaller network that `writer` takes, without a trace; None: `pruning.shrink` does.
+        smaller: builds the smaller network that `writer` takes, with an example but without a trace; None:
+            `pruning.shrink` does.
         stepper: (folder, threads, example) -> a call that computes one token after the example's tokens, from the keys
             and values of those before; it returns None if the network generates nothing. None: no such networks.
         needs_engine: whether `snippet` needs the package `pruning` of this project.
@@ -66,7 +67,7 @@ class Codec:
     runs_code: bool = False
     takes_batch_sizes: bool = False
     against_fastest: bool = False
-    smaller: Callable[[nn.Module], nn.Module] | None = None
+    smaller: Callable[[nn.Module, Example], nn.Module] | None = None
     stepper: Stepper | None = None
     needs_engine: bool = False
     row: catalogue.FormatRow = catalogue.FORMATS[catalogue.SHRINK]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import pruning
 from orchestrator.deploy.formats.format import Codec, ExportError, Run, call_values, input_names, running
-from pruning.dependencies.families.stock_transformer import stock_transformer
+from pruning.dependencies.families.family_groups import stock_transformer
 from pruning.graph.tracing import Example, quiet
 from pruning.measure.latency import Call
 
@@ -53,14 +53,17 @@ def stock_network(network: nn.Module) -> Any:
     return found
 
 
-def stock_smaller(network: nn.Module) -> Any:
+def stock_smaller(network: nn.Module, example: Example | None = None) -> Any:
     """Return a network of transformers without what masks emptied, as far as its configuration can express the sizes.
 
     Raises:
         ExportError: the class of the network is not one of transformers
     """
     found = stock_network(network)
-    return found if stock_transformer(found) is None else pruning.smaller_transformer(found)
+    if stock_transformer(found) is None:
+        return found
+    smaller: Any = pruning.smaller_transformer(network, example)
+    return smaller if smaller.resized.config else found
 
 
 def write(network: nn.Module, example: Example, folder: Path) -> None:

@@ -25,8 +25,8 @@ from orchestrator.training.pruning_rounds import LawBroken, masked
 from orchestrator.training.scoring.ranking import example_of
 from orchestrator.training.state.train_state import module_state, restore_module
 from pruning import MaskSet, Shrunk
-from pruning.dependencies.families.smaller_transformer import Left
-from pruning.dependencies.families.stock_transformer import stock_transformer
+from pruning.dependencies.families.family_groups import stock_transformer
+from pruning.dependencies.families.resizing import Left
 from pruning.measure.macs import arguments_on, in_mode
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _train_inside(small: Small, job: TrainingJob, run: Run) -> FitResult:
 def transformer_left(whole: nn.Module, masks: MaskSet, example: Sequence[Any] | Mapping[str, Any]) -> Small | None:
     """Return the stock transformer that masks leave, with the values that it has in the whole network.
 
-    None if there is none that computes what the masked network does: the network is of no known family, something else
+    None if there is none that computes what the masked network does: the network is of no stock class, something else
     than whole units is masked, layers differ in width, or the network was changed after its class had built it.
 
     Args:
@@ -185,7 +185,7 @@ def transformer_left(whole: nn.Module, masks: MaskSet, example: Sequence[Any] | 
     emptied = copy.deepcopy(whole)
     masked(emptied, masks)
     try:
-        model = pruning.smaller_transformer(emptied)
+        model = pruning.smaller_transformer(emptied, example if isinstance(example, Mapping) else tuple(example))
     except ValueError:
         return None
     report: Any = model.resized

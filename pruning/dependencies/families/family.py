@@ -359,9 +359,6 @@ VIT = Family(
 FAMILIES: tuple[Family, ...] = (LLAMA, QWEN_AND_MISTRAL, *MIXTURES, GPT2, BERT, VIT)
 """All families; another one is its value above and its place here."""
 
-MODEL_TYPES = ", ".join(name for family in FAMILIES for name in family.model_types)
-"""Known values of `config.model_type`, for messages."""
-
 
 def family_of(model_type: str) -> Family | None:
     """Return the family of a `config.model_type`; None if there is none."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import pruning
 from pruning import Choices
 from pruning.choices.axes import Schedule, Scope, Score, Unit
-from pruning.dependencies.families.stock_transformer import family_groups
+from pruning.dependencies.families.family_groups import family_groups
 from pruning.measure.macs import macs
 from pruning.mixtures.finding import expert_dim, mixtures
 from pruning.mixtures.survivors import stop_routing_among_survivors

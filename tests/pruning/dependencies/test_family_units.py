@@ -181,7 +181,7 @@ def test_refusals_come_before_anything_is_computed() -> None:
             pruning.prune(network, never, **{"sparsity": 0.25, **given})
 
     refused(
-        nn.Linear(2, 2), r"^`unit.kind` \(='layer'\) is for networks of transformers .*type unit='group'", unit="layer"
+        nn.Linear(2, 2), r"^`unit.kind` \(='layer'\) is for networks of transformers, .*type unit='group'", unit="layer"
     )
     for kind in ("GPT2", "Bert"):
         refused(network_of(kind), "^`unit.kind` .='heads'. cannot .* no size of a head .*; prune unit=", unit="heads")

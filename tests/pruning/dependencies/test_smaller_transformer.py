@@ -215,7 +215,7 @@ def test_two_networks_in_one_wrapper_are_refused() -> None:
     both = Wrapper(network_of("Llama"))
     both.other = network_of("Llama")
 
-    with pytest.raises(ValueError, match=r"^`model` \(a Wrapper\) must be a network of transformers whose model_type"):
+    with pytest.raises(ValueError, match=r"^`model` \(a Wrapper\) must be one network of a stock class"):
         pruning.smaller_transformer(both)
 
 
@@ -372,7 +372,7 @@ def test_the_difference_of_a_network_that_normalises_after_additions_is_stated()
 
 
 def test_a_network_of_no_family_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^`model` \(a Linear\) must be a network of transformers.*pruning.shrink"):
+    with pytest.raises(ValueError, match=r"^`model` \(a Linear\) must be one network of a stock class.*pruning.shrink"):
         pruning.smaller_transformer(nn.Linear(2, 2))
 
 

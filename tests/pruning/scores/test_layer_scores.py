@@ -131,7 +131,7 @@ def test_refusals_say_what_to_do(name: str) -> None:
 
     with pytest.raises(ValueError, match=rf"`batches` \(=None\) must hold scoring data, which `{name}` reads"):
         score(network, None, loss)
-    with pytest.raises(ValueError, match=r"is for networks of transformers whose model_type is one of"):
+    with pytest.raises(ValueError, match=r"is for networks of transformers, and `model` is a"):
         score(nn.Linear(2, 2), [torch.ones(1, 2)], loss)
     with pytest.raises(
         ValueError, match=rf"`score.kind` \(='{name}'\) scores only whole units of kind .* use unit.kind='layer'"

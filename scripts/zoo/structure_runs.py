@@ -1,0 +1,105 @@
+"""Smaller transformers by structure: small random networks of all model types, pruned, made smaller, saved and loaded.
+
+    python -m scripts.zoo.structure_runs causal,masked results.jsonl
+
+writes a line for each network that is not in the file yet: for `layer`, `mlp` and `heads` whether masked, smaller and
+loaded networks compute the same to 1e-4, or why the unit is refused. Networks that normalise after additions are equal
+where loaded and smaller networks are, and their reports say that the masked one differs.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import pruning
+from pruning.choices.axes import FamilyUnit
+from pruning.dependencies.families.resizing import difference
+from pruning.graph.tracing import quiet
+from scripts.zoo import plain_operators as plain_operators  # before torchvision
+from scripts.zoo.small_transformers import build_small, names
+
+UNITS: tuple[FamilyUnit, ...] = ("layer", "mlp", "heads")
+SPARSITY, TOLERANCE, SECONDS = 0.4, 1e-4, 150
+
+
+def run_one(name: str) -> dict[str, Any]:
+    """Return what came of each unit of a network."""
+    try:
+        model, inputs, _ = build_small(name)
+    except RuntimeError as error:
+        return {"name": name, "error": str(error)[:200]}
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    return {"name": name, **{unit: run_unit(copy.deepcopy(model), inputs(2, 1), unit) for unit in UNITS}}
+
+
+def run_unit(model: nn.Module, example: Any, unit: FamilyUnit) -> dict[str, Any]:
+    """Return whether a unit is right, or the sentence that refuses it."""
+    try:
+        pruning.prune(model, "magnitude", unit=unit, sparsity=SPARSITY, example=example)
+        smaller: Any = pruning.smaller_transformer(model, example)
+    except ValueError as error:
+        return {"right": False, "refused": str(error)[:400]}
+    except Exception as error:  # a mistake of ours, which the table counts
+        return {"right": False, "crash": repr(error)[:400]}
+    said = smaller.resized
+    with tempfile.TemporaryDirectory() as folder:
+        smaller.save_pretrained(folder)
+        loaded, told = type(smaller).from_pretrained(folder, output_loading_info=True)
+    differences = [difference(loaded.eval(), smaller, ((), example))]
+    differences += [] if said.differs else [said.difference]
+    right = (
+        said.after < said.before
+        and not any(told.values())
+        and all(each is not None and each < TOLERANCE for each in differences)
+    )
+    return {"right": right, "differences": differences, "differs": said.differs, "sizes": [said.before, said.after]}
+
+
+def summary(rows: list[dict[str, Any]]) -> str:
+    """Return how many networks were built, and for each unit how many were right, refused and wrong."""
+    built = [row for row in rows if "error" not in row]
+    lines = [f"{len(built)} of {len(rows)} networks were built"]
+    for unit in UNITS:
+        right, refused = (sum(bool(row[unit].get(key)) for row in built) for key in ("right", "refused"))
+        lines.append(f"{unit}: {right} right, {refused} refused, {len(built) - right - refused} wrong")
+    return "\n".join(lines)
+
+
+def main(tasks: str, results: str) -> None:
+    """Run all networks of some tasks that are not in the file yet, and print the summary."""
+    file = Path(results)
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    done = {row["name"] for row in rows}
+    for name in (each for each in names() if each.partition("-")[0] in tasks.split(",") and each not in done):
+        signal.signal(signal.SIGALRM, _late)
+        signal.alarm(SECONDS)
+        try:
+            with quiet():
+                row = run_one(name)
+        except Exception as error:  # a class may fail in any way, also when it is built
+            row = {"name": name, "error": repr(error)[:200]}
+        signal.alarm(0)
+        rows.append(row)
+        with file.open("a") as opened:
+            opened.write(json.dumps(row) + "\n")
+    print(summary(rows))
+
+
+def _late(*_: object) -> None:
+    raise RuntimeError(f"it takes more than {SECONDS} s")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
