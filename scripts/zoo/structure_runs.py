@@ -40,7 +40,7 @@ def run_one(name: str) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.05)
     return {"name": name, **{unit: run_unit(copy.deepcopy(model), inputs(2, 1), unit) for unit in UNITS}}
 
 

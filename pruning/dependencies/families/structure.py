@@ -64,7 +64,7 @@ class Layers:
 
     @property
     def name(self) -> tuple[str, ...]:
-        """What is read."""
+        """Name of the keys, for the same reading of another network."""
         return self.path, joined(self.node, self.keys.layers)
 
     @property
@@ -116,7 +116,7 @@ class Width:
 
     @property
     def name(self) -> tuple[str, ...]:
-        """What is read."""
+        """Name of the keys, for the same reading of another network."""
         return tuple(self.keys)
 
     @property
