@@ -45,7 +45,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"n_group": 1, "topk_group": 1, "mlp_layer_types": ["dense", "sparse", "sparse"], "num_key_value_heads": 4},
     ),
 }
-"""What tells the structure apart -> class and sizes."""
+"""Class and sizes of each small network, by what tells its structure apart."""
 
 
 def network_of(kind: str) -> Any:
