@@ -194,8 +194,9 @@ def test_what_a_score_ranks_by_magnitude_is_what_the_class_prunes() -> None:
 
 def test_what_the_network_lacks_is_told_in_a_sentence() -> None:
     plainer = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 3))
+    with pytest.raises(OrchestratorError, match="ranks channels by the BatchNorm after their layer"):
+        pruned(plainer, score={"kind": "bn_scale"}, unit={"kind": "channel"})
     for score, said in (
-        ({"kind": "bn_scale"}, "ranks channels by the BatchNorm after their layer"),
         ({"kind": "synflow"}, "applies gelu"),
         ({"kind": "snip", "batch_norm": "eval"}, "must hold scoring data"),
     ):
