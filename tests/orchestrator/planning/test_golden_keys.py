@@ -2,7 +2,7 @@
 
 After a change that is meant to give stages other keys, write the new ones, and name the change in its commit:
 
-    python -m tests.orchestrator.planning.test_golden_keys
+    PYTHONPATH=tests python -m tests.orchestrator.planning.test_golden_keys
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ SWEEPS = Path(str(CONF)) / "sweep"
 PRESETS = sorted(file.relative_to(SWEEPS).with_suffix("").as_posix() for file in SWEEPS.rglob("*.yaml"))
 QUICK = ("language_model", "reproduce/slimming", "restarts", "taught", "units")
 """Names whose keys are checked in each run of the tests."""
-WITHOUT_WEIGHTS = ("smollm2", "smaller_lm", "smaller_lm_recovery")
-"""Presets of a network in another package: their keys are those of a network of our own."""
+_OWN = ("model=gpt", "data.tokenizer=characters")
+WITHOUT_WEIGHTS = {"smollm2": _OWN, "smaller_lm": _OWN, "smaller_lm_recovery": _OWN, "upcycled": _OWN[1:]}
+"""Presets with files of another package -> what stands for these: a network or a tokenizer of our own."""
 FURTHER = {
     "longer": ["method=longer,identity", "schedule.sparsity=0.5"],
     "taught": ["finetune.teacher=dense,tuned", "schedule.rounds=2", "schedule.sparsity=0.5"],
@@ -91,8 +92,7 @@ def _keys(plan: Plan) -> dict[str, str]:
 def _command(name: str, folder: Path) -> Iterator[str]:
     preset: Any = OmegaConf.load(SWEEPS / f"{name}.yaml")
     yield f"+sweep={name}"
-    if name.rpartition("/")[2] in WITHOUT_WEIGHTS:
-        yield from ("model=gpt", "data.tokenizer=characters")
+    yield from WITHOUT_WEIGHTS.get(name.rpartition("/")[2], ())
     if {"override /data": "text"} in preset.get("defaults", []):
         book = folder / "book.txt"
         book.write_text("To be, or not to be")
