@@ -74,7 +74,7 @@ def require_unit(model: nn.Module, unit: FamilyUnit, example: Any = None) -> Sto
     """Return the stock transformer of a model, if its configuration can express fewer of a unit.
 
     Raises:
-        ValueError: the model is of no known family, its configuration cannot express fewer of the unit, or one of its
+        ValueError: the model is of no stock class, its configuration cannot express fewer of the unit, or one of its
             weights is no parameter.
     """
     found = stock_transformer(model, example)

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves_with_path, tree_map
 
 from pruning.choices.axes import FamilyUnit
 from pruning.dependencies.dependency_groups import DependencyGroup, Member
@@ -48,8 +48,10 @@ READ: Mapping[str, tuple[Callable[[nn.Module], list[list[Any]]], str]] = {
     "mlp": (mlp_readings, "no key of its configuration sets the number of hidden units"),
 }
 """Unit -> what reads its structure, and why there may be none."""
-_OUTCOMES: dict[tuple[type, str, str], tuple[Any, ...] | str] = {}
-"""(class, configuration, unit) -> proven readings, or why there are none."""
+_PROVEN: dict[tuple[type, str, str], tuple[Any, ...]] = {}
+"""(class, configuration, unit) -> proven readings."""
+_UNPROVEN: dict[tuple[Any, ...], str] = {}
+"""The same with the shapes of an example -> why none is proven; on another example one may be."""
 
 
 BY_STRUCTURE = Family("by structure", (), Keys(), "", (), "", ())
@@ -162,14 +164,20 @@ class StructuredTransformer(StockTransformer):
 
 def _proven(found: StructuredTransformer, unit: FamilyUnit) -> tuple[Any, ...] | str:
     """Return the proven readings of a unit, or why there are none; a proof is made once in a process."""
-    call = found.call or _drawn_tokens(found.network)
     key = (type(found.network), found.config.to_json_string(use_diff=False), unit)
-    if key not in _OUTCOMES:
-        if call is None:
-            return "a network that reads other inputs than tokens is proven on an example; pass `example`"
+    if key in _PROVEN:
+        return _PROVEN[key]
+    if (call := found.call or _drawn_tokens(found.network)) is None:
+        return "a network that reads other inputs than tokens is proven on an example; pass `example`"
+    forms = tuple((str(path), getattr(leaf, "shape", None)) for path, leaf in tree_leaves_with_path(call))
+    if (*key, forms) not in _UNPROVEN:
         with torch.random.fork_rng(devices=[]), quiet():
-            _OUTCOMES[key] = _prove(found, unit, call)
-    return _OUTCOMES[key]
+            outcome = _prove(found, unit, call)
+        if not isinstance(outcome, str):
+            _PROVEN[key] = outcome
+            return outcome
+        _UNPROVEN[(*key, forms)] = outcome
+    return _UNPROVEN[(*key, forms)]
 
 
 def _drawn_tokens(network: Any) -> Call | None:
@@ -238,7 +246,7 @@ def _few_layers(network: Any) -> dict[str, Any]:
 
 def _twin(network: Any, config: Any) -> Any:
     """Return a network of the same class whose values, of biases and norms too, are random."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed would seed the GPUs, too
     twin = type(network)(config).float().eval().to(next(network.parameters()).device)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

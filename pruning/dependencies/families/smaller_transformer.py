@@ -58,15 +58,15 @@ def smaller_transformer(model: nn.Module, example: Any = None) -> nn.Module:
     LayerNorm over fewer channels, and removed layers of networks that normalise after each addition (BERT).
 
     Args:
-        model: a stock transformer of a known family, or a model that wraps one; pruned or not, it is not changed.
-        example: input of the model, for the difference in the report; a mapping or a tuple is unpacked. In a wrapper,
-            the difference is measured on the inputs that the network gets.
+        model: a stock class of transformers, or a model that wraps one; pruned or not, it is not changed.
+        example: input of the model, for the difference in the report, and to prove the structure of a network of no
+            family; a mapping or a tuple is unpacked. In a wrapper, both are on the inputs that the network gets.
 
     Returns:
         the stock network, each module in the mode that it had; its attribute `resized` is the report, a `Resized`.
 
     Raises:
-        ValueError: the model is of no known family, a tensor is on the meta device, a weight is no parameter (as in
+        ValueError: the model is of no stock class, a tensor is on the meta device, a weight is no parameter (as in
             quantised layers), or a wrapper does not call its network on the example.
     """
     check_all_have_values(model)

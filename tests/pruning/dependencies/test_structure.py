@@ -48,6 +48,12 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 """Class and sizes of each small network, by what tells its structure apart."""
 
 
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing be proven yet in this process."""
+    monkeypatch.setattr(proof, "_PROVEN", {})
+    monkeypatch.setattr(proof, "_UNPROVEN", {})
+
+
 def network_of(kind: str) -> Any:
     """Return a network whose parameters, biases and norms too, are random."""
     name, sizes = KINDS[kind]
@@ -169,7 +175,7 @@ def test_a_unit_that_is_not_proven_is_refused_with_what_failed(name: str, unit: 
 
 
 def test_a_wrong_reading_is_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proof, "_OUTCOMES", {})
+    forget(monkeypatch)
     right = structure.mlp_readings
 
     def wrong(network: nn.Module) -> list[list[structure.Width]]:
@@ -181,14 +187,16 @@ def test_a_wrong_reading_is_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:
         pruning.prune(network_of("fused and gated in halves"), "magnitude", unit="mlp", sparsity=0.3)
 
 
-def test_a_network_of_images_is_proven_on_its_example(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proof, "_OUTCOMES", {})
+def test_a_network_of_images_is_proven_on_its_example_whatever_failed_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget(monkeypatch)
     sizes = {**SIZES, "image_size": 8, "patch_size": 4, "num_channels": 2, "num_labels": 3}
     network = random_network("DeiTForImageClassification", **sizes)
     images = torch.randn(2, 2, 8, 8, generator=torch.Generator().manual_seed(0))
 
     with pytest.raises(ValueError, match="is proven on an example; pass `example`"):
         pruning.prune(network, "magnitude", unit="layer", sparsity=0.3)
+    with pytest.raises(ValueError, match="does not run on the example"):
+        pruning.prune(network, "magnitude", unit="layer", sparsity=0.3, example=images[:, :1])
     pruning.prune(network, "magnitude", unit="layer", sparsity=0.3, example=images)
     smaller: Any = pruning.smaller_transformer(network, images)
 
