@@ -23,7 +23,7 @@ from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import Passed, StageOrder, WorkOrder
 from orchestrator.planning.expert_counts import Experts
 from orchestrator.planning.number_formats import counted, whole_number
-from orchestrator.planning.pinned_content import beyond_positions
+from orchestrator.planning.pinned_content import beyond_positions, trained_positions
 from orchestrator.training import pruning_rounds
 from orchestrator.training.loop import training_loop
 from orchestrator.training.loop.evaluation import monitored
@@ -201,8 +201,8 @@ class _Rehearsal:
         """Raise `Misfit` for blocks of text with more tokens than the network has positions."""
         config = getattr(self.stage.model, "config", None)
         text = getattr(config, "get_text_config", lambda: config)()
-        model = self._dense.typed.model
-        for said in beyond_positions(self._dense.typed.data, model, getattr(text, "max_position_embeddings", None)):
+        most = trained_positions({"max_position_embeddings": getattr(text, "max_position_embeddings", None)})
+        for said in beyond_positions(self._dense.typed.data, self._dense.typed.model, most):
             raise Misfit(said)
 
     def require_finite(self) -> None:

@@ -36,8 +36,8 @@ def named(plan: Plan, key: str) -> str:
 def figures(record: StageRecord) -> str:
     """Return the figures of a finished stage in a few words."""
     if not KINDS[record.kind].trains:
-        if documents := record.measurements.get("documents"):  # its figures are those of test
-            return f"{whole_number(documents)} documents"
+        if KINDS[record.kind].answers:  # its figures are those of test
+            return f"{whole_number(record.measurements['documents'])} documents"
         text = measured(record.measurements, record.environment)
         return f"{text}, {validated(record)}" if record.after else text  # the format changes outputs
     text = validated(record)

@@ -191,6 +191,7 @@ def test_a_text_with_fewer_bytes_than_a_block_is_told(
         ({"n_positions": 64}, 64),
         ({"text_config": {"max_position_embeddings": 32}}, 32),
         ({"hidden_size": 8}, None),
+        ({"max_position_embeddings": -1}, None),  # XLNet has no limit
     ],
 )
 def test_blocks_beyond_the_positions_of_a_network_are_refused_at_planning(
