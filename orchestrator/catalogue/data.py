@@ -35,6 +35,12 @@ PUBLISHED = one_of(
     *("ufldl-stanford/svhn", "zh-plus/tiny-imagenet", "ILSVRC/imagenet-1k"),
 )
 """Rule for a hub's data set that a saved sweep names: a request for it carries the reader's token."""
+SHAPES = ("circle", "square", "triangle", "cross", "ring")
+"""Shapes that `shapes` draws."""
+SOME_SHAPES = Rule(
+    lambda value: isinstance(value, list) and bool(value) and len({*value} & {*SHAPES}) == len(value),
+    f"be a list of different shapes, of {', '.join(SHAPES)}",
+)
 _ROOT = Option("root", str, "data", "Directory for `mnist/` or `fashion-mnist/`.")
 _DOWNLOAD = Option("download", bool, True, "Download missing files.")
 
@@ -153,6 +159,26 @@ DATA: Mapping[str, DataSet] = named(
             in_sweeps={"val_fraction": 0.1},
             unlisted=("content",),
             of_text=True,
+        ),
+        DataSet(
+            "shapes",
+            "orchestrator.workloads.data_sets.shapes:shapes",
+            "Drawn shapes on noise, with boxes, for `task=detection`; made from a seed, and needs no download.",
+            (
+                Option("size", int, 64, "Pixels of a side of the images.", (whole(32),)),
+                Option("train", int, 2000, "Number of images to train on.", (whole(1),)),
+                Option("val", int, 400, "Number of images for validation.", (whole(1),)),
+                Option("test", int, 400, "Number of images in the test split.", (whole(1),)),
+                Option("objects", int, 4, "Largest number of shapes in an image; some images have none.", (whole(1),)),
+                Option(
+                    "kinds",
+                    list[str],
+                    ["circle", "square", "triangle"],
+                    "Shapes to draw, of circle, square, triangle, cross and ring; their labels count from 1.",
+                    (SOME_SHAPES,),
+                ),
+                Option("seed", int, 0, "Seed of the images, independent of a trial's `seed`.", (whole(0),)),
+            ),
         ),
     )
 )
