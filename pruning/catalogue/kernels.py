@@ -68,6 +68,19 @@ KERNELS: Mapping[str, KernelRow] = named(
             kinds=(CONVOLUTION,),
             rounds=True,
         ),
+        KernelRow(
+            "columns_amx",
+            "pruning.kernels.group_kernels:COLUMNS",
+            "four weights of 16 outputs and inputs as bytes, in tiles of AMX; layers whose inputs have a scale",
+            rounds=True,
+        ),
+        KernelRow(
+            "pixels_amx",
+            "pruning.kernels.group_kernels:PIXELS",
+            "four weights of 16 outputs and pixels as bytes, in tiles of AMX; layers whose inputs have a scale",
+            kinds=(CONVOLUTION,),
+            rounds=True,
+        ),
     )
 )
 """Name -> kernel."""

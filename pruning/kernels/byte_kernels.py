@@ -22,7 +22,16 @@ from torch import Tensor
 from pruning.kernels import column_kernel, lookup_kernel, pixel_kernel
 from pruning.kernels.byte_tensors import joined
 from pruning.kernels.library import compiled_call, linear_call
-from pruning.kernels.sparse_weight import LARGEST, Kernel, LayerShape, Run, Setting, SparseWeight, in_fours
+from pruning.kernels.sparse_weight import (
+    LARGEST,
+    Kernel,
+    LayerShape,
+    Run,
+    Setting,
+    SparseWeight,
+    blocks_of,
+    in_fours,
+)
 
 LARGEST_BYTE, LARGEST_WEIGHT = 255, 127
 
@@ -39,13 +48,13 @@ def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (weight / scales.view(-1, *[1] * (weight.ndim - 1))).round(), scales
 
 
-def _is_offered(weight: SparseWeight, layer: LayerShape) -> bool:
+def is_offered(weight: SparseWeight, layer: LayerShape) -> bool:
     """Return whether inputs have a scale, an output has several inputs at a place, and no sum exceeds 32 bits."""
     fits = weight.row * LARGEST_BYTE * LARGEST_WEIGHT <= LARGEST and bool(weight.values.isfinite().all())
     return layer.rounding is not None and weight.shape[1] > 1 and fits
 
 
-def _in_blocks(weight: SparseWeight, layer: LayerShape) -> tuple[SparseWeight, LayerShape, list[Tensor]]:
+def in_blocks(weight: SparseWeight, layer: LayerShape) -> tuple[SparseWeight, LayerShape, list[Tensor]]:
     """Return a weight's blocks as nonzeros, the layer that has them, and first sums, scales and roundings."""
     given = layer.rounding
     assert given is not None, "kernels of bytes are offered to layers with a rounding"
@@ -62,12 +71,12 @@ def _in_blocks(weight: SparseWeight, layer: LayerShape) -> tuple[SparseWeight, L
 
 def _pack(floats: Kernel, weight: SparseWeight, layer: LayerShape, setting: Setting) -> list[Tensor]:
     """Return the arrays that a kernel of floats has for blocks, and first sums, scales and roundings."""
-    blocks, smaller, more = _in_blocks(weight, layer)
+    blocks, smaller, more = in_blocks(weight, layer)
     return [*floats.pack(blocks, smaller, setting), *more]
 
 
 def _lookup_settings(weight: SparseWeight, layer: LayerShape, examples: int) -> Iterator[Setting]:
-    if _is_offered(weight, layer):
+    if is_offered(weight, layer):
         yield from lookup_kernel.KERNEL.settings(weight, layer, examples)
 
 
@@ -79,29 +88,35 @@ def _lookup_bind(
 
 
 def _column_settings(weight: SparseWeight, layer: LayerShape, examples: int) -> Iterator[Setting]:
-    if _is_offered(weight, layer):
+    if is_offered(weight, layer):
         yield from column_kernel.settings(in_fours(weight.row), examples)
 
 
-def _column_bind(layer: LayerShape, setting: Setting, arrays: Sequence[Tensor], bias: Tensor, shape: torch.Size) -> Run:
-    numbers = (len(arrays[0]) - 1) // layer.outputs, setting["doublings"], int(layer.takes_bytes)
+def bind_columns(
+    layer: LayerShape, setting: Setting, arrays: Sequence[Tensor], bias: Tensor, shape: torch.Size, *, group: int = 1
+) -> Run:
+    """Return the call of a linear layer whose blocks `group` outputs share."""
+    numbers = blocks_of(arrays[0], layer), setting["doublings"], int(layer.takes_bytes), group
     return linear_call("columns_int8", numbers, arrays, bias, layer, shape)
 
 
 def _pixel_settings(weight: SparseWeight, layer: LayerShape, examples: int) -> Iterator[Setting]:
-    if _is_offered(weight, layer):
+    if is_offered(weight, layer):
         fours = replace(weight, shape=(weight.shape[0], in_fours(weight.shape[1]), *weight.shape[2:]))
         yield from pixel_kernel.KERNEL.settings(fours, layer, examples)
 
 
-def _pixel_bind(layer: LayerShape, setting: Setting, arrays: Sequence[Tensor], bias: Tensor, shape: torch.Size) -> Run:
+def bind_pixels(
+    layer: LayerShape, setting: Setting, arrays: Sequence[Tensor], bias: Tensor, shape: torch.Size, *, group: int = 1
+) -> Run:
+    """Return the call of a convolution whose blocks `group` outputs share."""
     channels = layer.inputs // layer.groups
     smaller = replace(layer, inputs=layer.groups * in_fours(channels))
-    numbers = channels, layer.groups, int(layer.takes_bytes)
+    numbers = channels, layer.groups, int(layer.takes_bytes), group
     geometry = pixel_kernel.geometry(smaller, setting, arrays, shape)
     return compiled_call("pixels_int8", numbers, (geometry, *arrays, bias), layer, shape)
 
 
 LOOKUP = Kernel(_lookup_settings, partial(_pack, lookup_kernel.KERNEL), _lookup_bind)
-COLUMNS = Kernel(_column_settings, partial(_pack, column_kernel.KERNEL), _column_bind)
-PIXELS = Kernel(_pixel_settings, partial(_pack, pixel_kernel.KERNEL), _pixel_bind)
+COLUMNS = Kernel(_column_settings, partial(_pack, column_kernel.KERNEL), bind_columns)
+PIXELS = Kernel(_pixel_settings, partial(_pack, pixel_kernel.KERNEL), bind_pixels)

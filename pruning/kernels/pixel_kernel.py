@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pruning.kernels.library import compiled_call
-from pruning.kernels.sparse_weight import Kernel, LayerShape, Run, Setting, SparseWeight, blocked
+from pruning.kernels.sparse_weight import Kernel, LayerShape, Run, Setting, SparseWeight, blocked, blocks_of
 
 CHANNELS = (16, 32)
 """Numbers of input channels in a block to try, besides all channels."""
@@ -35,8 +35,13 @@ def _farthest(layer: LayerShape) -> tuple[int, int]:
     return down, right
 
 
+def fits(layer: LayerShape) -> bool:
+    """Return whether the struct `Geometry` can hold a layer."""
+    return len(_phases(layer)) <= MOST_PHASES and max(_farthest(layer)) <= FARTHEST
+
+
 def _settings(weight: SparseWeight, layer: LayerShape, _examples: int) -> Iterator[Setting]:
-    if len(_phases(layer)) > MOST_PHASES or max(_farthest(layer)) > FARTHEST:
+    if not fits(layer):
         return
     taps, channels = layer.kernel[0] * layer.kernel[1], weight.shape[1]
     for vectors in VECTORS:
@@ -77,7 +82,7 @@ def geometry(layer: LayerShape, setting: Setting, arrays: Sequence[Tensor], shap
         [
             *(shape[0], layer.inputs, *sizes, layer.outputs, *((1, *outputs) if layer.flat else outputs)),
             *(*layer.stride, *layer.padding[:2], *_farthest(layer)),
-            *(len(phases), (len(arrays[0]) - 1) // layer.outputs, setting["vectors"], *downs, *rights),
+            *(len(phases), blocks_of(arrays[0], layer), setting["vectors"], *downs, *rights),
         ],
         dtype=torch.int64,
     )

@@ -221,3 +221,8 @@ def blocked(weight: SparseWeight, size: int) -> tuple[Tensor, Tensor, int]:
     starts = torch.zeros(blocks * weight.shape[0] + 1, dtype=torch.int32)
     starts[1:] = torch.bincount(keys, minlength=blocks * weight.shape[0]).cumsum(0)
     return starts, order, blocks
+
+
+def blocks_of(starts: Tensor, layer: LayerShape) -> int:
+    """Return the number of blocks of columns in starts from `blocked`, whose rows are outputs or groups of outputs."""
+    return -(-(len(starts) - 1) // layer.outputs)

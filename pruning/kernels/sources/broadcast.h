@@ -8,7 +8,7 @@
 #ifndef BROADCAST_H
 #define BROADCAST_H
 
-#include "four_bytes.h"
+#include "groups.h"
 
 #define MOST_VECTORS 8
 #define ROWS_AT_ONCE 64
@@ -18,7 +18,7 @@ typedef void Products(long rows, const int32_t *starts, const int32_t *places, i
                       const void *inputs, const void *first, float *sums);
 
 /* The two sides of products: `first` has the first sum of each row. With `scale`, sums are whole numbers and become
-   sum * scale[row] + bias[row], rounded once. */
+   sum * scale[row] + bias[row], rounded once. Without `products` rows come in groups that share blocks. */
 typedef struct {
     Products *const *products;
     const void *values, *first;
@@ -64,20 +64,29 @@ static inline Terms float_terms(const void *values, const void *bias) {
     return (Terms){of_floats, values, bias, NULL, NULL};
 }
 
-static inline Terms byte_terms(const void *values, const void *first, const void *scale, const void *bias) {
-    return (Terms){of_bytes, values, first, scale, bias};
+/* `group`: the number of rows that share blocks, 1 or GROUP. */
+static inline Terms byte_terms(long group, const void *values, const void *first, const void *scale, const void *bias) {
+    return (Terms){group == 1 ? of_bytes : NULL, values, first, scale, bias};
+}
+
+/* The number of starts, but for the last one. */
+static inline long started(const Terms *terms, long outputs, long blocks) {
+    return terms->products ? outputs * blocks : up(outputs, GROUP);
 }
 
 /* The sums of some rows over all blocks, for a tile of `vectors` vectors of inputs. */
 static inline void tile_sums(long first, long rows, long outputs, long blocks, int vectors, const int32_t *starts,
                              const int32_t *places, int shift, const Terms *terms, const void *inputs, float *sums) {
     const int32_t *starting = (const int32_t *)terms->first + first; /* four bytes each, whatever they hold */
-    for (long b = 0; b < blocks; b++)
+    if (!terms->products)
+        group_sums(rows, vectors, starts + first / GROUP, places, shift, terms->values, inputs, (int32_t *)(void *)sums);
+    else for (long b = 0; b < blocks; b++)
         terms->products[vectors](rows, starts + b * outputs + first, places, shift, terms->values, inputs,
                                  b ? NULL : starting, sums);
     if (terms->scale)
         for (long r = 0; r < rows; r++)
-            scale_whole(sums + r * vectors * LANES, vectors, terms->scale[first + r], terms->bias[first + r]);
+            scale_whole(sums + r * vectors * LANES, vectors, terms->products ? 0 : starting[r], terms->scale[first + r],
+                        terms->bias[first + r]);
 }
 
 #endif

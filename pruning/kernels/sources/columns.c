@@ -99,11 +99,12 @@ int columns(const Call *call, const float *x, const float *added, float *y, int 
 }
 
 /* The same on bytes: four inputs are an element. The further arrays: first sums, scales, 1 / scale and zero point of
-   inputs and of outputs in one array, bias; a further number: whether inputs are bytes already. */
+   inputs and of outputs in one array, bias; further numbers: whether inputs are bytes already, and how many outputs share
+   blocks (see groups.h). */
 int columns_int8(const Call *call, const float *x, const float *added, float *y, int threads) {
     long examples = call->numbers[0], inputs = call->numbers[1], fours = up(inputs, 4);
     const float *roundings = call->arrays[5];
-    Terms terms = byte_terms(call->arrays[2], call->arrays[3], call->arrays[4], call->arrays[6]);
+    Terms terms = byte_terms(call->numbers[6], call->arrays[2], call->arrays[3], call->arrays[4], call->arrays[6]);
     Rounding rounding = rounding_of(roundings), made = rounding_of(roundings + 2);
     uint8_t *bytes = NULL;
     if (!call->numbers[5]) {

@@ -49,10 +49,10 @@ static inline ivec plus_bytes(ivec sum, ivec inputs, ivec weights) {
 }
 #endif
 
-/* Whole numbers become floats: sum * scale + bias, rounded once. */
-static inline void scale_whole(float *sums, int vectors, float scale, float bias) {
+/* Whole numbers become floats: (sum + first) * scale + bias, rounded once. */
+static inline void scale_whole(float *sums, int vectors, int32_t first, float scale, float bias) {
     for (int v = 0; v < vectors; v++) {
-        vec whole = __builtin_convertvector(*(const ivec *)(sums + v * LANES), vec);
+        vec whole = __builtin_convertvector(*(const ivec *)(sums + v * LANES) + first, vec);
         for (int i = 0; i < LANES; i++) sums[v * LANES + i] = __builtin_fmaf(whole[i], scale, bias);
     }
 }

@@ -170,7 +170,8 @@ static int convolve(const Call *call, const float *x, int zero, const Terms *ter
     Geometry g;
     memcpy(&g, call->arrays[0], sizeof g);
     Layout l = layout_of(&g);
-    long count = starts[g.blocks * g.outputs], all = g.channels * g.phases, chunks = up(g.outputs, ROWS_AT_ONCE);
+    long count = starts[started(terms, g.outputs, g.blocks)], all = g.channels * g.phases;
+    long chunks = up(g.outputs, ROWS_AT_ONCE);
     long vectors = up(l.pixels, LANES), tiles = up(vectors, g.vectors);
     if (all * l.plane > INT32_MAX) return TOO_LARGE;
     float *held = malloc(sizeof(float) * all * l.plane);
@@ -214,11 +215,12 @@ int pixels(const Call *call, const float *x, const float *added, float *y, int t
 
 /* The same on bytes: a channel of the geometry is up to four channels of a group. The further arrays: first sums,
    scales, 1 / scale and zero point of inputs and of outputs and scale and zero point of what is added in one array,
-   bias; numbers: channels of a group, groups, whether inputs are bytes already. */
+   bias; numbers: channels of a group, groups, whether inputs are bytes already, and how many outputs share blocks (see
+   groups.h). */
 int pixels_int8(const Call *call, const float *x, const float *added, float *y, int threads) {
     long channels = call->numbers[0], groups = call->numbers[1], fours = up(channels, 4);
     const float *roundings = call->arrays[8];
-    Terms terms = byte_terms(call->arrays[5], call->arrays[6], call->arrays[7], call->arrays[9]);
+    Terms terms = byte_terms(call->numbers[3], call->arrays[5], call->arrays[6], call->arrays[7], call->arrays[9]);
     Rounding rounding = rounding_of(roundings), made = rounding_of(roundings + 2);
     Ends ends = {added, roundings[4] ? roundings + 4 : NULL, made.inverse ? &made : NULL, call->low, call->high};
     if (call->numbers[2]) return convolve(call, x, rounding.zero, &terms, ends, y, threads);

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from pruning.catalogue.kernels import DENSE
 from pruning.compact import sparse_files
 from pruning.compact.sparse_files import LAYERS, TENSORS, load_layers, save_layers
 from pruning.compact.stored_weights import _forms, bytes_in, parts_of, taken
-from pruning.kernels import library, lookup_kernel
+from pruning.kernels import group_kernels, library, lookup_kernel
 from pruning.kernels.byte_kernels import rounded
 from pruning.kernels.byte_tensors import split_in_blocks
 from pruning.kernels.compiling import KernelsUnavailable
@@ -462,15 +463,40 @@ def test_a_processor_without_a_kernel_takes_another_one(folder: Path, monkeypatc
     assert torch.allclose(found(x), network()(x), atol=1e-5)
 
 
+@pytest.mark.parametrize("kernel", ["lookup_int8", "columns_amx"])
 def test_a_processor_without_a_kernel_of_bytes_takes_another_one_with_equal_bits(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    kernel: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed(folder, "layers", "layers.linear", "shape", "rounding", to={"scale": 0.05, "zero": 10})
-    changed(folder, "layers", "layers.linear", "choices", 0, "kernel", to="lookup_int8")
-    monkeypatch.setattr(lookup_kernel, "library", lambda: type("Old", (), {"has_lookup": lambda _: False})())
+    setting = {"doublings": 0} if kernel == "columns_amx" else {}
+    changed(folder, "layers", "layers.linear", "choices", 0, "kernel", to=kernel)
+    changed(folder, "layers", "layers.linear", "choices", 0, "setting", to=setting)
+    old = SimpleNamespace(has_lookup=lambda: 0, has_tiles=lambda: 0)
+    monkeypatch.setattr(lookup_kernel, "library", lambda: old)
+    monkeypatch.setattr(group_kernels, "library", lambda: old)
     with pytest.warns(UserWarning, match="layer layers.linear runs on other kernels, perhaps slower: "):
         found: Any = load_layers(folder, Network(), NAMES)
     assert [each.kernel for each in found.layers.linear.plan.choices] == ["columns_int8", "columns"]
+
+
+def test_groups_of_outputs_are_saved_and_loaded_with_equal_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processors without AMX compute the sums of groups with vectors."""
+    outputs, x = [], torch.randn(3, 4, 6, 6, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(group_kernels, "library", lambda: SimpleNamespace(has_tiles=lambda: 1))
+    for kernel, setting in (("columns_int8", {"block": 9, "doublings": 0}), ("columns_amx", {"doublings": 0})):
+        saved, shape = network(), LayerShape("linear", 36, 20, high=3.0, rounding=ByteScale(0.05, 10))
+        saved.layers.linear = layer(shape, drawn(20, 36), (1, kernel, setting))
+        (folder := tmp_path / kernel).mkdir()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch.fx warns of names that it does not find in the root
+            save_layers(saved, folder)
+        found: Any = load_layers(folder, Network(), NAMES)
+        assert [each.kernel for each in found.layers.linear.plan.choices] == [kernel]
+        outputs += [saved(x), found(x)]
+
+    assert all(torch.equal(each, outputs[0]) for each in outputs)
 
 
 def test_without_a_compiler_all_layers_are_dense(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

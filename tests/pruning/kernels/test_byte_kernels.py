@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +16,10 @@ import torch
 from torch import Tensor
 
 from pruning.catalogue.kernels import KERNELS
+from pruning.kernels import group_kernels
 from pruning.kernels.byte_kernels import rounded
 from pruning.kernels.byte_tensors import bytes_of, floats_of
+from pruning.kernels.compiling import MORE_FLAGS
 from pruning.kernels.library import library
 from pruning.kernels.sparse_layer import kernel_named
 from pruning.kernels.sparse_weight import ByteScale, LayerShape, Setting, SparseWeight
@@ -35,6 +40,12 @@ def _threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _groups_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offer the kernels of groups on all processors: without AMX they compute with vectors."""
+    monkeypatch.setattr(group_kernels, "library", lambda: SimpleNamespace(has_tiles=lambda: 1))
 
 
 def offered(layer: LayerShape, weight: SparseWeight, x: Tensor) -> Iterator[tuple[str, Setting]]:
@@ -197,6 +208,50 @@ def test_inputs_that_are_not_finite_are_taken_to_the_nearest_byte_and_nan_to_the
     (name, setting), *_ = offered(layer, SparseWeight.of(weight), x)
 
     assert run(name, setting, layer, weight, torch.zeros(1), x).tolist() == [[127.0 * (155 - 100 - 100)]]
+
+
+def cpu_flags() -> set[str]:
+    """Return the flags of Linux's /proc/cpuinfo."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.is_file() else []
+    return {flag for line in lines if line.startswith("flags") for flag in line.split()}
+
+
+@pytest.mark.skipif("amx_int8" not in cpu_flags(), reason="this processor has no AMX (amx_int8)")
+def test_tiles_are_used_where_the_processor_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not os.environ.get(MORE_FLAGS):
+        assert library().has_tiles()
+    monkeypatch.undo()
+    layer, x = LayerShape("linear", 8, 4, rounding=ByteScale(0.1, 0)), torch.ones(64, 8)
+    names = {name for name, _ in offered(layer, SparseWeight.of(torch.ones(4, 8)), x)}
+    assert ("columns_amx" in names) == bool(library().has_tiles())
+
+
+@pytest.mark.parametrize("outputs", [1, 16, 37])
+@pytest.mark.parametrize("examples", [1, 16, 70])
+def test_groups_read_each_block_in_which_any_output_has_a_weight(outputs: int, examples: int) -> None:
+    """Group 0 has 17 blocks, two tiles; group 1 none; group 2 one."""
+    draw, rounding = torch.Generator().manual_seed(0), ByteScale(0.02, 100)
+    layer, weight = LayerShape("linear", 94, outputs, rounding=rounding), torch.zeros(outputs, 94)
+    for block in range(17):
+        weight[block % min(16, outputs), 4 * block + block % 4] = 1 + block
+    if outputs > 32:
+        weight[36, 93] = -1
+    x, bias = torch.randn(examples, 94, generator=draw), torch.randn(outputs, generator=draw)
+    arrays = group_kernels.COLUMNS.pack(SparseWeight.of(weight), layer, {"doublings": 0})
+
+    assert arrays[0].tolist() == [0, 32, 32, 48][: -(-outputs // 16) + 1]
+    assert arrays[1][:17].tolist() == list(range(17))
+    assert torch.count_nonzero(arrays[2]) == torch.count_nonzero(weight)
+    found = run("columns_amx", {"doublings": 0}, layer, weight, bias, x)
+    assert torch.equal(found, reference(layer, weight, bias, x, None))
+
+
+def test_groups_of_outputs_within_groups_of_channels_alone() -> None:
+    layer, x = LayerShape("convolution", 16, 32, groups=2, rounding=ByteScale(0.1, 0)), torch.ones(1, 16, 4, 4)
+    for outputs, expected_names in ((32, {"pixels_int8", "pixels_amx"}), (16, {"pixels_int8"})):
+        weight = SparseWeight.of(torch.ones(outputs, 8, 1, 1))
+        assert {name for name, _ in offered(replace(layer, outputs=outputs), weight, x)} == expected_names
 
 
 def test_rounded_weights_round_to_themselves_with_their_scales() -> None:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 SANITIZED = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g -O1"
 ISAS = {
     "native": "",
-    "AVX-512 without VNNI": "-mno-avx512vnni",
+    "AVX-512 without VNNI": "-mno-avx512vnni -mno-amx-int8",
     "AVX2": "-mavx2 -mfma -mno-avx512f -mno-avxvnni",
     "SSE": "-march=x86-64",
 }
