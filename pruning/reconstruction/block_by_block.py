@@ -360,7 +360,7 @@ class _BlockwiseRun:
         stacks = {name: layer for name, layer in part.layers.items() if not is_layer(layer)}
         passes = passes_of(stacks, self.dtype, self.statistics_bytes)
         solving = {name: self._begun(name, layer) for name, layer in part.layers.items()}
-        masks, layers = {}, dict(self.result.layers)
+        masks, layers = self.result.masks, dict(self.result.layers)
         for number, wanted in enumerate(passes):
             called = {} if number else part.layers.keys() - stacks.keys()
             found = self._statistics(part, called, ExpertCollector(stacks, wanted, self.dtype), calls())
@@ -371,19 +371,20 @@ class _BlockwiseRun:
                 try:
                     with torch.autocast(weight.device.type, enabled=False):
                         if name in found:
-                            solving[name].solve(weight, found[name], self.dtype)
+                            solving[name].solve(weight, found.pop(name), self.dtype)
                         if is_last:
-                            masks[name], layers[name] = solving[name].write(weight, part.name)
+                            mask, layers[name] = solving.pop(name).write(weight, part.name)
+                            masks = masks.extended({name: mask})
                 except ValueError as error:
                     raise ValueError(f"Pruning {name} of {part.name}: {error}") from error
         torch.clear_autocast_cache()  # it holds copies of the weights before their pruning
         if self.streamed:
             self.streamed.save(part)
-        self.result = Layerwise(self.result.masks.extended(masks), layers)
+        self.result = Layerwise(masks, layers)
 
     def _begun(self, name: str, layer: nn.Module) -> Solving:
         shape = weight_of(name, layer).shape
-        before = self.masks.get(name, torch.ones(shape, dtype=torch.bool))
+        before = self.masks.get(name, torch.ones((), dtype=torch.bool).expand(shape))
         return Solving(self.solve, layout_of_weight(name, layer), before, self.targets[name], self.reads_data)
 
     def _statistics(
@@ -392,7 +393,7 @@ class _BlockwiseRun:
         called: Collection[str],
         experts: ExpertCollector,
         calls: Iterable[tuple[Batch, Callable[[], object]]],
-    ) -> Mapping[str, Found]:
+    ) -> dict[str, Found]:
         """Return name of a weight -> statistics of its inputs, from one pass of the batches.
 
         Args:

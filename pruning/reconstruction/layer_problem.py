@@ -79,7 +79,7 @@ class LayerProblem:
     def error(self, weight: Tensor) -> float:
         """Return the error of other weights."""
         change = (weight - self.weight).double()
-        return float(((change @ self.hessian.double()) * change).sum())
+        return float((change @ self.hessian.double()).mul_(change).sum())
 
     @property
     def size(self) -> float:
@@ -203,7 +203,8 @@ class InputStatistics:
             return identity.expand(groups, -1, -1)
         found = self.product * (2 / self.rows)
         unused = (found.diagonal(dim1=1, dim2=2) == 0).all(dim=1)
-        return torch.where(unused[:, None, None], identity, found)
+        found[unused] = identity
+        return found
 
 
 @dataclass

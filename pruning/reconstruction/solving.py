@@ -74,16 +74,16 @@ class Solving:
             ValueError: the statistics or the new weights are no numbers, or the method says why it fails.
         """
         begun = time.perf_counter()
-        weights = self._layout.rows(parameter.detach())
-        before = self._layout.rows(self._before.to(parameter.device))
+        weights, before = self._layout.rows(parameter.detach()), self._layout.rows(self._before)
         if not self._rows:
-            self._weight, self._kept = torch.empty_like(weights), torch.empty_like(before)
+            self._weight, self._kept = torch.empty_like(weights), torch.empty_like(weights, dtype=torch.bool)
         self._is_stack = not isinstance(found, InputStatistics)
         for index, hessian, rows in _hessians(found, weights.shape, weights.device):
             if self._reads_data and not bool(hessian.isfinite().all()):
                 raise ValueError("the statistics of its inputs are infinite or NaN; check the data and the network.")
             weight = weights[index].to(dtype, copy=True)
-            problem = LayerProblem(weight, hessian, before[index], self._targets[index])
+            kept = before[index].to(weights.device, copy=True, memory_format=torch.contiguous_format)
+            problem = LayerProblem(weight, hessian, kept, self._targets[index])
             solved = _solution(self._solve, problem, self._columns)
             if not bool(solved.weight.isfinite().all()):
                 raise ValueError("its new weights are infinite or NaN.")
@@ -97,9 +97,8 @@ class Solving:
     def write(self, parameter: nn.Parameter, block: str) -> tuple[Tensor, LayerReport]:
         """Give the parameter its new values; return its mask and its report."""
         begun = time.perf_counter()
-        before = self._before.to(parameter.device)
-        mask = self._layout.parameter(self._kept, parameter.shape) & before
-        parameter.copy_(self._layout.parameter(self._weight, parameter.shape).masked_fill(~mask, 0))
+        mask = self._layout.parameter(self._kept, parameter.shape)
+        parameter.copy_(self._layout.parameter(self._weight, parameter.shape))
         tokens = [self._rows[index] for index in sorted(self._rows)] if self._is_stack else []
         rows = sum(tokens) if tokens else self._rows[0]
         left = float(torch.count_nonzero(mask)) / mask.numel()
@@ -167,8 +166,8 @@ def _solution(solve: Solve, problem: LayerProblem, columns: Tensor | None = None
         raise ValueError(
             f"`method` (which returned a {type(found).__name__}) must return a Solution of {tuple(shape)}."
         )
-    kept = found.kept.bool()
-    left = replace(problem, kept=kept & problem.kept)
+    kept = found.kept.bool() & problem.kept
+    left = replace(problem, kept=kept)
     if not torch.equal(problem.by_entry(left.alive), left.kept):
         raise ValueError(
             f"`method` must keep or prune {problem.target.size} inputs together: the `size` of its target."
