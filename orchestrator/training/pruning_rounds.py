@@ -157,8 +157,9 @@ def _target(asked: Round) -> dict[str, Any]:
 def _plain(report: LayerReport) -> dict[str, Any]:
     """Return a layer's report in JSON types, without its seconds, which are no part of a result."""
     error = None if math.isnan(report.error) else report.error
-    tokens = {"tokens": [*report.tokens]} if report.tokens else {}
-    return {"block": report.block, "sparsity": report.sparsity, "error": error, "rows": report.rows, **tokens}
+    own = {"block": report.block, "sparsity": report.sparsity, "error": error, "rows": report.rows}
+    told = {"tokens": [*report.tokens], "padded": report.padded}
+    return own | {name: value for name, value in told.items() if value}
 
 
 def _reported(plain: Mapping[str, Any]) -> LayerReport:

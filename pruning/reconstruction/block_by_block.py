@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -155,14 +155,7 @@ def layerwise(  # nineteen parameters: one call prunes a network from files to f
                     on_block(run.result)
     if unseen := [part.name for part in parts if part not in order]:
         warnings.warn(f"no batch calls {', '.join(unseen[:3])}: not pruned", stacklevel=2)
-    if unseen := [name for name, each in run.result.layers.items() if not each.rows]:
-        warnings.warn(
-            f"no example reaches {', '.join(unseen[:6])}{f' and {len(unseen) - 6} more' if unseen[6:] else ''}, or "
-            "their weights are used without a call of the layer: pruned by magnitude, without statistics of inputs",
-            stacklevel=2,
-        )
-    tokens = {name: dict(enumerate(each.tokens)) for name, each in run.result.layers.items() if each.rows}
-    if said := without_tokens(tokens, "pruned by magnitude", ALL_TOKENS):
+    for said in _limits(run.result.layers):
         warnings.warn(said, stacklevel=2)
     if run.streamed is None and not all(map(has_plain_forward, filter(is_layer, weights.values()))):
         example = tuple(listed[0]) if isinstance(listed[0], list) else listed[0]
@@ -172,6 +165,24 @@ def layerwise(  # nineteen parameters: one call prunes a network from files to f
 
 
 ALL_TOKENS = ", or calibrate_all_experts=True, in a sweep score.calibrate_all_experts=true"
+
+
+def _limits(layers: Mapping[str, LayerReport]) -> Iterator[str]:
+    """Yield a sentence on layers without examples, on experts without tokens, and on padding that counts."""
+    if unseen := [name for name, each in layers.items() if not each.rows]:
+        yield (
+            f"no example reaches {', '.join(unseen[:6])}{f' and {len(unseen) - 6} more' if unseen[6:] else ''}, or "
+            "their weights are used without a call of the layer: pruned by magnitude, without statistics of inputs"
+        )
+    tokens = {name: dict(enumerate(each.tokens)) for name, each in layers.items() if each.rows}
+    if said := without_tokens(tokens, "pruned by magnitude", ALL_TOKENS):
+        yield said
+    if padded := [name for name, each in layers.items() if each.padded]:
+        yield (
+            f"`attention_mask` (with padding) does not apply to layers in lists that hold no blocks, such as "
+            f"{padded[0]}, which get (vectors, inputs) in an unknown order: their padding counts; pass batches without "
+            "padding."
+        )
 
 
 def _streamed(
@@ -319,7 +330,6 @@ class _BlockwiseRun:
     calibrate_all_experts: bool = False
     statistics_bytes: int | None = None
     streamed: StreamedWeights | None = None
-    has_told: bool = False
 
     def require_done(self, layers: Mapping[str, nn.Module]) -> None:
         """Raise ValueError unless the result to continue from belongs to this network and to these targets."""
@@ -409,20 +419,8 @@ class _BlockwiseRun:
             collector.counts = experts.counts = _counts(batch, next(part.module.parameters()).device)
             with collector.collecting(), experts.collecting():
                 call()
-        self._tell_unordered([*collector.unordered, *experts.unordered])
         of_layers = {name: collector.found.get(name, InputStatistics(self.dtype)) for name in layers}
         return {**of_layers, **experts.statistics()}
-
-    def _tell_unordered(self, names: Sequence[str]) -> None:
-        """Warn, once in a call, of padding that counts."""
-        if names and not self.has_told:
-            self.has_told = True
-            warnings.warn(
-                f"`attention_mask` (with padding) does not apply to layers in lists that hold no blocks, such as "
-                f"{names[0]}, which get (vectors, inputs) in an unknown order: their padding counts; pass batches "
-                "without padding.",
-                stacklevel=3,
-            )
 
 
 def layout_of_weight(name: str, layer: nn.Module) -> WeightLayout:

@@ -55,7 +55,6 @@ class ExpertCollector:
         all_tokens: each token counts for each expert, whatever the router says.
         counts: bool of (examples, positions), False where a position of the batch is padding; None: all count.
         found: name of a stack -> expert -> the statistics of its inputs.
-        unordered: stacks whose tokens came in an unknown order, with `counts`: their padding counts.
     """
 
     stacks: Mapping[str, nn.Module]
@@ -64,7 +63,6 @@ class ExpertCollector:
     all_tokens: bool = False
     counts: Tensor | None = None
     found: dict[str, dict[int, InputStatistics]] = field(default_factory=dict)
-    unordered: list[str] = field(default_factory=list)
     _call: Routed | None = None
     _last: tuple[SeenTensor, Tensor] | None = None
     _is_asking: bool = False
@@ -133,11 +131,10 @@ class ExpertCollector:
             return
         if in_order:
             inputs = inputs[self._tokens(expert, inputs)]
-        elif self.counts is not None and not self._is_asking:
-            self.unordered.append(name)
         if inputs.shape[-1] == self._widths[name] and len(inputs):
             own = self.found.setdefault(name, {}).setdefault(expert, InputStatistics(self.dtype))
             own.add(self._product(inputs), len(inputs))
+            own.padded |= not in_order and self.counts is not None and not self._is_asking
 
     def _product(self, inputs: Tensor) -> Tensor:
         """Return X^T X, (1, inputs, inputs); stacks that get one tensor after another share it."""

@@ -181,11 +181,13 @@ class InputStatistics:
         dtype: dtype of the sums.
         product: (groups, inputs, inputs); None before the first input.
         rows: number of rows of X.
+        padded: rows of padding count, because the order of the rows is unknown.
     """
 
     dtype: torch.dtype
     product: Tensor | None = None
     rows: int = 0
+    padded: bool = False
 
     def add(self, product: Tensor, rows: int) -> None:
         """Add X^T X of further rows."""
@@ -217,7 +219,6 @@ class Collector:
         counts: bool of (examples, positions), False where a position of the batch is padding; None: all count.
         found: name of a weight -> the statistics of its inputs.
         in_lists: weights of layers that may get vectors in any order: all (vectors, inputs) of these layers count.
-        unordered: those of `in_lists` that got such inputs with `counts`.
     """
 
     layers: Mapping[str, nn.Module]
@@ -225,7 +226,6 @@ class Collector:
     counts: Tensor | None = None
     found: dict[str, InputStatistics] = field(default_factory=dict)
     in_lists: Collection[str] = ()
-    unordered: list[str] = field(default_factory=list)
     _products: list[tuple[SeenTensor, bool, Tensor, int]] = field(default_factory=list)
 
     @contextmanager
@@ -242,15 +242,11 @@ class Collector:
     def _read(self, name: str, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         inputs = next((each for each in (*given, *named.values()) if isinstance(each, Tensor)), None)
         if inputs is not None:
-            product, rows = self._product(module, inputs.detach(), self._counts_of(name, module, inputs))
-            self.found.setdefault(name, InputStatistics(self.dtype)).add(product, rows)
-
-    def _counts_of(self, name: str, module: nn.Module, inputs: Tensor) -> Tensor | None:
-        """Return the positions that count among the inputs of a layer; None where their order is unknown."""
-        if self.counts is None or name not in self.in_lists or inputs.ndim != 2 or isinstance(module, _ConvNd):
-            return self.counts
-        self.unordered.append(name)
-        return None
+            in_any_order = name in self.in_lists and inputs.ndim == 2 and not isinstance(module, _ConvNd)
+            product, rows = self._product(module, inputs.detach(), None if in_any_order else self.counts)
+            own = self.found.setdefault(name, InputStatistics(self.dtype))
+            own.add(product, rows)
+            own.padded |= in_any_order and self.counts is not None
 
     def _product(self, module: nn.Module, inputs: Tensor, counts: Tensor | None) -> tuple[Tensor, int]:
         """Return X^T X and the number of rows of X; linear layers that get one tensor share one product."""

@@ -33,6 +33,7 @@ class LayerReport:
         seconds: time for choosing the mask and the weights.
         tokens: number of input vectors of each expert; experts without any were pruned by magnitude. Empty for layers
             that are no stacks of experts.
+        padded: padding counts among the vectors, because their order was unknown.
     """
 
     block: str
@@ -41,6 +42,7 @@ class LayerReport:
     rows: int
     seconds: float
     tokens: Sequence[int] = ()
+    padded: bool = False
 
 
 class Solving:
@@ -65,7 +67,7 @@ class Solving:
         self._weight, self._kept = torch.empty(0), torch.empty(0)
         self._errors = self._sizes = self._seconds = 0.0
         self._rows: dict[int, int] = {}
-        self._is_stack = False
+        self._is_stack = self._padded = False
 
     def solve(self, parameter: nn.Parameter, found: Found, dtype: torch.dtype) -> None:
         """Solve the matrices whose statistics are given; the parameter stays as it is.
@@ -78,6 +80,7 @@ class Solving:
         if not self._rows:
             self._weight, self._kept = torch.empty_like(weights), torch.empty_like(weights, dtype=torch.bool)
         self._is_stack = not isinstance(found, InputStatistics)
+        self._padded |= any(each.padded for each in ([found] if isinstance(found, InputStatistics) else found.values()))
         for index, hessian, rows in _hessians(found, weights.shape, weights.device):
             if self._reads_data and not bool(hessian.isfinite().all()):
                 raise ValueError("the statistics of its inputs are infinite or NaN; check the data and the network.")
@@ -103,7 +106,8 @@ class Solving:
         rows = sum(tokens) if tokens else self._rows[0]
         left = float(torch.count_nonzero(mask)) / mask.numel()
         error = self._errors / self._sizes if self._sizes and rows else math.nan
-        return mask, LayerReport(block, 1 - left, error, rows, self._seconds + time.perf_counter() - begun, tokens)
+        seconds = self._seconds + time.perf_counter() - begun
+        return mask, LayerReport(block, 1 - left, error, rows, seconds, tokens, self._padded)
 
 
 def _hessians(found: Found, shape: Sequence[int], device: torch.device) -> Iterator[tuple[int, Tensor, int]]:

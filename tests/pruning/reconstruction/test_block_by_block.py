@@ -691,10 +691,15 @@ def test_padding_counts_for_experts_that_get_vectors_in_another_order(blocks: An
 
     x = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))
     mask = torch.tensor([[0, 0, 0, 0, 1, 1], [1, 1, 1, 1, 1, 1]])
+    saved: list[Any] = []
+    asked: Any = {"batches": [{"x": x, "attention_mask": mask}], "sparsity": 0.0, "blocks": blocks}
+    net = Mixture()
     with pytest.warns(UserWarning, match="such as layers.0.experts.0.weight") as told:
-        found = pruning.layerwise(Mixture(), note, [{"x": x, "attention_mask": mask}], sparsity=0.0, blocks=blocks)
+        found = pruning.layerwise(net, note, **asked, on_block=saved.append)
 
     assert len(told) == 1, "once in a call"
+    with pytest.warns(UserWarning, match="such as layers.0.experts.0.weight"):  # also where a pruning goes on
+        pruning.layerwise(net, lambda one: Solution(one.weight, one.kept), **asked, done=saved[-1])
     assert [found.layers[f"layers.0.{name}.weight"].rows for name in ("gate", "experts.0", "experts.1")] == [8, 12, 12]
     tokens, everything = x[mask == 1], x.flatten(0, 1)
     torch.testing.assert_close(seen[0], 2 / 8 * tokens.T @ tokens)
