@@ -154,6 +154,18 @@ MODELS: Mapping[str, Model] = named(
             "He et al. 2016, arXiv 1512.03385",
         ),
         Model(
+            "centernet",
+            "orchestrator.workloads.networks.centernet:centernet",
+            "Small detector without anchors for `task=detection`: 0.1 million parameters; it returns one "
+            "tensor, which every deployment format computes.",
+            (
+                Option(
+                    "width", int, 16, "Channels of the first map; the next have two and four times as many.", (COUNT,)
+                ),
+            ),
+            "after Zhou et al. 2019, arXiv 1904.07850",
+        ),
+        Model(
             "gpt",
             "orchestrator.workloads.networks.gpt:gpt",
             "Small GPT for blocks of tokens, as in `data=text`: 0.8 million parameters for about a hundred tokens; "

@@ -123,6 +123,15 @@ TASKS: Mapping[str, TaskRow] = named(
             fraction="mean iou",
         ),
         TaskRow(
+            "detection",
+            "orchestrator.workloads.tasks.detection:Detection",
+            "Boxes around objects: COCO's mean average precision and recall, by faster-coco-eval.",
+            labelled="box",
+            fraction="mAP",
+            packages=("faster_coco_eval",),
+            extra="detection",
+        ),
+        TaskRow(
             "torchmetrics",
             "orchestrator.workloads.tasks.torch_metrics:TorchMetrics",
             "Any metrics of torchmetrics, as in measures: {f1: {_target_: "

@@ -101,10 +101,11 @@ def harmed(stages: Mapping[str, str], records: Mapping[str, StageRecord]) -> tup
 
 
 def _rates(record: StageRecord) -> dict[int, float]:
-    """Return class -> fraction of its test examples that are right; classes without test examples are left out."""
+    """Return class -> rate on test, or fraction of right examples; classes without examples are left out."""
     found = record.typed.measured.get("test", SplitCounts())
     pairs = zip(found.hits, found.of, strict=False)
-    return {label: hits / of for label, (hits, of) in enumerate(pairs) if of}
+    counted = {label: hits / of for label, (hits, of) in enumerate(pairs) if of}
+    return counted or {label: rate for label, rate in enumerate(found.rates) if rate is not None}
 
 
 REFERENCES = 8

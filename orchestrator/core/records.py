@@ -71,11 +71,12 @@ class WindowLosses:
 
 @dataclass(frozen=True)
 class SplitCounts:
-    """Counts of a split for each class, correct examples and all examples; and windows of a text."""
+    """Counts of a split for each class, correct examples and all examples, or a fraction; and windows of a text."""
 
     hits: tuple[Count, ...] = ()
     constant: Number | None = None
     of: tuple[Count, ...] = ()
+    rates: tuple[Fraction | None, ...] = ()
     windows: WindowLosses = WindowLosses()
 
 

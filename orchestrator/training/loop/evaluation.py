@@ -15,8 +15,7 @@ from orchestrator.core.seeding import seeded
 from orchestrator.training.team.ranks import Processes, Ranks
 from orchestrator.workloads.splits import Split
 from orchestrator.workloads.tasks.distilled import Distilled
-from orchestrator.workloads.tasks.supervised import Supervised
-from orchestrator.workloads.tasks.task import Measured, MeasuresTests, Task, TestInputs
+from orchestrator.workloads.tasks.task import Measured, MeasuresTests, Summed, Task, TestInputs
 from orchestrator.workloads.tasks.task_building import TaskError, measured
 from pruning.measure.macs import in_mode
 
@@ -70,7 +69,7 @@ def evaluate_together(
     size, precision = config.eval_batch_size, config.precision
     alone = partial(evaluate, model, split, task, device=device, batch_size=size, precision=precision)
     task = task.task if isinstance(task, Distilled) else task
-    if not isinstance(ranks, Ranks) or not isinstance(task, Supervised) or type(task).measure is not Supervised.measure:
+    if not isinstance(ranks, Ranks) or not isinstance(task, Summed) or type(task).measure is not Summed.measure:
         return ranks.told(alone().figures if ranks.leads else None)
     ranks.buffers_of_leader(model)
     with seeded(0, device), in_mode(model, training=False), torch.no_grad(), autocast(device, precision):

@@ -30,7 +30,6 @@ from orchestrator.core.seeding import derive, reseed
 from orchestrator.core.work_order import Seat
 from orchestrator.training.state.train_state import TrainState
 from orchestrator.workloads.splits import Share
-from orchestrator.workloads.tasks.totals import Totals
 from orchestrator.workloads.weight_files import write_state
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
@@ -196,11 +195,11 @@ class Ranks(Processes):
         for each in model.buffers():
             dist.broadcast(each, 0)
 
-    def whole_of(self, totals: Totals) -> Totals:
-        """Return the totals of all ranks, added exactly; the same on every rank."""
+    def whole_of(self, totals: Any) -> Any:
+        """Return the totals of all ranks, added exactly; the same on every rank. See `workloads.tasks.task.Summed`."""
         found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, Totals() + totals)  # the sum holds few numbers, on the CPU
-        return sum(found, Totals())
+        dist.all_gather_object(found, type(totals)() + totals)  # the sum is on the CPU, and small if it can be
+        return sum(found, type(totals)())
 
     def wrapped(self, model: nn.Module) -> nn.Module:
         found = DistributedDataParallel(model, device_ids=[self.device] if self.device.type == "cuda" else None)

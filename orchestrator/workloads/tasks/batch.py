@@ -124,9 +124,14 @@ def answer_of(model: nn.Module, batch: Any, *, labels: bool = True) -> Any:
 
 
 def outputs_of(answer: Any) -> Tensor:
-    """Return the outputs in a model's result: the tensor itself, or `logits` of an object or dict (transformers)."""
+    """Return the outputs in a model's result: the tensor itself, or `logits` of an object or dict (transformers).
+
+    The boxes of a detector of transformers follow its logits in the last dimension.
+    """
     if isinstance(answer, Tensor):
         return answer
+    if isinstance(boxes := getattr(answer, "pred_boxes", None), Tensor):
+        return torch.cat([answer.logits, boxes], -1)
     found = (answer.get(name) if isinstance(answer, Mapping) else getattr(answer, name, None) for name in _OUTPUTS)
     for outputs in found:
         if isinstance(outputs, Tensor):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from orchestrator.core.metrics import Metric
 from orchestrator.workloads.tasks import batch as forms
-from orchestrator.workloads.tasks.task import Measured
+from orchestrator.workloads.tasks.task import Summed
 from orchestrator.workloads.tasks.totals import Totals
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
@@ -22,7 +22,7 @@ Observer = Callable[[Totals, Any, Tensor, Tensor], None]
 """(sums to add to, batch, its outputs and labels from `pair`) -> nothing."""
 
 
-class Supervised(ABC):
+class Supervised(Summed[Totals]):
     """Task with labels. A subclass defines the pair of outputs and labels, and the sums for its metrics."""
 
     metrics: tuple[Metric, ...]
@@ -106,11 +106,6 @@ class Supervised(ABC):
                 also(totals, batch, outputs, labels)
         return totals
 
-    def measure(self, model: nn.Module, batches: Iterable[Any]) -> Measured:
-        """Return `loss` and every metric over all of `batches`."""
-        totals = self.totals(model, batches)
-        return Measured(self.figures(totals), self.details(totals))
-
     @abstractmethod
     def pair(self, outputs: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
         """Return outputs and labels for the criterion; raise an error if they do not fit the task."""
@@ -126,14 +121,6 @@ class Supervised(ABC):
             losses: unreduced losses; one value if the criterion, or the model, gives only a mean.
             examples: number of examples in the batch.
         """
-
-    @abstractmethod
-    def figures(self, totals: Totals) -> Mapping[str, float]:
-        """Return `loss` and the metrics."""
-
-    @abstractmethod
-    def details(self, totals: Totals) -> Mapping[str, Any]:
-        """Return results other than single numbers."""
 
 
 def _is_known_not_nan(loss: Tensor) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +21,9 @@ class Measured:
     figures: Mapping[str, float]
     """`loss`, and each of the task's metrics by name."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """Other results, as JSON; `hits` and `of` count, per class, the correct cases and all cases; `constant` is the
-    primary metric of the best answer that is the same for every example."""
+    """Other results, as JSON; `hits` and `of` count, per class, the correct cases and all cases, or `rates` has the
+    fraction that a class achieves; `constant` is the primary metric of the best answer that is the same for every
+    example."""
 
 
 @dataclass(frozen=True)
@@ -100,3 +102,28 @@ class Task(Protocol):
         The network is in evaluation mode, and gradients are off.
         """
         ...
+
+
+Sums = TypeVar("Sums")
+"""Type of the totals of a split, which `+` adds and a call without arguments makes empty."""
+
+
+class Summed(ABC, Generic[Sums]):
+    """Base of tasks whose totals over parts of a split add up to those of the split, so that processes share it."""
+
+    @abstractmethod
+    def totals(self, model: nn.Module, batches: Iterable[Any]) -> Sums:
+        """Return the totals over some batches."""
+
+    @abstractmethod
+    def figures(self, totals: Sums) -> Mapping[str, float]:
+        """Return `loss` and the metrics."""
+
+    @abstractmethod
+    def details(self, totals: Sums) -> Mapping[str, Any]:
+        """Return results other than single numbers."""
+
+    def measure(self, model: nn.Module, batches: Iterable[Any]) -> Measured:
+        """Return `loss` and every metric over all of `batches`."""
+        totals = self.totals(model, batches)
+        return Measured(self.figures(totals), self.details(totals))

@@ -1,0 +1,161 @@
+"""Detectors by the form of their code: how they give a loss and boxes.
+
+- A network with `losses(outputs, targets)` and `detections(outputs)`, such as `model=centernet`: its forward returns a
+  tensor, which every deployment format can compute.
+- A detector of torchvision: forward(images, targets) returns a dict of losses in training, and a list of dicts with
+  `boxes`, `labels` and `scores` in evaluation. A network of your own may do the same.
+- A detector of transformers: forward(pixel_values, labels=...) returns a loss, and logits and boxes that the image
+  processor of the library turns into detections.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.workloads.data_sets.box_images import Target
+from orchestrator.workloads.tasks.batch import BatchError, kind, own_loss
+
+Found = Mapping[str, Tensor]
+"""`boxes` (detections, 4) in pixels as x1, y1, x2, y2; `labels` and `scores` (detections,)."""
+PROCESSORS = {"rt_detr_v2": "rt_detr", "d_fine": "rt_detr", "dab-detr": "conditional_detr"}
+"""Type of model without an image processor of its own -> the type whose processor reads its outputs."""
+
+
+class Form(ABC):
+    """Detector of some form.
+
+    Args:
+        model: the network to call.
+        inner: the network that knows the rest, if `model` only runs it in another runtime.
+    """
+
+    def __init__(self, model: nn.Module, inner: Any) -> None:
+        self.model, self.inner = model, inner
+
+    @abstractmethod
+    def loss(self, images: Any, targets: Sequence[Target]) -> Tensor:
+        """Return the differentiable loss of a batch."""
+
+    @abstractmethod
+    def measured(self, images: Any, targets: Sequence[Target]) -> tuple[Tensor, Sequence[Found]]:
+        """Return the loss of a batch, and the detections in each image, in evaluation."""
+
+
+class Outputs(Form):
+    """Network with `losses` and `detections`."""
+
+    def loss(self, images: Any, targets: Sequence[Target]) -> Tensor:
+        return self.inner.losses(self.model(images), targets)  # type: ignore[no-any-return]
+
+    def measured(self, images: Any, targets: Sequence[Target]) -> tuple[Tensor, Sequence[Found]]:
+        outputs = self.model(images)
+        return self.inner.losses(outputs, targets), self.inner.detections(outputs)
+
+
+class Torchvision(Form):
+    """Detector of torchvision, whose losses in evaluation take a second pass."""
+
+    def loss(self, images: Any, targets: Sequence[Target]) -> Tensor:
+        with _giving_losses(self.model):
+            losses = self.model([*images], [*targets])
+        if not isinstance(losses, Mapping) or not losses:
+            raise BatchError(
+                f"a detector with `targets` in its forward must return a dict of losses in training, "
+                f"not {kind(losses)}."
+            )
+        return torch.stack([each.sum() for each in losses.values()]).sum()
+
+    def measured(self, images: Any, targets: Sequence[Target]) -> tuple[Tensor, Sequence[Found]]:
+        return self.loss(images, targets), self.model([*images])
+
+
+class Transformers(Form):
+    """Detector of transformers."""
+
+    def loss(self, images: Any, targets: Sequence[Target]) -> Tensor:
+        answer = self._answer(images, targets)
+        loss = own_loss(answer)
+        return torch.tensor(math.nan) if loss is None else loss  # another runtime computes none
+
+    def measured(self, images: Any, targets: Sequence[Target]) -> tuple[Tensor, Sequence[Found]]:
+        answer = self._answer(images, targets)
+        loss = own_loss(answer)
+        if isinstance(answer, Tensor):  # of another runtime, see `outputs_of`
+            answer = SimpleNamespace(logits=answer[..., :-4], pred_boxes=answer[..., -4:])
+        answer.logits, answer.pred_boxes = answer.logits.float(), answer.pred_boxes.float()
+        sizes = [tuple(images.shape[-2:])] * len(images)
+        found = _processor(self.inner.config).post_process_object_detection(answer, threshold=0.0, target_sizes=sizes)
+        return torch.tensor(math.nan) if loss is None else loss, found
+
+    def _answer(self, images: Any, targets: Sequence[Target]) -> Any:
+        if not isinstance(images, Tensor):
+            raise BatchError(
+                f"a detector of transformers needs images of one size in a tensor, not {kind(images)}; resize them."
+            )
+        sides = images.new_tensor([images.shape[-1], images.shape[-2]]).repeat(2)
+        labels = [{"class_labels": each["labels"], "boxes": _centred(each["boxes"]) / sides} for each in targets]
+        return self.model(pixel_values=images, labels=labels)
+
+
+def form_of(model: nn.Module) -> Form:
+    """Return a detector by its form; raise `OrchestratorError` if it has none of them."""
+    inner = model if hasattr(model, "detections") or hasattr(model, "config") else getattr(model, "network", model)
+    takes = inspect.signature(type(model).forward).parameters
+    if hasattr(inner, "losses") and hasattr(inner, "detections"):
+        return Outputs(model, inner)
+    if "targets" in takes:
+        return Torchvision(model, inner)
+    if "pixel_values" in takes and "labels" in takes:
+        return Transformers(model, inner)
+    raise OrchestratorError(
+        f"`task` (=detection) needs a detector, not {type(model).__name__}: a network of torchvision.models.detection, "
+        "an object detection network of transformers, one with `losses(outputs, targets)` and `detections(outputs)`, "
+        "or model=centernet."
+    )
+
+
+@contextmanager
+def _giving_losses(model: nn.Module) -> Iterator[None]:
+    """Let a detector in evaluation return losses, while its BatchNorms and dropout stay in evaluation."""
+    switched = [] if model.training else [m for m in model.modules() if not isinstance(m, _BatchNorm | _DropoutNd)]
+    modes = [module.training for module in switched]
+    for module in switched:
+        module.training = True
+    try:
+        yield
+    finally:
+        for module, mode in zip(switched, modes, strict=True):
+            module.training = mode
+
+
+def _centred(boxes: Tensor) -> Tensor:
+    """Return boxes as centre and size."""
+    return torch.cat([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], 1)
+
+
+def _processor(config: Any) -> Any:
+    """Return the image processor of transformers for a network's type."""
+    from transformers.models.auto import image_processing_auto as auto
+
+    named: Mapping[str, Any] = auto.IMAGE_PROCESSOR_MAPPING_NAMES
+    names = named.get(PROCESSORS.get(config.model_type, config.model_type)) or {}
+    for name in (names.get("pil"), names.get("torchvision")):
+        made = auto.get_image_processor_class_from_name(name) if name else None
+        if made is not None and hasattr(made, "post_process_object_detection"):
+            return made()
+    raise OrchestratorError(
+        f"`model` (={config.model_type}) has no image processor in transformers that reads its boxes; wrap the network "
+        "in a module with `losses(outputs, targets)` and `detections(outputs)`."
+    )
