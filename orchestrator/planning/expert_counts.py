@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.config.parallel import processes
 from orchestrator.core.specs import Plan
 from orchestrator.planning.network_files import weight_shapes
 from orchestrator.planning.number_formats import whole_number
@@ -19,6 +20,8 @@ USED, GROUPS = ("num_experts_per_tok", "moe_k"), ("n_group",)
 """Keys of configurations with the number of experts, of those of a token, and of groups of experts."""
 ROUNDED = "hidden units go in steps of 4 (rows of 16 bytes), as stock products need: a sparsity is rounded up to a step"
 """Line on rounds that narrow experts; networks of sweeps are in float32."""
+SHARES = "the loss that balances routers is that of each process's share of a batch, not of the batch"
+"""Line on trials of several processes."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,8 @@ def experts_told(plan: Plan) -> Iterator[str]:
         if shapes := weight_shapes(config["model"]):
             total = whole_number(sum(map(math.prod, shapes.values())))
             told[f"a token uses {whole_number(found.active(shapes))} of {total} parameters"] = None
+        if processes(config) > 1 and configuration(config["model"]).get("output_router_logits"):
+            told[SHARES] = None
         if config["unit"]["kind"].endswith("mlp"):
             told[ROUNDED] = None
         targets = [each.get("target") for each in round_targets(config)] if config["unit"]["kind"] == "expert" else []

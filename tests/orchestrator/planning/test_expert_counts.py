@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from small_language_models import write_text
 from small_trials import composed, planned
 
-from orchestrator.planning.expert_counts import ROUNDED, Experts, experts_of, experts_told
+from orchestrator.planning.expert_counts import ROUNDED, SHARES, Experts, experts_of, experts_told
 
 MIXTRAL = {"num_local_experts": 8, "num_experts_per_tok": 2}
 
@@ -56,3 +56,12 @@ def test_a_plan_tells_the_parameters_of_a_token_and_the_experts_that_are_left(tm
     ]
     assert [*experts_told(plans["wanda"])] == [parameters]
     assert [*experts_told(narrowed)] == [parameters, ROUNDED]
+
+
+def test_a_plan_tells_that_processes_balance_routers_by_their_shares(tmp_path: Path) -> None:
+    write_text(tmp_path / "a.txt")
+    line = ("+sweep=experts", f"data.root={tmp_path / 'a.txt'}", "method=reap", "parallel=ddp", "parallel.processes=2")
+    line += ("cluster.cpus_per_trial=2",)
+
+    assert SHARES in [*experts_told(planned(composed(*line)))]
+    assert SHARES not in [*experts_told(planned(composed(*line, "model.config.output_router_logits=false")))]
