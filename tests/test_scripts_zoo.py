@@ -16,7 +16,7 @@ from scripts.zoo import __main__ as zoo
 from scripts.zoo import parts
 from scripts.zoo.libraries import Built, missing, randomise
 from scripts.zoo.page import PARTS, RANDOM_PARTS, Results, page, read, read_random
-from scripts.zoo.plain_operators import nms
+from scripts.zoo.plain_operators import nms, roi_align
 from scripts.zoo.processes import Limits, checked
 from scripts.zoo.random_networks import drawn
 from scripts.zoo.random_runs import Loader
@@ -137,6 +137,19 @@ def test_boxes_that_overlap_a_better_one_are_left_out() -> None:
 
     assert nms(boxes, torch.tensor([0.5, 0.9, 0.3]), 0.5).tolist() == [1, 2]
     assert nms(boxes, torch.tensor([0.5, 0.9, 0.3]), 0.9).tolist() == [1, 0, 2]
+
+
+def test_bins_of_a_box_are_means_of_a_ramp_in_the_image_that_the_box_names() -> None:
+    ramp = torch.arange(9.0).expand(1, 9, 9)
+    values = torch.stack([ramp, 10 * ramp.mT])
+    boxes = torch.tensor([[0.0, 0, 0, 8, 16], [1, 4, 4, 12, 8]])
+
+    found = roi_align(values, boxes, 0.5, 2, 4, 2, False)
+
+    assert torch.allclose(found[0, 0], torch.tensor([0.5, 1.5, 2.5, 3.5]).expand(2, 4))
+    assert torch.allclose(found[1, 0], torch.tensor([[25.0], [35.0]]).expand(2, 4))
+    with pytest.raises(ValueError, match=r"sampling_ratio \(=0\) must be at least 1; type 2"):
+        roi_align(values, boxes, 0.5, 2, 4, 0, False)
 
 
 def line(name: str, **verdicts: Any) -> str:

@@ -233,17 +233,27 @@ SMALL = 2**16
 
 def other_inputs(given: Inputs, rules: Iterable[str]) -> Iterator[Inputs]:
     """Yield inputs of other sizes, with the other sides of conditions, and of another layout, dtype and rank."""
-    tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
+    tensors, rules = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)], [*rules]
     numbers = {int(number) for rule in rules for number in re.findall(r"\b\d+\b", rule) if int(number) <= LARGEST_SIZE}
     small = max((leaf.numel() for leaf in tensors), default=0) <= SMALL
     for inner, size in sorted({(dim > 0, size) for leaf in tensors for dim, size in enumerate(leaf.shape) if size}):
         tried = {1, size - 1, size + 1, size // 2, *[2 * size] * small}
         if not inner:
-            tried |= {2, 3, *(number + step for number in numbers for step in (-1, 0, 1))}
+            near = {number + step for number in numbers for step in (-1, 0, 1)}
+            tried |= {2, 3, *(each for each in near if any(_may_fail(rule, each) for rule in rules))}
         for new in sorted(each for each in tried if each > 0 and each != size):
             yield tree_map(partial(_resized, inner=inner, size=size, new=new), given)
     for change in (_cut, _low, _turned, _first, _as_image):
         yield tree_map(lambda leaf, change=change: change(leaf) if isinstance(leaf, Tensor) else leaf, given)
+
+
+def _may_fail(rule: str, batch: int) -> bool:
+    """Return whether a condition fails for a batch, or reads other sizes, too.
+
+    Where all conditions hold, the network repeats the operations of the example, and a large batch only takes time.
+    """
+    known = re.sub(r"\w+\.shape\[0\]", str(batch), rule)
+    return ".shape[" in known or not _holds(eval(f"lambda: {known}", {"math": math}), [])
 
 
 def _resized(leaf: Any, *, inner: bool, size: int, new: int) -> Any:

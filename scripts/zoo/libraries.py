@@ -22,6 +22,14 @@ CLASSES = 10
 SIZES = (64, 96, 128, 160, 224, 299, 320)
 """Heights and widths of images, tried in this order."""
 LIBRARIES = ("torchvision", "timm", "ultralytics", "transformers")
+DETECTORS: dict[str, dict[str, Any]] = {
+    "rcnn": {"rpn_post_nms_top_n_test": 100},
+    "retinanet": {"score_thresh": 0.001},
+    "fcos": {"score_thresh": 0.001},
+}
+"""Word in the name of a detector of torchvision that scales its images to 800 pixels -> options beside smaller images:
+fewer boxes, and boxes of random weights, whose scores are low.
+"""
 NEEDED = {
     "torchvision": ("torchvision",),
     "timm": ("torchvision", "timm"),
@@ -196,6 +204,9 @@ def _build_torchvision(name: str) -> Built:
         del options["num_classes"]
     if ".detection." in kind or ".segmentation." in kind:
         options["weights_backbone"] = None
+    for word, own in DETECTORS.items():
+        if word in name:
+            options |= {"min_size": SIZES[0], "max_size": SIZES[0], **own}
     sizes: tuple[int, ...] = SIZES
     for small in ("vit_", "maxvit"):
         if name.startswith(small):

@@ -23,7 +23,9 @@ HEAD = """\
 
 After this page you know which stock networks the engine prunes, and what it answers where it cannot. All weights are
 random. Each network is built in the smallest size of its kind and goes through five parts, each in a process of its own
-with a limit of time and memory:
+with a limit of time and memory. torchvision's detectors scale their images to 64 pixels in place of 800 (those of
+`ssd` to their own size), two-stage ones keep 100 proposals, and RetinaNet and FCOS put out boxes with scores from
+0.001, because those of random weights are low. The parts:
 
 - **groups**: `prune` removes 30% of the channels of all dependency groups (`unit="group"`), or half of what can be
   removed if that is less, and `shrink` builds the smaller network. It must be smaller, and compute the outputs of the
