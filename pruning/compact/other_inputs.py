@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from pruning.graph.tracing import caching_configs, first_line, output_difference
 from pruning.holding.copies import values_with_history
 from pruning.holding.parameter import hooked
 from pruning.measure.macs import Inputs
+
+Wider: TypeAlias = Callable[[Inputs], tuple[nn.Module, nn.Module, Inputs]]
+"""Takes inputs; returns the masked network, the smaller one and the inputs in a wider dtype."""
 
 
 class OtherInputs:
@@ -55,44 +58,51 @@ class OtherInputs:
             if not allowed or self.disagreement(smaller, tolerance):
                 smaller.guard = strict
 
-    def disagreement(self, smaller: nn.Module, tolerance: float) -> str:
+    def disagreement(self, smaller: nn.Module, tolerance: float, wider: Wider | None = None) -> str:
         """Return where a smaller network differs by more than a tolerance; empty if it agrees or refuses the input.
 
         Args:
             smaller: the smaller network, whose buffers may change.
             tolerance: largest allowed difference, relative to the largest output.
+            wider: networks of a wider dtype, for inputs on which these differ; None: there are none.
         """
         if self._cached and not isinstance(smaller, TracedNetwork) and (failure := _failure(smaller, self._cached)):
             return f"{failure} where the network returns a cache"
         for given, expected in self._expected:
+            masked = self._model
             try:
                 difference = output_difference(outputs_of(smaller, given), expected)
+                if difference > tolerance and wider:
+                    masked, other, given = wider(given)
+                    expected = outputs_of(masked, given)
+                    difference = output_difference(outputs_of(other, given), expected)
             except Exception as error:  # as above
                 if str(error).endswith(REASON):  # the network, or a part of it, refuses the input
                     continue
                 return f"{first_line(error)} for {_described(given)}"
-            if difference > tolerance and difference <= 2 * self._by_rounding(given, expected):
+            if difference > tolerance and difference <= 2 * _by_rounding(masked, given, expected):
                 self.unsteady[_described(given)] = None
             elif difference > tolerance:
                 return f"outputs differ by {difference:.2g} of the largest for {_described(given)}"
         return ""
 
-    def _by_rounding(self, given: Inputs, expected: list[Tensor]) -> float:
-        """Return how far the masked network's outputs move if those of its layers move by rounding.
 
-        An image of one pixel, for example, ties all scores of a detector, whose order rounding then decides.
-        """
-        generator = torch.Generator().manual_seed(0)
+def _by_rounding(model: nn.Module, given: Inputs, expected: list[Tensor]) -> float:
+    """Return how far the masked network's outputs move if those of its layers move by rounding.
 
-        def rounded(_module: nn.Module, _inputs: Any, output: Any) -> Any:
-            if not isinstance(output, Tensor) or not output.is_floating_point():
-                return output
-            noise = torch.randn(output.shape, generator=generator, dtype=output.dtype)
-            return output * (1 + torch.finfo(output.dtype).eps * noise)
+    An image of one pixel, for example, ties all scores of a detector, whose order rounding then decides.
+    """
+    generator = torch.Generator().manual_seed(0)
 
-        layers = (module for module in self._model.modules() if module._parameters)
-        with hooked(module.register_forward_hook(rounded) for module in layers):
-            return output_difference(outputs_of(self._model, given), expected)
+    def rounded(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+        if not isinstance(output, Tensor) or not output.is_floating_point():
+            return output
+        noise = torch.randn(output.shape, generator=generator, dtype=output.dtype)
+        return output * (1 + torch.finfo(output.dtype).eps * noise)
+
+    layers = (module for module in model.modules() if module._parameters)
+    with hooked(module.register_forward_hook(rounded) for module in layers):
+        return output_difference(outputs_of(model, given), expected)
 
 
 def _failure(model: nn.Module, given: Inputs) -> str:

@@ -522,7 +522,8 @@ class Comparison:
 
     Outputs of the parts are compared in float32 and float64, on the example and on noise; a forward may make constants
     of one dtype that fail with the other. If the network has other operations around its parts, these may order close
-    values, as detectors do, so its outputs are compared in the wider dtype alone.
+    values, as detectors do, so its outputs are compared in the wider dtype alone; on inputs of other sizes, which are
+    many, only where they differ in float32.
 
     Args:
         model: the masked network.
@@ -540,10 +541,10 @@ class Comparison:
         self._expected = self._expectations(model, trace.model)
         self._whole = "" in calls
         rules = [rule for part in trace.parts for rule in part.guard.rules]
-        self._dtype: torch.dtype | None = None
+        self._model, self._dtype = model, None
         if not self._whole:
-            self._dtype, outputs = self._expected[""].popitem()
-            self._expected[""] = {self._dtype: outputs}
+            self._dtype = next(iter(self._expected[""]))
+            self._expected[""] = dict([self._expected[""].popitem()])
             model = copy.deepcopy(model, values_with_history(model)).to(self._dtype)
             given = _cast_all(given, self._dtype)
         self._others = OtherInputs(model, given, rules)
@@ -590,9 +591,7 @@ class Comparison:
                 reasons[path] = failed[path]
             elif path in failed:
                 notes[path] = f"compared in float32 alone, because it fails in float64: {failed[path]}"
-        if not reasons and (
-            elsewhere := self._others.disagreement(analysis.build(self._dtype), max(TOLERANCES.values()))
-        ):
+        if not reasons and (elsewhere := self._elsewhere(analysis)):
             reasons[""] = elsewhere
         largest = {
             dtype: max(each[dtype] for each in found.values() if dtype in each)
@@ -600,6 +599,19 @@ class Comparison:
             for dtype in each
         }
         return reasons, notes, largest
+
+    def _elsewhere(self, analysis: Analysis) -> str:
+        """Return where a smaller network differs on inputs of other sizes; empty if it agrees."""
+        smaller, within = analysis.build(self._dtype), max(TOLERANCES.values())
+        widest, model = next(iter(self._expected[""])), self._model
+        if self._dtype in (None, widest):
+            return self._others.disagreement(smaller, within)
+
+        def wider(given: Inputs) -> tuple[nn.Module, nn.Module, Inputs]:
+            masked = copy.deepcopy(model, values_with_history(model)).to(widest)
+            return masked, analysis.build(widest), _cast_all(given, widest)
+
+        return self._others.disagreement(smaller, within, wider)
 
     def _errors(
         self, build: Callable[[torch.dtype], nn.Module]

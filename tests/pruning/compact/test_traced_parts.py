@@ -250,6 +250,33 @@ def test_inputs_at_which_rounding_decides_do_not_keep_a_network_whole() -> None:
     )
 
 
+class Noted(Branch):
+    """Notes the batch and dtype of each call; `fine` puts out a digit that rounding decides in float32 alone."""
+
+    calls: set[tuple[int, torch.dtype]] = set()  # noqa: RUF012  # of the class, since copies of a network share it
+    fine = False
+
+    def forward(self, x: Tensor) -> Any:
+        self.calls.add((len(x), x.dtype))
+        found = super().forward(x)
+        return (found * 1e6).round() % 2 if self.fine else found
+
+
+@pytest.mark.parametrize("fine", [False, True])
+def test_inputs_of_other_sizes_run_in_float64_only_where_they_differ_in_float32(fine: bool) -> None:
+    torch.manual_seed(0)
+    part, example = layers(8, 64, 32), torch.randn(4, 8)
+    with torch.no_grad():
+        part.get_parameter("0.weight")[:32] = 0
+    network = Noted(part)
+    network.fine = fine
+    Noted.calls.clear()
+    smaller: Any = pruning.shrink(network, example)
+    assert len(smaller.part[0].weight) == 32
+    assert len(smaller.shrunk.tried) == 1
+    assert {dtype for batch, dtype in Noted.calls if batch == 5} == {torch.float32, *[torch.float64] * fine}
+
+
 def test_a_network_without_parts_is_refused_as_before() -> None:
     class Alone(nn.Module):
         def __init__(self) -> None:
