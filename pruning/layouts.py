@@ -52,6 +52,11 @@ class WeightLayout:
         """Last dimension of the parameter that counts inputs."""
         return len(self.roles) - 1 - self.roles[::-1].index("input")
 
+    @property
+    def stacked(self) -> int:
+        """Number of dimensions of `unfolded` that count matrices."""
+        return self._roles.count("stack")
+
     @cached_property
     def by_output(self) -> tuple[int, ...]:
         """Dimensions of `unfolded` in the order matrices, outputs, inputs, positions: entries of an output together."""

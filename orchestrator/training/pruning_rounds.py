@@ -146,7 +146,8 @@ def _call(model: nn.Module, batch: Any) -> Any:
 
 
 def _target(asked: Round) -> dict[str, Any]:
-    scope, size = asked.choices.scope, {"size": asked.choices.unit.inputs}
+    scope, unit = asked.choices.scope, asked.choices.unit
+    size = {"size": unit.inputs, "outputs": unit.outputs}
     if scope.kind == "window":
         return {"n": scope.n, "m": scope.m}
     if scope.allocation == "given":

@@ -4,7 +4,7 @@ A setting stands in a key if the result can depend on it. Each field of the conf
 
 - fields of a training by `unread` (`orchestrator.config.key_rules.Unread`);
 - fields of a unit or a scope by `units`, the kinds of units that read the field (`pruning.choices.axes`);
-- options of catalogue rows by `later`: options added after results were stored, which are absent at their defaults.
+- these fields, and options of catalogue rows, by `later`: added after results were stored, absent at their defaults.
 
 `LABELS` are in no key.
 """
@@ -12,7 +12,7 @@ A setting stands in a key if the result can depend on it. Each field of the conf
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from functools import cache
 from typing import Any
 
@@ -45,7 +45,8 @@ def _canonical_part(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     if name in TRAININGS:
         return dict(_training(node))
     if name in AXES:
-        return {key: node[key] for key in _read_by(AXES[name], config["unit"]["kind"]) if key in node}
+        read = _read_by(AXES[name], config["unit"]["kind"])
+        return {key: node[key] for key, absent in read.items() if key in node and node[key] != absent}
     options = GROUPS[name].options(GROUPS[name].rows.get(str(node.get("kind")))) if name in GROUPS else ()
     later = {option.name: option.default for option in options if option.later}
     absent = LABELS | {key for key, default in later.items() if key in node and node[key] == default}
@@ -62,6 +63,7 @@ def _training(node: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 @cache
-def _read_by(axis: type, unit: str) -> tuple[str, ...]:
-    """Return the fields of a choice of the engine that a kind of unit reads."""
-    return tuple(each.name for each in fields(axis) if unit in each.metadata.get("units", (unit,)))
+def _read_by(axis: type, unit: str) -> dict[str, Any]:
+    """Return the fields of a choice of the engine that a kind of unit reads -> the value at which each is absent."""
+    read = (each for each in fields(axis) if unit in each.metadata.get("units", (unit,)))
+    return {each.name: each.default if each.metadata.get("later") else MISSING for each in read}

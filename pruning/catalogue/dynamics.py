@@ -71,7 +71,8 @@ _N = Option("n", int, 2, "Number of entries that a window keeps.", (whole(0),))
 _M = Option("m", int, 4, "Number of entries of a window; must divide the input dimension.", (whole(1),))
 _ANY_UNIT = ("entry", "block", "channel", "group", "layer", "heads", "mlp", "residual")
 _SIZE = Option("size", int, 1, "Inputs of a block, which go and return together; 1: single entries.", (whole(1),))
-_OF_BLOCKS = {"size": "unit.size"}
+_OUTPUTS = Option("outputs", int, 1, "Outputs of a block.", (whole(1),))
+_OF_BLOCKS = {"size": "unit.size", "outputs": "unit.outputs"}
 _OF_SCHEDULE = {"sparsity": "schedule.sparsity"}
 _OF_WINDOW = {"n": "scope.n", "m": "scope.m"}
 
@@ -143,6 +144,7 @@ DYNAMICS: Mapping[str, DynamicsRow] = named(
                 Option("fraction", float, 0.3, "Fraction of the kept entries that the first update drops.", _FRACTION),
                 _FIRST,
                 _SIZE,
+                _OUTPUTS,
             ),
             "Evci et al. 2020, arXiv 1911.11134",
             keeps_counts=True,
@@ -187,6 +189,7 @@ DYNAMICS: Mapping[str, DynamicsRow] = named(
                     (one_of("layer", "global"),),
                 ),
                 _SIZE,
+                _OUTPUTS,
             ),
             "Sanh, Wolf & Rush 2020, arXiv 2005.07683",
             ranking="movement",

@@ -31,6 +31,11 @@ UNITS: Mapping[str, Preset] = MappingProxyType(
             "one is shorter if `size` does not divide the inputs",
             {"kind": "block", "size": 4},
         ),
+        "block_16x4": Preset(
+            "blocks of four inputs of 16 consecutive outputs, which processors with AMX multiply in 8 bits "
+            "(docs/how-to/sparse.md)",
+            {"kind": "block", "size": 4, "outputs": 16},
+        ),
         "channel": Preset(
             "whole channels along `dim` (0 for output channels); the last tensor stays dense",
             {"kind": "channel", "spare_last": True},

@@ -60,14 +60,16 @@ class Unit:
     """Units that are pruned as a whole.
 
     Args:
-        kind: "entry"; "block": `size` consecutive inputs of one output, in a convolution at one kernel position, within
-            the output's group (the last one is shorter if `size` does not divide them); "channel": a slice along `dim`;
+        kind: "entry"; "block": `size` consecutive inputs of `outputs` consecutive outputs, in a convolution at one
+            kernel position, within a group of channels (the last one is shorter where they do not divide); "channel": a
+            slice along `dim`;
             "group": a channel with everything that must be removed with it (`pruning.dependency_groups`); of a stock
             transformer, "layer": a whole block, "heads": a key and value head with its query heads, "mlp": a hidden
             unit of an MLP, "residual": a channel of the residual stream; "layer_and_mlp": whole blocks, then hidden
             units of the others; "expert": an expert of any mixture, with what its router has for it, in all layers
             equally many.
         size: number of inputs of a block.
+        outputs: number of outputs of a block.
         dim: dimension that counts channels: 0 for the outputs of a layer, 1 for its inputs.
         reduce: how scores of entries become a unit's score: "sum", "l1" (sum of magnitudes), "l2" or "square_of_sum".
         spare_last: keep the last tensor dense and out of all counts, because its channels are the network's outputs.
@@ -77,6 +79,7 @@ class Unit:
 
     kind: UnitKind = "entry"
     size: int = 4
+    outputs: int = field(default=1, metadata={"units": ("block",), "later": True})
     dim: int = 0
     reduce: Reduction = "sum"
     spare_last: bool = False
@@ -94,7 +97,7 @@ class Unit:
 
     @property
     def inputs(self) -> int:
-        """Number of consecutive inputs of an output that go together: the size of a block, else 1."""
+        """Number of consecutive inputs that go together: the size of a block, else 1."""
         return self.size if self.kind == "block" else 1
 
     @property
@@ -107,6 +110,7 @@ class Unit:
         _one_of("unit.kind", self.kind, get_args(UnitKind))
         _one_of("unit.reduce", self.reduce, get_args(Reduction))
         _at_least("unit.size", self.size, 1)
+        _at_least("unit.outputs", self.outputs, 1)
         if not 0 <= _number("unit.by_layers", self.by_layers) <= 1:
             raise RefusedValue("unit.by_layers", self.by_layers).because(
                 "must lie in [0, 1]: the part of whole blocks."
@@ -117,9 +121,9 @@ class Unit:
             )
 
 
-def blocks_of(size: int) -> Unit:
-    """Return the unit of blocks of `size` inputs; single entries for 1."""
-    return Unit("block", size=size) if size > 1 else Unit()
+def blocks_of(size: int, outputs: int) -> Unit:
+    """Return the unit of blocks of `outputs` outputs and `size` inputs; single entries for 1 and 1."""
+    return Unit("block", size=size, outputs=outputs) if size * outputs > 1 else Unit()
 
 
 @dataclass(frozen=True)

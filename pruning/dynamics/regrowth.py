@@ -102,6 +102,7 @@ class RigL(Dynamics):
         begin: place of the first update, like `until`.
         size: blocks of `size` consecutive inputs go and return together, by the sums of |w| and |gradient|; 1: single
             entries.
+        outputs: number of consecutive outputs of a block.
 
     Source: Evci et al. 2020, arXiv 1911.11134.
     """
@@ -111,10 +112,16 @@ class RigL(Dynamics):
     new_values = (0.0, 0.0)
 
     def __init__(
-        self, every: int = 100, until: float = 0.75, fraction: float = 0.3, begin: float = 0, size: int = 1
+        self,
+        every: int = 100,
+        until: float = 0.75,
+        fraction: float = 0.3,
+        begin: float = 0,
+        size: int = 1,
+        outputs: int = 1,
     ) -> None:
         self.every, self.until, self.fraction, self.first = every, until, fraction, begin
-        self.unit = blocks_of(size)
+        self.unit = blocks_of(size, outputs)
 
     def begin(self) -> None:
         """Raise ValueError for masks that cut blocks."""
@@ -122,8 +129,8 @@ class RigL(Dynamics):
             kept = self.kept[part.name]
             if not torch.equal(part.by_entry(part.by_unit(kept).any(1)), kept):
                 raise ValueError(
-                    f"`masks` (with {part.name!r}) must keep or prune each block of `size` (={self.unit.size}) inputs; "
-                    "make them with unit='block'."
+                    f"`masks` (with {part.name!r}) must keep or prune each block of `size` (={self.unit.size}) inputs "
+                    f"and `outputs` (={self.unit.outputs}) outputs; make them with unit='block'."
                 )
 
     def wants_dense(self) -> bool:

@@ -107,6 +107,7 @@ class Movement(_TrainedScores):
         until: place of the last update, like `begin`.
         scope: "layer" ranks each tensor separately, "global" all together.
         size: blocks of `size` consecutive inputs go together, ranked by the sums of their scores; 1: single entries.
+        outputs: number of consecutive outputs of a block.
     """
 
     def __init__(
@@ -117,9 +118,10 @@ class Movement(_TrainedScores):
         until: float = 0.75,
         scope: Literal["layer", "global"] = "layer",
         size: int = 1,
+        outputs: int = 1,
     ) -> None:
         self.sparsity, self.every, self.first, self.until, self.scope = sparsity, every, begin, until, scope
-        self.unit = blocks_of(size)
+        self.unit = blocks_of(size, outputs)
 
     def begin(self) -> None:
         """Begin with scores of 0, and the sparsity of the first masks."""

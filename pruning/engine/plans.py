@@ -289,7 +289,9 @@ def _with_block_form(score: Score, cut: Cut) -> Score:
     if score.kind != "obs" or not isinstance(cut, Groups) or cut.unit.kind != "block":
         return score
     size = score.options.get("block")
-    if any(part.entries != size or part.padding or (part.index.flatten().diff() < 0).any() for part in cut):
+    if any(
+        part.entries != size or part.padding or part.rows > 1 or (part.index.flatten().diff() < 0).any() for part in cut
+    ):
         return score
     return replace(score, options={"form": "block", **score.options})
 

@@ -48,7 +48,7 @@ class Layerwise:
     layers: Mapping[str, LayerReport] = field(repr=False)
 
 
-def layerwise(  # nineteen parameters: one call prunes a network from files to files, and each has a default but three
+def layerwise(  # twenty parameters: one call prunes a network from files to files, and each has a default but three
     model: nn.Module,
     method: str | Solve,
     batches: Iterable[Batch],
@@ -57,6 +57,7 @@ def layerwise(  # nineteen parameters: one call prunes a network from files to f
     n: int | None = None,
     m: int | None = None,
     size: int = 1,
+    outputs: int = 1,
     blocks: str | Sequence[str] | None = None,
     parameters: Iterable[str] | None = None,
     masks: Mapping[str, Tensor] | None = None,
@@ -92,8 +93,9 @@ def layerwise(  # nineteen parameters: one call prunes a network from files to f
             Positions where `attention_mask` of a dict is 0 do not count.
         sparsity: fraction of each layer's entries that is 0 in the end, or pattern for a weight's name -> fraction.
         n, m: keep n of each m consecutive inputs, in place of `sparsity`; in a convolution, at one kernel position.
-        size: prune whole blocks of `size` consecutive inputs of an output, as `unit="block"` of `prune`; `sparsity` is
-            a fraction of the blocks then. A function of your own finds it in `target.size`.
+        size, outputs: prune whole blocks of `size` consecutive inputs of `outputs` consecutive outputs, as
+            `unit="block"` of `prune`; `sparsity` is a fraction of the blocks then. A function of your own finds them in
+            `target.size` and `target.outputs`.
         blocks: names of blocks or lists of blocks, or patterns; None finds them; [] takes each layer by itself.
         parameters: names of weights or patterns; None: those of layers in blocks, without the head of a language model
             where the method's paper leaves it dense. Tied weights are left out.
@@ -128,7 +130,7 @@ def layerwise(  # nineteen parameters: one call prunes a network from files to f
     weights = {name: layer for part in parts for name, layer in part.layers.items()}
     for name, layer in weights.items():
         check_prunable(name, weight_of(name, layer), reader="layerwise pruning")
-    targets = _targets(method, weights, sparsity, n, m, masks, size)
+    targets = _targets(method, weights, sparsity, n, m, masks, Target(size=size, outputs=outputs))
     before = _checked_masks(weights, masks or {})
     reads_data = callable(method) or RECONSTRUCTIONS[method].reads_data
     has_stacks = not all(map(is_layer, weights.values()))
@@ -247,7 +249,7 @@ def _targets(
     n: int | None,
     m: int | None,
     masks: Mapping[str, Tensor] | None,
-    size: int,
+    unit: Target,
 ) -> dict[str, Target]:
     """Return name of a weight -> its target, which is no entry for a method that only updates survivors."""
     if isinstance(method, str) and not RECONSTRUCTIONS[method].chooses:
@@ -260,15 +262,16 @@ def _targets(
         raise ValueError(f"`n` (={n}) and `m` (={m}) must be given together: n of each m weights are kept.")
     if (n is None) == (sparsity is None):
         raise ValueError(f"`sparsity` (={sparsity}), or `n` (={n}) and `m` (={m}), must be given; pass exactly one.")
-    if not is_int(size) or size < 1 or (n is not None and size > 1):
-        raise ValueError(
-            f"`size` (={size!r}) must be an integer of at least 1, the inputs of a block, and 1 where `n` and `m` are "
-            "given: n of each m are single entries."
-        )
+    for name, value in (("size", unit.size), ("outputs", unit.outputs)):
+        if not is_int(value) or value < 1 or (n is not None and value > 1):
+            raise ValueError(
+                f"`{name}` (={value!r}) must be an integer of at least 1, the side of a block, and 1 where `n` and `m` "
+                "are given: n of each m are single entries."
+            )
     if n is not None and m is not None:
         return {name: _window(name, layer, n, m) for name, layer in layers.items()}
     found = _sparsities(list(layers), sparsity if isinstance(sparsity, Mapping) else {"*": sparsity})
-    return {name: replace(target, size=size) for name, target in found.items()}
+    return {name: replace(unit, sparsity=target.sparsity) for name, target in found.items()}
 
 
 def _sparsities(layers: Sequence[str], patterns: Mapping[str, Any]) -> dict[str, Target]:
@@ -348,7 +351,7 @@ class _BlockwiseRun:
         """Return whether a layer was pruned to another target: fewer units, or more than `masks` explains."""
         target, layout = self.targets[name], layout_of_weight(name, layer)
         scope = Scope("row") if target.m is None or target.n is None else Scope("window", n=target.n, m=target.m)
-        cut = groups_of({name: mask.shape}, blocks_of(target.size), scope, {name: layout})
+        cut = groups_of({name: mask.shape}, blocks_of(target.size, target.outputs), scope, {name: layout})
         alive = cut.alive({name: mask})[name].view(-1, cut.parts[0].pool)
         if target.n is not None and bool((alive.sum(dim=1) > target.n).any()):
             return True

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from torch.nn.modules.conv import _ConvNd
 
 from pruning.holding.parameter import hooked
@@ -30,7 +31,7 @@ class Target:
         sparsity: fraction of the units that is 0 in the end; its count is rounded.
         n, m: windows along the input dimension; None prunes to `sparsity`.
         by_row: number of units that each row loses, for methods that rank rows; None: by `sparsity`.
-        size: number of consecutive columns of a row that are one unit.
+        size, outputs: numbers of consecutive columns and rows that are one unit.
     """
 
     sparsity: float = 0.0
@@ -38,6 +39,12 @@ class Target:
     m: int | None = None
     by_row: int | Tensor | None = None
     size: int = 1
+    outputs: int = 1
+
+    @property
+    def entries(self) -> int:
+        """Number of entries of a unit."""
+        return self.size * self.outputs
 
     def count(self, units: int) -> int:
         """Return how many of a number of units are 0 in the end."""
@@ -65,16 +72,27 @@ class LayerProblem:
 
     @property
     def alive(self) -> Tensor:
-        """Bool of (outputs, units): whether any entry of a unit was kept before."""
-        return self.kept.reshape(len(self.kept), -1, self.target.size).any(2)
+        """Bool of (rows, units): whether any entry of a unit was kept before; a row has `target.outputs` outputs."""
+        return self._cut(self.kept).any(2)
 
     def by_unit(self, scores: Tensor) -> Tensor:
-        """Return the sum of the scores of each unit, (outputs, units)."""
-        return scores.reshape(len(scores), -1, self.target.size).sum(2)
+        """Return the sum of the scores of each unit, (rows, units)."""
+        return self._cut(scores).sum(2)
 
     def by_entry(self, units: Tensor) -> Tensor:
         """Return the mask of the entries that were kept before, and whose units are kept."""
-        return units.repeat_interleave(self.target.size, 1) & self.kept
+        return self.spread(units) & self.kept
+
+    def spread(self, units: Tensor) -> Tensor:
+        """Return the value of the unit of each entry, (outputs, inputs of the units)."""
+        size, outputs = self.target.size, self.target.outputs
+        return units.repeat_interleave(size, 1).repeat_interleave(outputs, 0)[: len(self.kept)]
+
+    def _cut(self, entries: Tensor) -> Tensor:
+        """Return the entries of each unit, (rows, units, entries); zeros fill up the last row."""
+        size, outputs = self.target.size, self.target.outputs
+        filled = pad(entries, (0, 0, 0, -len(entries) % outputs))
+        return filled.reshape(len(filled) // outputs, outputs, -1, size).transpose(1, 2).flatten(2)
 
     def error(self, weight: Tensor) -> float:
         """Return the error of other weights."""
@@ -133,7 +151,8 @@ def wanda(problem: LayerProblem) -> Solution:
     """Prune each row's entries of lowest |w_j| sqrt(H_jj), without changes of the others: Wanda.
 
     Each row loses floor(sparsity inputs) entries; of short rows the first lose one more, so that the layer has its
-    sparsity (`pruning.selection.allocation.kept_of_rows`). For windows, each keeps n of m; blocks have the sums.
+    sparsity (`pruning.selection.allocation.kept_of_rows`). For windows, each keeps n of m; blocks have the sums, and
+    those of the same outputs are a row.
 
     Source: Sun et al. 2023, arXiv 2306.11695.
     """
@@ -432,7 +451,7 @@ def refit_by_gradients(start: Tensor, weight: Tensor, hessian: Tensor, kept: Ten
 
 def _nearest(weight: Tensor, problem: LayerProblem) -> Tensor:
     """Return the support of the nearest pruned weights: the largest |w|, or blocks with the largest sums of squares."""
-    return _support(weight.abs() if problem.target.size == 1 else weight.square(), problem)
+    return _support(weight.abs() if problem.target.entries == 1 else weight.square(), problem)
 
 
 def _support(scores: Tensor, problem: LayerProblem) -> Tensor:

@@ -60,10 +60,10 @@ class Solving:
         self, solve: Solve, layout: WeightLayout, before: Tensor, target: Target, reads_data: bool = True
     ) -> None:
         self._solve, self._layout, self._before, self._reads_data = solve, layout, before, reads_data
-        self._columns = _columns(layout, before.shape, target) if target.m or target.size > 1 else None
+        self._columns = _columns(layout, before.shape, target) if target.m or target.entries > 1 else None
         matrices, outputs, width = layout.rows(before).shape
         width = width if self._columns is None else len(self._columns) // target.size
-        self._targets = _targets(target, (matrices, outputs, width))
+        self._targets = _targets(target, (matrices, -(-outputs // target.outputs), width))
         self._weight, self._kept = torch.empty(0), torch.empty(0)
         self._errors = self._sizes = self._seconds = 0.0
         self._rows: dict[int, int] = {}
@@ -174,6 +174,7 @@ def _solution(solve: Solve, problem: LayerProblem, columns: Tensor | None = None
     left = replace(problem, kept=kept)
     if not torch.equal(problem.by_entry(left.alive), left.kept):
         raise ValueError(
-            f"`method` must keep or prune {problem.target.size} inputs together: the `size` of its target."
+            f"`method` must keep or prune blocks of {problem.target.size} inputs and {problem.target.outputs} outputs "
+            "whole: the `size` and `outputs` of its target."
         )
     return Solution(found.weight.masked_fill(~kept, 0), kept)

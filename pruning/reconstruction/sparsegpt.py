@@ -27,12 +27,12 @@ def sparsegpt(problem: LayerProblem, *, damping: float = 0.01, block: int = 128)
 
     Source: Frantar & Alistarh 2023, arXiv 2301.00774.
     """
-    target, rows = problem.target, problem.weight.shape[0]
+    target = problem.target
     weight, kept = problem.weight.clone(), problem.kept.clone()
     upper = inverse_factor(problem.damped(damping))
     unused = problem.hessian.diagonal() == 0
     alive, whole = problem.alive, target.m or target.size
-    size, pruned = block - block % whole or whole, 0
+    rows, size, pruned = len(alive), block - block % whole or whole, 0
     for start in range(0, weight.shape[1], size):
         end = min(start + size, weight.shape[1])
         part = slice(start, end)
@@ -44,7 +44,7 @@ def sparsegpt(problem: LayerProblem, *, damping: float = 0.01, block: int = 128)
             later = int(torch.count_nonzero(~alive[:, last:]))  # units that are pruned already
             until = min(target.count(rows * last), target.count(alive.numel()) - later)
             alive[:, first:last] = lowest(scores, alive[:, first:last], max(0, until - pruned))
-            kept[:, part] &= alive[:, first:last].repeat_interleave(target.size, 1)
+            kept[:, part] &= problem.spread(alive[:, first:last])
             pruned += int(rows * (last - first) - torch.count_nonzero(alive[:, first:last]))
         errors = _block(weight, kept, upper, start, end, problem, unused)
         weight[:, end:].sub_(errors @ upper[part, end:])

@@ -38,6 +38,9 @@ class Partition:
         entries: number of entries of a unit; they are consecutive once the dimensions are in `order`.
         pool: number of consecutive units ranked together; all units for a whole tensor.
         padding: number of entries that the last unit along the last dimension of `order` lacks.
+        rows: number of consecutive places along the dimension `across` of `order` that a unit spans; the last unit may
+            have fewer.
+        across: index of this dimension in `order`.
     """
 
     name: str
@@ -47,6 +50,8 @@ class Partition:
     entries: int
     pool: int
     padding: int = 0
+    rows: int = 1
+    across: int = 0
 
     @property
     def units(self) -> int:
@@ -61,19 +66,36 @@ class Partition:
     def _padded(self) -> list[int]:
         """Sizes of the dimensions in `order`, with the entries that the last units lack."""
         sizes = [self.unfolded[dim] for dim in self.order]
-        return [*sizes[:-1], sizes[-1] + self.padding] if self.padding else sizes
+        sizes[-1:] = [size + self.padding for size in sizes[-1:]]
+        if self.rows > 1:
+            sizes[self.across] += -sizes[self.across] % self.rows
+        return sizes
+
+    @property
+    def _tiles(self) -> list[int]:
+        """Sizes of the dimensions in `order` with those of a unit at the end, outputs and inputs."""
+        sizes, width = self._padded, self.entries // self.rows
+        sizes[self.across] //= self.rows
+        return [*sizes[:-1], sizes[-1] // width, self.rows, width]
 
     def by_unit(self, tensor: Tensor) -> Tensor:
         """Reshape `tensor`, of the parameter's shape, to (units, entries); entries that a unit lacks are 0."""
         ordered = tensor.reshape(self.unfolded).permute(self.order)
-        ordered = pad(ordered, (0, self.padding)) if self.padding else ordered
+        missing = [padded - size for padded, size in zip(self._padded, ordered.shape, strict=True)]
+        ordered = pad(ordered, [each for size in reversed(missing) for each in (0, size)]) if any(missing) else ordered
+        if self.rows > 1:
+            split = self._tiles
+            split.insert(self.across + 1, split.pop(-2))
+            ordered = ordered.reshape(split).movedim(self.across + 1, -2)
         return ordered.reshape(self.units, self.entries)
 
     def by_entry(self, units: Tensor) -> Tensor:
         """Expand one value for each unit, shape (units,), to the parameter's shape."""
         inverse = [self.order.index(dim) for dim in range(len(self.order))]
-        found = units[:, None].expand(self.units, self.entries).reshape(self._padded)
-        found = found[..., : -self.padding] if self.padding else found
+        found = units[:, None].expand(self.units, self.entries)
+        if self.rows > 1:
+            found = found.reshape(self._tiles).movedim(-2, self.across + 1)
+        found = found.reshape(self._padded)[tuple(slice(self.unfolded[dim]) for dim in self.order)]
         return found.permute(inverse).reshape(self.shape).contiguous()
 
 
@@ -96,7 +118,8 @@ class Groups:
     @cached_property
     def limits(self) -> str:
         """Clause on blocks that are single entries, because each output reads one input; empty if there are none."""
-        single = [each.name for each in self.parts if self.unit.kind == "block" and each.entries == 1 < self.unit.size]
+        whole = self.unit.size * self.unit.outputs if self.unit.kind == "block" else 1
+        single = [each.name for each in self.parts if each.entries == 1 < whole]
         said = f"each output of {', '.join(single)} reads one input: its blocks are single entries; to keep it dense, "
         return said + _WITHOUT.format(", ".join(single)) if single else ""
 
@@ -130,7 +153,8 @@ class Groups:
                 reduced[part.name] = values[:, 0]
                 continue
             if self.scope.normalise == "size":  # means compare between units of different sizes
-                entries = part.by_unit(torch.ones_like(given)).sum(1, keepdim=True) if part.padding else part.entries
+                is_equal = not part.padding and part.rows == 1
+                entries = part.entries if is_equal else part.by_unit(torch.ones_like(given)).sum(1, keepdim=True)
                 values = values / (entries ** (0.5 if self.unit.reduce == "l2" else 1.0))
             reduced[part.name] = _REDUCTIONS[self.unit.reduce](values)
         return reduced
@@ -214,34 +238,37 @@ def _partition(name: str, shape: torch.Size, unit: Unit, scope: Scope, layout: W
         size = shape.numel() // max(shape[dim], 1)
         return Partition(name, shape, shape, (dim, *(d for d in natural if d != dim)), size, shape[dim])
     if unit.kind == "block":
-        return _blocks(name, shape, unit.size, layout, by_row=scope.kind == "row")
+        return _blocks(name, shape, unit, layout, by_row=scope.kind == "row")
     return Partition(name, shape, layout.unfolded(shape), layout.by_output, 1, layout.row_entries(shape))
 
 
-def _blocks(name: str, shape: torch.Size, size: int, layout: WeightLayout, *, by_row: bool) -> Partition:
-    """Partition a tensor into blocks of consecutive inputs of one output, as `block_index` counts them."""
-    unfolded, order = layout.unfolded(shape), layout.by_position
-    inputs = max(1, unfolded[order[-1]])
-    size = min(size, inputs)
-    counted = layout.row_entries(shape) if by_row else shape.numel()
-    pool = counted // inputs * math.ceil(inputs / size)
-    return Partition(name, shape, unfolded, order, size, pool, -inputs % size)
+def _blocks(name: str, shape: torch.Size, unit: Unit, layout: WeightLayout, *, by_row: bool) -> Partition:
+    """Partition a tensor into blocks of consecutive inputs of consecutive outputs, as `block_index` counts them."""
+    unfolded, order, across = layout.unfolded(shape), layout.by_position, layout.stacked
+    inputs, outputs = (max(1, unfolded[order[place]]) for place in (-1, across))
+    size, rows = min(unit.size, inputs), min(unit.outputs, outputs)
+    pool = layout.row_entries(shape) // inputs * math.ceil(inputs / size)
+    if not by_row:
+        pool *= math.ceil(outputs / rows) * math.prod(unfolded[dim] for dim in order[:across])
+    return Partition(name, shape, unfolded, order, rows * size, pool, -inputs % size, rows, across)
 
 
-def block_index(layout: WeightLayout, shape: Sequence[int], size: int = 4) -> Tensor:
+def block_index(layout: WeightLayout, shape: Sequence[int], size: int = 4, outputs: int = 1) -> Tensor:
     """Return the index of the block of each entry of a weight, int64 of the weight's shape.
 
-    A block is `size` consecutive inputs of one output at one kernel position, within the output's group; the last block
-    of each position has fewer inputs if `size` does not divide them. With P positions and B blocks of each, the block
-    of output o, position p and input i, each counted from 0, has the index (o P + p) B + i // size.
+    A block is `size` consecutive inputs of `outputs` consecutive outputs at one kernel position, within a group; the
+    last block has fewer where they do not divide. With P positions and B blocks of each, the block of output o,
+    position p and input i, each counted from 0, has the index (o // outputs P + p) B + i // size; the outputs of each
+    matrix of a stack, and of each group, count from a multiple of `outputs`.
 
     Args:
         layout: layout of the weight, with known outputs and inputs; matrices of a stack, and groups, count as further
             outputs.
         shape: shape of the weight.
         size: number of inputs of a block.
+        outputs: number of outputs of a block.
     """
-    return _blocks("", torch.Size(shape), size, layout, by_row=False).index
+    return _blocks("", torch.Size(shape), Unit("block", size, outputs), layout, by_row=False).index
 
 
 def _windows(name: str, shape: torch.Size, scope: Scope, layout: WeightLayout) -> Partition:

@@ -240,7 +240,7 @@ class SparseTraining:
             found["every"] = epoch_length
         scope = choices.scope
         elsewhere = {"sparsity": fields.target, "n": scope.n, "m": scope.m, "scope": scope.kind}
-        elsewhere["size"] = choices.unit.inputs
+        elsewhere |= {"size": choices.unit.inputs, "outputs": choices.unit.outputs}
         found |= {name: elsewhere[name] for name in self.row.elsewhere}
         if self.asked.fields.dynamics._target_ and "sparsity" in signature(choices.dynamics.load()).parameters:
             found.setdefault("sparsity", fields.target)
@@ -268,7 +268,7 @@ class SparseTraining:
         made = self.dynamics
         assert made is not None
         changed = [name for name, now in made.kept.items() if now is not self._now[name]]
-        unit = axes.blocks_of(self.asked.choices.unit.inputs)
+        unit = axes.blocks_of(self.asked.choices.unit.inputs, self.asked.choices.unit.outputs)
         parts = {part.name: part for part in made.parts(unit)} if changed else {}
         for name in changed:
             before, now = self._now[name], made.kept[name]

@@ -45,14 +45,15 @@ def chosen(config: Mapping[str, Any]) -> Choices:
     ("unit", "read"),
     [("entry", set()), ("group", {"budget", "round_to"}), ("layer", {"budget", "round_to"})]
     + [(unit, {"budget", "round_to", "uniform"}) for unit in ("heads", "mlp")]
-    + [("layer_and_mlp", {"budget", "round_to", "uniform", "by_layers"})],
+    + [("layer_and_mlp", {"budget", "round_to", "uniform", "by_layers"})]
+    + [("block", set()), ("block_16x4", {"outputs"})],
 )
 def test_a_stage_has_only_the_keys_that_its_unit_reads(unit: str, read: set[str]) -> None:
     plan = make_plan([Job((), composed(f"unit={unit}", *["scope.budget=parameters"] * (unit == "layer_and_mlp")))])
 
     found = [{**spec.fields["unit"], **spec.fields["scope"]} for spec in plan.stages.values() if "scope" in spec.fields]
     assert found
-    assert all({"budget", "round_to", "uniform", "by_layers"} & set(keys) == read for keys in found)
+    assert all({"budget", "round_to", "uniform", "by_layers", "outputs"} & set(keys) == read for keys in found)
 
 
 def test_equal_widths_are_for_heads_and_hidden_units() -> None:

@@ -112,18 +112,18 @@ def test_an_interrupted_pruning_gives_the_same_bits(name: str, store: Store, tmp
     hold_interruptions(chain(asked(name)), store, tmp_path)
 
 
-@pytest.mark.parametrize("method", ["sparsegpt", "wanda"])
-def test_blocks_of_inputs_are_pruned_whole(method: str, store: Store) -> None:
-    plan = asked(method, "unit=block", "model.hidden=[18,12]")
+@pytest.mark.parametrize(("method", "outputs"), [("sparsegpt", 1), ("wanda", 1), ("wanda", 3)])
+def test_blocks_of_inputs_are_pruned_whole(method: str, outputs: int, store: Store) -> None:
+    plan = asked(method, "unit=block", f"unit.outputs={outputs}", "model.hidden=[18,12]")
     record = train(plan, store)[plan.trials[0].stages[-1]]
     masks = MaskSet.from_bytes(store.read(record.key, "masks.npz"))
 
     assert plan.stages[record.key].typed.order == "sequential"
     assert record.details["scoring"]["unit"] == "block"
-    assert record.details["scoring"]["units"]["2.weight" if "2.weight" in masks else [*masks][1]] == 12 * 5
+    assert record.details["scoring"]["units"]["2.weight" if "2.weight" in masks else [*masks][1]] == 12 * 5 // outputs
     for name, mask in masks.items():
-        for blocks in mask.split(4, dim=1):
-            assert torch.equal(blocks.any(1), blocks.all(1)), name
+        for blocks in (block.flatten() for part in mask.split(4, dim=1) for block in part.split(outputs)):
+            assert bool(blocks.any()) == bool(blocks.all()), name
     assert record.details["scoring"]["removed"] == pytest.approx(0.5, abs=0.02)
     assert chosen(plan.stages[record.key].typed, record).budget == "blocks"
 

@@ -258,16 +258,22 @@ def test_gradual_pruning_takes_what_the_engine_has(overrides: tuple[str, ...], w
     assert record.details["mask_updates"]
 
 
-@pytest.mark.parametrize(("method", "options"), [("rigl", ("scope=layer",)), ("movement", ())])
-def test_blocks_of_inputs_go_and_return_together(method: str, options: tuple[str, ...], store: Store) -> None:
+@pytest.mark.parametrize(
+    ("method", "options", "outputs"),
+    [("rigl", ("scope=layer",), 1), ("movement", (), 1), ("rigl", ("scope=layer", "unit.outputs=2"), 2)],
+)
+def test_blocks_of_inputs_go_and_return_together(
+    method: str, options: tuple[str, ...], outputs: int, store: Store
+) -> None:
     plan = asked(method, "unit=block", "schedule.sparsity=0.7", *options)
     record = pruned(plan, store)
 
     assert record.details["scoring"]["unit"] == "block"
     for name, mask in masks_of(record, store).items():
-        blocks = mask.unflatten(1, (-1, 4))  # of 64 and 16 inputs
-        assert torch.equal(blocks.any(2), blocks.all(2)), name
-        assert int(blocks.any(2).sum()) == mask.numel() // 4 - round(0.7 * (mask.numel() // 4))
+        blocks = mask.unflatten(1, (-1, 4)).unflatten(0, (-1, outputs)).movedim(1, 2)  # of 64 and 16 inputs
+        assert torch.equal(blocks.flatten(2).any(2), blocks.flatten(2).all(2)), name
+        count = mask.numel() // (4 * outputs)
+        assert int(blocks.flatten(2).any(2).sum()) == count - round(0.7 * count)
     assert record.details["mask_updates"]
 
 

@@ -1,4 +1,4 @@
-"""Blocks of four inputs of one output: their index in each layout, masks against NumPy, and masks that change."""
+"""Blocks of four inputs of one output or several: index in each layout, masks against NumPy, masks that change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import pruning
 from pruning.choices.axes import Scope, Unit
-from pruning.kernels.byte_kernels import _in_blocks
+from pruning.kernels.byte_kernels import in_blocks
+from pruning.kernels.group_kernels import _grouped
 from pruning.kernels.sparse_weight import ByteScale, LayerShape, SparseWeight
 from pruning.layouts import WeightLayout, layout_of, required_layout
 from pruning.reconstruction.layer_problem import LayerProblem, Solution, Target
@@ -90,11 +91,17 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Places]]] = {
 }
 
 
-def indices(case: str, module: nn.Module) -> Array:
-    """Return the index of each entry's block, (output * positions + position) * blocks + input // 4."""
+MATRICES = {"grouped": 2, "depthwise": 6, "transposed": 2, "experts": 3, "turned experts": 3}
+"""Layer -> number of its groups or experts, whose outputs share no blocks."""
+
+
+def indices(case: str, module: nn.Module, outputs: int = 1) -> Array:
+    """Return the index of each entry's block, (output // outputs * positions + position) * blocks + input // 4."""
     shape = tuple(module.get_parameter("weight").shape)
     output, position, read, positions, inputs = LAYERS[case][1](np.indices(shape), shape)
-    found: Array = (output * positions + position) * -(-inputs // 4) + read // 4
+    each = (output.max() + 1) // MATRICES.get(case, 1)
+    row = output // each * -(-each // outputs) + output % each // outputs
+    found: Array = (row * positions + position) * -(-inputs // 4) + read // 4
     return found
 
 
@@ -113,29 +120,37 @@ def network() -> nn.ModuleDict:
     return nn.ModuleDict({case: make() for case, (make, _) in LAYERS.items()}).double()
 
 
+@pytest.mark.parametrize("outputs", [1, 2, 4, 16])
 @pytest.mark.parametrize("case", LAYERS)
-def test_the_index_of_a_block_follows_from_output_position_and_input(case: str) -> None:
+def test_the_index_of_a_block_follows_from_output_position_and_input(case: str, outputs: int) -> None:
     module = LAYERS[case][0]()
     shape = module.get_parameter("weight").shape
 
-    found = block_index(required_layout(module), shape)
+    found = block_index(required_layout(module), shape, outputs=outputs)
     assert found.shape == shape
-    assert found.numpy().tolist() == indices(case, module).tolist()
-    cut = groups_of({"w": shape}, Unit("block"), None, {"w": layout_of(module, "weight")})
+    assert found.numpy().tolist() == indices(case, module, outputs).tolist()
+    cut = groups_of({"w": shape}, Unit("block", outputs=outputs), None, {"w": layout_of(module, "weight")})
     assert cut.sizes["w"] == int(found.max()) + 1
+    values = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    sums = torch.zeros(cut.sizes["w"], dtype=torch.float64).index_add_(0, found.flatten(), values.flatten())
+    assert torch.allclose(cut.reduce({"w": values})["w"], sums, rtol=1e-14)
+    rows = groups_of({"w": shape}, Unit("block", outputs=outputs), Scope("row"), {"w": layout_of(module, "weight")})
+    pools = torch.arange(cut.sizes["w"]) // rows.parts[0].pool
+    of_outputs = rows.expand({"w": pools})["w"]
+    assert len(of_outputs.unique()) == int(found.max() + 1) // rows.parts[0].pool
     assert torch.equal(cut.expand({"w": torch.arange(cut.sizes["w"])})["w"], found)
 
 
 @pytest.mark.filterwarnings("ignore:each output of .* reads one input", "ignore:every entry of")
 @pytest.mark.parametrize("scope", ["layer", "global"])
-@pytest.mark.parametrize("sparsity", [0.0, 0.37, 0.9])
-def test_masks_are_those_of_numpy(scope: str, sparsity: float) -> None:
-    model = network()
+@pytest.mark.parametrize(("sparsity", "outputs"), [(0.0, 1), (0.37, 1), (0.9, 1), (0.37, 3), (0.37, 16)])
+def test_masks_are_those_of_numpy(scope: str, sparsity: float, outputs: int) -> None:
+    model, unit = network(), {"kind": "block", "outputs": outputs}
     names = [f"{case}.weight" for case in LAYERS]
-    plan = pruning.prune(model, "magnitude", sparsity=sparsity, unit="block", scope=scope, parameters=names)
+    plan = pruning.prune(model, "magnitude", sparsity=sparsity, unit=unit, scope=scope, parameters=names)
 
     scores = [np.abs(model[case].get_parameter("weight_orig").detach().numpy()) for case in LAYERS]
-    index = [indices(case, layer) for case, layer in network().items()]
+    index = [indices(case, layer, outputs) for case, layer in network().items()]
     if scope == "global":
         want = kept_in_numpy(scores, index, sparsity)
     else:
@@ -154,9 +169,24 @@ def test_kernels_in_8_bits_skip_the_pruned_blocks(case: str) -> None:
     weight = layer.get_parameter("weight").detach().masked_fill(~mask, 0)
 
     shape = LayerShape("linear", weight.shape[1], len(weight), rounding=ByteScale(1.0, 0))
-    packed, _, _ = _in_blocks(SparseWeight.of(weight), shape)
+    packed, _, _ = in_blocks(SparseWeight.of(weight), shape)
     index = block_index(required_layout(layer), weight.shape)
     assert len(packed.values) == len(index[mask].unique()) == int(index.max()) + 1 - round(0.7 * (int(index.max()) + 1))
+
+
+def test_kernels_of_16_outputs_skip_the_pruned_blocks() -> None:
+    layer = nn.Linear(70, 37)
+    unit = {"kind": "block", "outputs": 16}
+    mask = pruning.plan(layer, "magnitude", sparsity=0.7, unit=unit).masks["weight"]
+    weight = layer.weight.detach().masked_fill(~mask, 0)
+    shape = LayerShape("linear", 70, 37, rounding=ByteScale(1.0, 0))
+
+    packed, _, _ = in_blocks(SparseWeight.of(weight), shape)
+    blocks, _ = _grouped(packed)
+    kept = 3 * 18 - round(0.7 * 3 * 18)
+    assert len(block_index(required_layout(layer), weight.shape, outputs=16)[mask].unique()) == kept
+    assert len((packed.rows() // 16 * 18 + packed.columns).unique()) == kept
+    assert kept <= len(blocks.columns) < kept + 3 * 16
 
 
 def test_layers_with_one_input_say_that_their_blocks_are_single_entries() -> None:
@@ -171,6 +201,8 @@ def test_ties_go_by_the_lowest_index_and_means_compare_short_blocks() -> None:
     cut = groups_of({"w": (1, 6)}, Unit("block"), Scope(normalise="size"))
 
     assert cut.reduce(weights)["w"].tolist() == [1, 1]
+    few = groups_of({"w": (3, 6)}, Unit("block", outputs=2), Scope(normalise="size"))
+    assert few.reduce({"w": torch.ones(3, 6)})["w"].tolist() == [1, 1, 1, 1]
     assert groups_of({"w": (1, 6)}, Unit("block")).reduce(weights)["w"].tolist() == [4, 2]
     even = pruning.plan(nn.Linear(12, 1), lambda *_, **__: {"weight": torch.ones(1, 12)}, sparsity=1 / 3, unit="block")
     assert even.masks["weight"].tolist() == [[False] * 4 + [True] * 8]
@@ -204,6 +236,8 @@ def test_obs_scores_blocks_of_a_convolution_by_their_entries() -> None:
         ({"dynamics": "set"}, r"`unit.kind` \(='block'\) cannot be combined with dynamics.kind='set'"),
         ({"dynamics": "sr_ste", "scope": "window"}, r"ranks single entries along the input dimension"),
         ({"unit": {"size": 0}}, r"`unit.size` \(=0\) must be an int of at least 1"),
+        ({"unit": {"outputs": 0}}, r"`unit.outputs` \(=0\) must be an int of at least 1"),
+        ({"unit": {"kind": "entry", "outputs": 16}}, r"`unit.outputs` \(=16\) is for unit.kind 'block', and unit.kind"),
     ],
 )
 def test_what_has_no_blocks_is_refused(options: dict[str, Any], said: str) -> None:
@@ -243,14 +277,15 @@ def convolutional() -> tuple[nn.Sequential, Tensor]:
     return model, torch.randn(32, 6, 6, 6).double() @ torch.randn(6, 6).double()
 
 
+@pytest.mark.parametrize("outputs", [1, 5])
 @pytest.mark.parametrize("method", ["magnitude", "wanda", "sparsegpt", "alps"])
-def test_layerwise_prunes_whole_blocks_to_exact_counts(method: str) -> None:
+def test_layerwise_prunes_whole_blocks_to_exact_counts(method: str, outputs: int) -> None:
     model, x = convolutional()
-    found = pruning.layerwise(model, method, [(x,)], sparsity=0.6, size=4)
+    found = pruning.layerwise(model, method, [(x,)], sparsity=0.6, size=4, outputs=outputs)
 
     for name, mask in found.masks.items():
         module = model.get_submodule(name.rpartition(".")[0])
-        index = block_index(required_layout(module), mask.shape)
+        index = block_index(required_layout(module), mask.shape, outputs=outputs)
         sums, sizes = (
             torch.bincount(index.flatten(), each.flatten().double()) for each in (mask, torch.ones(mask.shape))
         )
@@ -272,7 +307,9 @@ def test_updates_of_survivors_lower_the_error_of_blocks() -> None:
     assert all(one <= other for one, other in zip(errors["alps"], errors["magnitude"], strict=True))
 
 
-@pytest.mark.parametrize("given", [{"unit": "block"}, {"scope": "window", "n": 1, "m": 2}])
+@pytest.mark.parametrize(
+    "given", [{"unit": "block"}, {"unit": {"kind": "block", "outputs": 4}}, {"scope": "window", "n": 1, "m": 2}]
+)
 @pytest.mark.parametrize("method", ["wanda", "magnitude"])
 def test_layers_one_by_one_have_the_masks_of_all_at_once(method: str, given: dict[str, Any]) -> None:
     torch.manual_seed(2)
@@ -285,6 +322,7 @@ def test_layers_one_by_one_have_the_masks_of_all_at_once(method: str, given: dic
     plan = pruning.plan(model, method, **target, **given, **own)
 
     options: dict[str, Any] = {"size": 4, **target} if "unit" in given else {"n": 1, "m": 2}
+    options |= {"outputs": 4} if isinstance(given.get("unit"), dict) else {}
     assert pruning.layerwise(model, method, [batch], **options).masks == plan.masks
 
 
@@ -296,6 +334,8 @@ def test_a_result_of_blocks_goes_on_and_another_size_is_told() -> None:
         pruning.layerwise(model, "sparsegpt", [(x,)], sparsity=0.3, size=4, done=done)
     with pytest.raises(ValueError, match=r"`size` \(=4\) must be an integer of at least 1.*and 1 where `n` and `m`"):
         pruning.layerwise(model, "sparsegpt", [(x,)], n=2, m=4, size=4)
+    with pytest.raises(ValueError, match=r"`outputs` \(=0\) must be an integer of at least 1"):
+        pruning.layerwise(model, "sparsegpt", [(x,)], sparsity=0.6, size=4, outputs=0)
 
 
 def test_inputs_that_fill_up_a_block_change_neither_statistics_nor_errors() -> None:
@@ -320,28 +360,29 @@ def test_a_method_of_the_users_own_must_keep_blocks_whole() -> None:
         return Solution(problem.weight, kept)
 
     model, x = convolutional()
-    with pytest.raises(ValueError, match="must keep or prune 4 inputs together"):
+    with pytest.raises(ValueError, match="must keep or prune blocks of 4 inputs and 1 outputs"):
         pruning.layerwise(model, odd, [(x,)], sparsity=0.5, size=4)
 
 
 # --- masks that change ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("outputs", [1, 5])
 @pytest.mark.parametrize("name", ["rigl", "movement", "gradual"])
-def test_masks_that_change_keep_blocks_whole(name: str) -> None:
-    model, x = convolutional()
+def test_masks_that_change_keep_blocks_whole(name: str, outputs: int) -> None:
+    (model, x), sides, unit = convolutional(), {"size": 4, "outputs": outputs}, Unit("block", outputs=outputs)
     names = ["0.weight", "2.weight", "6.weight"]
     steps = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    first = pruning.plan(model, "random", sparsity=0.7, unit="block", parameters=names).masks
-    own: dict[str, Any] = {"rigl": {"size": 4}, "movement": {"sparsity": 0.7, "size": 4}}.get(
-        name, {"sparsity": 0.7, "unit": "block"}
+    first = pruning.plan(model, "random", sparsity=0.7, unit=unit, parameters=names).masks
+    own: dict[str, Any] = {"rigl": sides, "movement": {"sparsity": 0.7, **sides}}.get(
+        name, {"sparsity": 0.7, "unit": unit}
     )
     dynamics = getattr(pruning.dynamics, name)(every=3, until=20, **own)
     start = first if name == "rigl" else {n: torch.ones_like(mask) for n, mask in first.items()}
     dynamics.attach(model, start, steps, length=25)
     shapes = {n: first[n].shape for n in names}
     layouts = {n: required_layout(model.get_submodule(n.rpartition(".")[0])) for n in names}
-    cut, seen = groups_of(shapes, Unit("block"), None, layouts), [copy.deepcopy(dynamics.masks)]
+    cut, seen = groups_of(shapes, unit, None, layouts), [copy.deepcopy(dynamics.masks)]
     for _ in range(25):
         steps.zero_grad()
         nn.functional.cross_entropy(model(x), torch.arange(32) % 10).backward()
