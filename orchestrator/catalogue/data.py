@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pruning.catalogue.rows import Option, Row, Rule, named, one_of, whole, within
+from pruning.catalogue.rows import Option, Row, Rule, is_int, named, one_of, whole, within
 
 
 @dataclass(frozen=True)
@@ -16,11 +16,13 @@ class DataSet(Row):
 
     Args:
         of_text: examples are blocks of a text.
+        files: options that name the user's own images with boxes, whose content is in keys.
     """
 
     FAMILY: ClassVar[str] = "data"
 
     of_text: bool = False
+    files: tuple[str, ...] = ()
 
 
 TEST_FRACTION = within(": reports use the test split")
@@ -40,6 +42,10 @@ SHAPES = ("circle", "square", "triangle", "cross", "ring")
 SOME_SHAPES = Rule(
     lambda value: isinstance(value, list) and bool(value) and len({*value} & {*SHAPES}) == len(value),
     f"be a list of different shapes, of {', '.join(SHAPES)}",
+)
+IMAGE_SIZE = Rule(
+    lambda value: isinstance(value, list) and len(value) == 2 and all(is_int(side) and side >= 8 for side in value),
+    "be [height, width], each an integer of at least 8",
 )
 _ROOT = Option("root", str, "data", "Directory for `mnist/` or `fashion-mnist/`.")
 _DOWNLOAD = Option("download", bool, True, "Download missing files.")
@@ -179,6 +185,20 @@ DATA: Mapping[str, DataSet] = named(
                 ),
                 Option("seed", int, 0, "Seed of the images, independent of a trial's `seed`.", (whole(0),)),
             ),
+        ),
+        DataSet(
+            "boxes",
+            "orchestrator.workloads.data_sets.box_files:boxes",
+            "Images with boxes for `task=detection`: JSON files in COCO's form, or directories with YOLO's labels.",
+            (
+                Option("train", str, "", "JSON file in COCO's form, or directory of images beside one of labels."),
+                Option("test", str, "", "The same for the test split."),
+                Option("val", str | None, None, "The same for validation; null: cut from `train`."),
+                Option("images", str | None, None, "Directory of the images of JSON files; null: that of each file."),
+                Option("size", list[int], [640, 640], "[height, width] of the letterboxed images.", (IMAGE_SIZE,)),
+                *_normalisation(0.0, 1.0),
+            ),
+            files=("train", "test", "val"),
         ),
     )
 )

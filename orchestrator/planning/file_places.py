@@ -180,6 +180,32 @@ def texts(root: str, example: str = "data.root=book.txt") -> list[str]:
     return [str(each) for each in found]
 
 
+def box_places(place: str, images: str | None) -> tuple[str, str]:
+    """Return the annotations of images with boxes, a JSON file or a directory of YOLO's labels, and their directory.
+
+    Args:
+        place: a JSON file, a directory of images, or one with `images` in it; `labels` beside it has the same names
+        images: directory of the images that a JSON file names; None for the file's own
+
+    Raises:
+        Misplaced: a file or a directory is missing
+    """
+    path = absolute(place)
+    if path.endswith(".json"):
+        found = path, absolute(images) if images else os.path.dirname(path)
+    else:
+        folder = os.path.join(path, "images") if os.path.isdir(os.path.join(path, "images")) else path
+        before, part, after = f"{folder}/".rpartition("/images/")
+        found = f"{before}/labels/{after}".rstrip("/") if part else folder, folder
+    if missing := [each for each in found if not place or not os.path.exists(each)]:
+        need = f"needs {missing[0]}, which does not exist" if place else "must be given"
+        raise Misplaced(
+            f"{need}; pass a JSON file in COCO's form, or a directory of images beside one of YOLO's labels, as in "
+            "images/train and labels/train."
+        )
+    return found
+
+
 def hub_folder(name: str, revision: str | None) -> Path:
     """Return the local folder with the files of a model on the Hugging Face hub, at one commit.
 

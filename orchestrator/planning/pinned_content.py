@@ -16,6 +16,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+from orchestrator.catalogue.data import DATA
 from orchestrator.catalogue.models import MODELS
 from orchestrator.config.sources import content_digest
 from orchestrator.core.plain_data import canonical_json, digest
@@ -25,6 +26,7 @@ from orchestrator.planning.file_places import (
     JSON_LINES,
     Misplaced,
     absolute,
+    box_places,
     checkpoint,
     config_place,
     is_uri,
@@ -82,6 +84,11 @@ def _pinned(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
         places["data"] = {key: tests if key == "tests" else absolute(data[key]) for key in content}
         places["data"]["content"] = content
         data |= content
+    for key in box_files(data):
+        places["data"] |= {key: absolute(data[key])}
+        data[key] = _boxes_content(data, key)
+    if data.get("images") and box_files(data):
+        places["data"]["images"] = absolute(data.pop("images"))
     if file := passages_of(parts["task"]):
         sha256 = place_digest(absolute(file))
         parts["task"]["passages"] = sha256
@@ -121,8 +128,21 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
         for name, path in data["tests"].items():
             yield from unusable(f"data.tests.{name}", path, partial(_other_text, data["root"], name, path))
         yield from beyond_positions(data, model, trained_positions(configuration(model)))
+    for key in box_files(data):
+        yield from unusable(f"data.{key}", data[key], partial(_boxes_content, data, key))
     if (path := passages_of(config["task"])) is not None:
         yield from unusable("task.passages", path, partial(passages, path))
+
+
+def box_files(data: Mapping[str, Any]) -> list[str]:
+    """Return the keys of `data` that name images with boxes."""
+    row = DATA.get(str(data.get("kind")))
+    return [key for key in (row.files if row else ()) if data.get(key) is not None]
+
+
+def _boxes_content(data: Mapping[str, Any], key: str) -> str:
+    """Return the digest of the annotations and images of a split."""
+    return digest(canonical_json([content_digest(each) for each in box_places(data[key], data.get("images"))]))
 
 
 def too_short(data: Mapping[str, Any]) -> Iterator[str]:

@@ -57,7 +57,7 @@ class Data:
     tests: Mapping[str, Split] = field(default_factory=dict)
     """Further test splits, read as often as `test`."""
     digests: Mapping[str, str] = field(default_factory=dict)
-    """Split -> digest of its examples, for the user's own data; built-in data sets are pinned by their keys."""
+    """Split -> digest of its examples, for the user's own data; published data sets are pinned by their keys."""
 
     shared: int | None = None
     """Number of test examples that are training or validation examples, too, of the user's own data; None if it is
@@ -108,8 +108,8 @@ def _load(node: str, _sources: str) -> Data:
 
 def load_anew(config: Mapping[str, Any]) -> Data:
     """Load the data set that `config` describes, without cache or sharing."""
-    found = _read(config)
-    return replace(found, digests=digests_of(found.splits)) if config.get("_target_") else found
+    found, kind = _read(config), config.get("kind")
+    return replace(found, digests=digests_of(found.splits)) if kind is None or DATA[kind].files else found
 
 
 def _read(config: Mapping[str, Any]) -> Data:

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from orchestrator.workloads.data_sets.named import Normalisation
-from orchestrator.workloads.splits import LoaderSplit
 
 Target: TypeAlias = Mapping[str, Tensor]
 """`boxes` (boxes, 4) in pixels as x1, y1, x2, y2; `labels` (boxes,); `image_id`; `area` and `iscrowd` where known."""
@@ -36,10 +35,6 @@ class BoxImages(Dataset[tuple[Tensor, Target]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Target]:
         return self.normalise(self.pixels(index).unsqueeze(0))[0], self.targets[index]
-
-    def split(self, num_workers: int = 0) -> LoaderSplit:
-        """Return the images as a split, whose batches are (images, list of targets)."""
-        return LoaderSplit(self, num_workers, collate=in_a_batch)
 
 
 def in_a_batch(examples: Sequence[tuple[Tensor, Target]]) -> tuple[Any, list[Target]]:

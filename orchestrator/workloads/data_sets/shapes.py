@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from orchestrator.core.seeding import derive
-from orchestrator.workloads.data_sets.box_images import BoxImages, Target, target
+from orchestrator.workloads.data_sets.box_images import BoxImages, Target, in_a_batch, target
 from orchestrator.workloads.data_sets.named import Normalisation
 
 Offsets = NDArray[np.float32]
@@ -57,7 +57,7 @@ def shapes(
     """
     counts = {"train": train, "val": val, "test": test}
     splits = {name: _drawn(count, size, objects, kinds, derive(seed, name)) for name, count in counts.items()}
-    return {**{name: images.split() for name, images in splits.items()}, "classes": len(kinds) + 1}
+    return {**splits, "classes": len(kinds) + 1, "collate": in_a_batch}
 
 
 def _drawn(count: int, size: int, objects: int, kinds: Sequence[str], seed: int) -> BoxImages:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from orchestrator.core.metrics import Metric
@@ -63,22 +61,9 @@ class Detections:
         return math.fsum(loss * size for loss, size in self.losses) / count if finite else math.nan
 
     @cached_property
-    def evaluated(self) -> Evaluated:
-        """Figures of COCO over all images."""
+    def evaluated(self) -> tuple[Sequence[float], Mapping[int, float]]:
+        """COCO's figures of all images, see `evaluated`."""
         return evaluated(sorted(self.images, key=lambda image: image.order))
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """COCO's figures of some images.
-
-    Args:
-        stats: the twelve figures; -1 where no box counts.
-        by_class: class -> mean average precision, of the classes with boxes.
-    """
-
-    stats: NDArray[np.float64]
-    by_class: Mapping[int, float] = field(default_factory=dict)
 
 
 class Detection(Summed[Detections]):
@@ -116,26 +101,29 @@ class Detection(Summed[Detections]):
 
     def figures(self, totals: Detections) -> Mapping[str, float]:
         """Return loss, mean average precisions and recall; NaN without boxes."""
-        stats = totals.evaluated.stats
-        rates = {name: float(stats[place]) for name, place in OF_STATS.items()}
+        stats, _ = totals.evaluated
+        rates = {name: stats[place] for name, place in OF_STATS.items()}
         return {"loss": totals.loss, **{name: math.nan if rate < 0 else rate for name, rate in rates.items()}}
 
     def details(self, totals: Detections) -> Mapping[str, Any]:
         """Return the mean average precision of each class, and that of a detector that finds nothing."""
-        by_class = totals.evaluated.by_class
+        _, by_class = totals.evaluated
         rates = [by_class.get(label) for label in range(max(by_class, default=-1) + 1)]
         return {"rates": rates, "images": len(totals.images), "constant": 0.0}
 
 
-def evaluated(images: Sequence[Seen]) -> Evaluated:
-    """Return COCO's figures of some images, as faster-coco-eval computes them."""
+def evaluated(images: Sequence[Seen]) -> tuple[Sequence[float], Mapping[int, float]]:
+    """Return COCO's twelve figures of some images, -1 where no box counts; and class -> mean average precision.
+
+    Classes without boxes are left out. faster-coco-eval computes the figures.
+    """
     from faster_coco_eval import COCO, COCOeval_faster
 
     truth = [{"image_id": n, **each} for n, image in enumerate(images) for each in image.truth]
     found = [{"image_id": n, **each} for n, image in enumerate(images) for each in image.found]
     labels = sorted({each["category_id"] for each in truth})
     if not labels:
-        return Evaluated(np.full(12, -1.0))
+        return [-1.0] * 12, {}
     boxes = COCO(
         {
             "info": {},
@@ -150,7 +138,7 @@ def evaluated(images: Sequence[Seen]) -> Evaluated:
         :, :, :, 0, -1
     ]  # overlaps, recalls, classes; of all areas, with 100 detections
     means = {label: float(precision[:, :, place].mean()) for place, label in enumerate(labels)}
-    return Evaluated(np.asarray(result.stats), {label: mean for label, mean in means.items() if mean >= 0})
+    return [*map(float, result.stats)], {label: mean for label, mean in means.items() if mean >= 0}
 
 
 def _seen(target: Target, found: Mapping[str, Tensor]) -> Seen:

@@ -15,6 +15,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +34,7 @@ PROCESSORS = {"rt_detr_v2": "rt_detr", "d_fine": "rt_detr", "dab-detr": "conditi
 """Type of model without an image processor of its own -> the type whose processor reads its outputs."""
 
 
+@dataclass(frozen=True)
 class Form(ABC):
     """Detector of some form.
 
@@ -41,27 +43,24 @@ class Form(ABC):
         inner: the network that knows the rest, if `model` only runs it in another runtime.
     """
 
-    def __init__(self, model: nn.Module, inner: Any) -> None:
-        self.model, self.inner = model, inner
-
-    @abstractmethod
-    def loss(self, images: Any, targets: Sequence[Target]) -> Tensor:
-        """Return the differentiable loss of a batch."""
+    model: nn.Module
+    inner: Any
 
     @abstractmethod
     def measured(self, images: Any, targets: Sequence[Target]) -> tuple[Tensor, Sequence[Found]]:
         """Return the loss of a batch, and the detections in each image, in evaluation."""
 
+    def loss(self, images: Any, targets: Sequence[Target]) -> Tensor:
+        """Return the differentiable loss of a batch."""
+        return self.measured(images, targets)[0]
+
 
 class Outputs(Form):
     """Network with `losses` and `detections`."""
 
-    def loss(self, images: Any, targets: Sequence[Target]) -> Tensor:
-        return self.inner.losses(self.model(images), targets)  # type: ignore[no-any-return]
-
     def measured(self, images: Any, targets: Sequence[Target]) -> tuple[Tensor, Sequence[Found]]:
         outputs = self.model(images)
-        return self.inner.losses(outputs, targets), self.inner.detections(outputs)
+        return self.inner.losses(outputs, targets), () if self.model.training else self.inner.detections(outputs)
 
 
 class Torchvision(Form):
@@ -82,22 +81,21 @@ class Torchvision(Form):
 
 
 class Transformers(Form):
-    """Detector of transformers."""
-
-    def loss(self, images: Any, targets: Sequence[Target]) -> Tensor:
-        answer = self._answer(images, targets)
-        loss = own_loss(answer)
-        return torch.tensor(math.nan) if loss is None else loss  # another runtime computes none
+    """Detector of transformers; another runtime computes no loss for it."""
 
     def measured(self, images: Any, targets: Sequence[Target]) -> tuple[Tensor, Sequence[Found]]:
         answer = self._answer(images, targets)
         loss = own_loss(answer)
+        loss = torch.tensor(math.nan) if loss is None else loss
+        if self.model.training:
+            return loss, ()
         if isinstance(answer, Tensor):  # of another runtime, see `outputs_of`
             answer = SimpleNamespace(logits=answer[..., :-4], pred_boxes=answer[..., -4:])
         answer.logits, answer.pred_boxes = answer.logits.float(), answer.pred_boxes.float()
         sizes = [tuple(images.shape[-2:])] * len(images)
-        found = _processor(self.inner.config).post_process_object_detection(answer, threshold=0.0, target_sizes=sizes)
-        return torch.tensor(math.nan) if loss is None else loss, found
+        return loss, _processor(self.inner.config).post_process_object_detection(
+            answer, threshold=0.0, target_sizes=sizes
+        )
 
     def _answer(self, images: Any, targets: Sequence[Target]) -> Any:
         if not isinstance(images, Tensor):
