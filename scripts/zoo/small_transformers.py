@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,8 +19,11 @@ TASKS = {
     "ctc": "CTC",
     "audio": "AUDIO_CLASSIFICATION",
     "speech": "SPEECH_SEQ_2_SEQ",
+    "vision": "IMAGE_TEXT_TO_TEXT",
 }
 """Task -> the name of its table in transformers."""
+OF_ZOO = ("causal", "masked", "seq2seq", "image", "ctc", "audio", "speech")
+"""Tasks whose networks the zoo runs."""
 VOCABULARY, KNOWN, POSITIONS, LENGTH = 96, 30, 64, 12
 WIDTHS = (
     *("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "emb_dim", "embedding_size", "d_embed", "model_dim"),
@@ -39,6 +42,7 @@ SMALL: dict[str, int] = {
     "q_lora_rank": 16,
     "kv_lora_rank": 16,
     "qk_rope_head_dim": 8,
+    "qk_head_dim": 16,
     "rotary_dim": 8,
     "num_mel_bins": 16,
     "max_position_embeddings": POSITIONS,
@@ -53,6 +57,14 @@ SMALL: dict[str, int] = {
     "moe_topk": 2,
     "moe_k": 2,
     "n_group": 1,
+    "num_expert_group": 1,
+    "num_experts_per_token": 2,
+    "num_codebooks": 2,
+    "num_kv_shared_layers": 0,
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "encoder_hash_byte_group_vocab": VOCABULARY,
+    "expand": 1,
     "topk_group": 1,
     "sliding_window": 16,
     "state_size": 8,
@@ -65,6 +77,7 @@ SMALL: dict[str, int] = {
     "mamba_d_head": 8,
     "mamba_num_heads": 8,
     "mamba_head_dim": 8,
+    "mamba_headdim": 8,
     "time_step_rank": 4,
     "num_codevectors_per_group": 8,
     "relative_attention_num_buckets": 8,
@@ -92,22 +105,33 @@ UNSET: dict[str, Any] = {
     "head_dim": 8,
     "num_key_value_heads": 2,
     "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 16,
     "num_experts_per_tok": 2,
     "attn_layer_indices": [1],
+    "default_language": "en_XX",
+    "indexer_budget": 8,
+    "indexer_compress_ratio": 4,
+    "indexer_n_heads": 4,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 8,
     "layer_types": ["full_attention", "full_attention"],
 }
 """Keys that some configurations leave unset, although the network cannot be built without a value."""
+ALWAYS = (
+    *("vocab_size", "attn_layer_indices", "default_language"),
+    *("indexer_budget", "indexer_compress_ratio", "indexer_n_heads", "indexer_kv_heads", "indexer_head_dim"),
+)
+"""Those of them that all small networks set."""
 WIDTH, HEAD_COUNT, HEAD_SIZE, HIDDEN = 32, 4, 8, 48
 
 
-def names() -> list[str]:
-    """Return `task-model_type` for each model type with a class for a task."""
+def names(tasks: Sequence[str] = OF_ZOO) -> list[str]:
+    """Return `task-model_type` for each model type with a class for one of the tasks."""
     from transformers.models.auto import modeling_auto
 
     return [
-        f"{task}-{kind}"
-        for task, table in TASKS.items()
-        for kind in getattr(modeling_auto, f"MODEL_FOR_{table}_MAPPING_NAMES")
+        f"{task}-{kind}" for task in tasks for kind in getattr(modeling_auto, f"MODEL_FOR_{TASKS[task]}_MAPPING_NAMES")
     ]
 
 
@@ -170,7 +194,7 @@ def _changes(config: Any, level: int) -> Iterator[tuple[str, Any]]:
 
 def _smaller(config: Any, name: str, value: Any, level: int) -> Any:
     """Return the new value of a key; None: it stays."""
-    if value is None and (name == "vocab_size" or level >= 2):
+    if value is None and (name in ALWAYS or level >= 2):
         return UNSET.get(name)
     if isinstance(value, bool) or value is None:
         return None
@@ -221,6 +245,10 @@ def _is_by_layer(value: Any, layers: int) -> bool:
 
 def _smaller_list(config: Any, name: str, value: Any, level: int) -> Any:
     kinds = type(value)
+    if name == "block_types":
+        return kinds(dict.fromkeys(value))  # one of each kind
+    if name == "layer_types" and {*value} == {"linear_attention"}:  # whose cache needs a layer of attention
+        value = kinds(["linear_attention", "full_attention", *value[2:]])
     for key in ("num_hidden_layers", "n_layer", "n_layers"):
         count = getattr(config, key, None)
         if isinstance(count, int) and _is_by_layer(value, count):

@@ -14,10 +14,13 @@ import json
 import signal
 import sys
 import tempfile
+import warnings
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 
 import pruning
@@ -26,8 +29,8 @@ from pruning.dependencies.families.resizing import difference
 from pruning.graph.tracing import quiet
 from scripts.zoo import plain_operators as plain_operators  # before torchvision
 from scripts.zoo.small_transformers import build_small, names
+from scripts.zoo.structure_page import UNITS, read_runs
 
-UNITS: tuple[FamilyUnit, ...] = ("layer", "mlp", "heads")
 SPARSITY, TOLERANCE, SECONDS = 0.4, 1e-4, 150
 
 
@@ -38,10 +41,14 @@ def run_one(name: str) -> dict[str, Any]:
     except RuntimeError as error:
         return {"name": name, "error": str(error)[:200]}
     generator = torch.Generator().manual_seed(5)
+    computed = tuple(getattr(model, "_keys_to_ignore_on_save", None) or ())
     with torch.no_grad():
-        for parameter in model.parameters():
+        for own, parameter in model.named_parameters():
+            if own.endswith(computed) and computed:  # which the class sets when it loads
+                continue
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.05)
-    return {"name": name, **{unit: run_unit(copy.deepcopy(model), inputs(2, 1), unit) for unit in UNITS}}
+    known = {"name": name, "class": type(model).__name__, "transformers": transformers.__version__}
+    return known | {unit: run_unit(copy.deepcopy(model), inputs(2, 1), unit) for unit in UNITS}
 
 
 def run_unit(model: nn.Module, example: Any, unit: FamilyUnit) -> dict[str, Any]:
@@ -67,38 +74,28 @@ def run_unit(model: nn.Module, example: Any, unit: FamilyUnit) -> dict[str, Any]
     return {"right": right, "differences": differences, "differs": said.differs, "sizes": [said.before, said.after]}
 
 
-def summary(rows: list[dict[str, Any]]) -> str:
-    """Return how many networks were built, and for each unit how many were right, refused and wrong."""
-    built = [row for row in rows if "error" not in row]
-    lines = [f"{len(built)} of {len(rows)} networks were built"]
-    for unit in UNITS:
-        right, refused = (sum(bool(row[unit].get(key)) for row in built) for key in ("right", "refused"))
-        lines.append(f"{unit}: {right} right, {refused} refused, {len(built) - right - refused} wrong")
-    return "\n".join(lines)
-
-
-def main(tasks: str, results: str) -> None:
-    """Run all networks of some tasks that are not in the file yet, and print the summary."""
+def main(tasks: str, results: str, *again: str) -> None:
+    """Run the networks of some tasks that are not in the file yet, or match a pattern of `again`."""
     file = Path(results)
-    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    done = {row["name"] for row in rows}
-    for name in (each for each in names() if each.partition("-")[0] in tasks.split(",") and each not in done):
-        signal.signal(signal.SIGALRM, _late)
-        signal.alarm(SECONDS)
+    done = read_runs(file)
+    for name in names(tasks.split(",")):
+        if name in done and not any(fnmatch(name, pattern) for pattern in again):
+            continue
+        signal.signal(signal.SIGPROF, _late)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
         try:
-            with quiet():
+            with quiet(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
                 row = run_one(name)
         except Exception as error:  # a class may fail in any way, also when it is built
             row = {"name": name, "error": repr(error)[:200]}
-        signal.alarm(0)
-        rows.append(row)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         with file.open("a") as opened:
             opened.write(json.dumps(row) + "\n")
-    print(summary(rows))
 
 
 def _late(*_: object) -> None:
-    raise RuntimeError(f"it takes more than {SECONDS} s")
+    raise RuntimeError(f"it takes more than {SECONDS} s of processor time")
 
 
 if __name__ == "__main__":

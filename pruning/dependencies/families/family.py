@@ -28,7 +28,7 @@ class Keys:
         layers: number of layers.
         heads: number of attention heads.
         key_value_heads: number of key and value heads; None: as many as heads.
-        head_size: size of a head; None: the configuration derives it from the residual width, so heads cannot go.
+        head_size: size of a head; None: no key of its own, or several that stay as they are.
         mlp: number of hidden units of each MLP.
         residual: width of the residual stream.
         experts: number of experts of each mixture; None: the family has none.
@@ -176,9 +176,17 @@ QWEN_AND_MISTRAL = replace(
     LLAMA, name="Mistral, Qwen2, Qwen3", model_types=("mistral", "qwen2", "qwen3"), heads_divide_width=False
 )
 
+_COMPRESSED = replace(
+    LLAMA,
+    keys=replace(LLAMA.keys, head_size=None),
+    queries="self_attn.kv_b_proj",
+    keys_and_values=(),
+    beside_queries=("self_attn.q_b_proj", "self_attn.q_proj"),
+)
+"""Llama, but keys and values of heads are built by one module, and the sizes of heads have keys of their own."""
+
 _IN_STACKS = "its channels are stacked in the parameters of experts; prune unit='mlp' or unit='expert' instead"
 _NORM_OF_ALL_HEADS = "its queries and keys are normalised over all heads together; prune unit='expert' instead"
-_COMPRESSED_HEADS = "its heads are built from compressed queries, keys and values; prune unit='expert' instead"
 _STREAM_OF_NORMS = (
     "its residual stream begins anew at each norm, so no layer can be left out; prune unit='expert' instead"
 )
@@ -201,23 +209,24 @@ def _mixture(
     needs: Mapping[FamilyUnit, Mapping[str, Any]] | None = None,
     beside_queries: tuple[str, ...] = (),
     needed: str = "",
+    like: Family = LLAMA,
     shared: str = "mlp.shared_experts",
 ) -> Family:
-    """Return a family of mixtures of experts, whose attention is as in Llama.
+    """Return a family of mixtures of experts, whose attention is as in the family `like`.
 
     `mlp` is the key of the width of experts. `shared` is an MLP beside them whose width is a multiple of that key; an
     MLP with a key of its own stays.
     """
     return replace(
-        LLAMA,
+        like,
         name=name,
         model_types=model_types,
-        keys=replace(LLAMA.keys, experts=experts, mlp=mlp, by_layer=by_layer, numbers=numbers, first=first, last=last),
+        keys=replace(like.keys, experts=experts, mlp=mlp, by_layer=by_layer, numbers=numbers, first=first, last=last),
         mlp_inputs=(f"{shared}.gate_proj", f"{shared}.up_proj"),
         mlp_output=f"{shared}.down_proj",
         refused={"residual": _IN_STACKS, **(refused or {})},
         needs=needs or {},
-        beside_queries=beside_queries,
+        beside_queries=beside_queries or like.beside_queries,
         heads_divide_width=False,
         needed=needed,
     )
@@ -254,7 +263,7 @@ MIXTURES = (
         mlp=_OF_EXPERTS,
         by_layer=("layer_types", "mlp_layer_types"),
         first=("first_k_dense_replace",),
-        refused={"heads": _COMPRESSED_HEADS},
+        like=_COMPRESSED,
     ),
     _mixture(
         "GLM-4-MoE, dots.llm1",

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from pruning.choices.axes import FAMILY_UNITS, FamilyUnit, Scope, Unit
 from pruning.dependencies.dependency_groups import (
@@ -89,8 +90,13 @@ def require_unit(model: nn.Module, unit: FamilyUnit, example: Any = None) -> Sto
 
 
 def require_plain_weights(found: StockTransformer) -> None:
-    """Raise ValueError if a weight of a stock transformer is no parameter, as in quantised layers."""
+    """Raise ValueError if a weight of a stock transformer is no parameter, as in quantised layers.
+
+    Structure covers what the class itself parametrises, as the convolution of positions in wav2vec2.
+    """
     for path, module in found.modules.items():
+        if isinstance(found, StructuredTransformer) and (is_parametrized(module) or isinstance(module, nn.ModuleDict)):
+            continue
         if getattr(module, "weight", None) is not None and joined(path, "weight") not in found.tensors:
             kind = type(module)
             raise ValueError(

@@ -8,6 +8,7 @@ computes, in float32 and float64.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -53,6 +54,7 @@ _PROVEN: dict[tuple[type, str, str], tuple[Any, ...]] = {}
 _UNPROVEN: dict[tuple[Any, ...], str] = {}
 """The same with the shapes of an example -> why none is proven; on another example one may be."""
 
+_OTHERWISE = "its first layers are read in another way than all of them"
 
 BY_STRUCTURE = Family("by structure", (), Keys(), "", (), "", ())
 """The family of networks of no family, which says nothing."""
@@ -204,18 +206,26 @@ def _prove(found: StructuredTransformer, unit: FamilyUnit, call: Call) -> tuple[
         tried = {each[0].name: each for each in (read(twin) if few else parts)}
     except Exception as error:  # a class may refuse to be built from its configuration in any way
         return f"its structure cannot be read ({first_line(error)})"
-    proven = []
+    proven, failures = [], {}
     for readings in parts:
         reading = _first_proven(twin, unit, tried.get(readings[0].name, []), call)
-        if isinstance(reading, str):
-            return reading
-        same = next((each for each in readings if each.label == reading.label), None)
-        if same is None:
-            return "its first layers are read in another way than all of them"
-        proven.append(replace(same, norms_after=reading.norms_after) if isinstance(same, Layers) else same)
+        same = [each for each in readings if not isinstance(reading, str) and each.label == reading.label]
+        if not same:
+            failures[readings[0].name[-1]] = reading if isinstance(reading, str) else _OTHERWISE
+        elif isinstance(reading, Layers):
+            proven.append(replace(same[0], norms_after=reading.norms_after))
+        else:
+            proven.append(same[0])
+    if not proven:
+        return next(iter(failures.values()), none)
+    for key, why in failures.items():
+        warnings.warn(
+            f"`unit.kind` (={unit!r}) removes nothing of what `{key}` counts in a {type(network).__name__}: {why}.",
+            stacklevel=2,
+        )
     if unit == "layer" and len(proven) > 1:  # a network has at least one layer of each list
         proven = [each if each.stays else replace(each, stays=frozenset({each.count - 1})) for each in proven]
-    return tuple(proven) or none
+    return tuple(proven)
 
 
 def _first_proven(twin: Any, unit: FamilyUnit, readings: Sequence[Any], call: Call) -> Any:
@@ -227,7 +237,7 @@ def _first_proven(twin: Any, unit: FamilyUnit, readings: Sequence[Any], call: Ca
             failures.append(_failure(twin, unit, each, call))
             if not failures[-1]:
                 return each
-    return next(iter(failures), "its first layers are read in another way than all of them")
+    return next(iter(failures), _OTHERWISE)
 
 
 def _few_layers(network: Any) -> dict[str, Any]:
@@ -315,6 +325,8 @@ def _removals(unit: FamilyUnit, reading: Any) -> Iterator[list[Collection[int]]]
             yield [free[1::2]]
         if len(reading.kinds) > 1:
             yield from ([kind] for kind in reading.kinds if not {*kind} & reading.stays)
+        if len(reading.kinds) > 2:  # and those of one kind alone
+            yield from ([gone] for kind in reading.kinds if (gone := [n for n in free if n not in kind]))
         return
     below = [count for count in reading.counts or range(1, reading.units + 1) if count < reading.units]
     kept = below[2 * len(below) // 3]

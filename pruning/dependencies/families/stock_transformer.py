@@ -290,8 +290,9 @@ def sizes_of(found: StockTransformer, unit: FamilyUnit, count: int) -> dict[str,
 
 
 def head_size(found: StockTransformer) -> dict[str, Any]:
-    """Return the size of a head, which the configuration would otherwise derive from other sizes."""
-    key = found.family.keys.head_size
+    """Return the size of a head, which the configuration would otherwise derive; empty if it has no such key."""
+    if (key := found.family.keys.head_size) is None:
+        return {}
     readers = (joined(layer, found.family.attention_output) for layer in found.layers)
     (place,) = next(own for path in readers if (own := [*found.inputs_of(path)]))
-    return {str(key): found.tensors[place.tensor].shape[place.dim] // found.heads}
+    return {key: found.tensors[place.tensor].shape[place.dim] // found.heads}

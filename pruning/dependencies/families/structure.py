@@ -11,10 +11,10 @@ import copy
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
-from typing import Any, TypeAlias
+from functools import reduce, wraps
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,19 +23,23 @@ from pruning.dependencies.families.family import Keys
 from pruning.graph.tracing import quiet
 from pruning.holding.parameter import joined
 
+_R = TypeVar("_R")
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+Nodes: TypeAlias = list[tuple[str, Any]]
+"""Path and value of each configuration inside that of a network."""
 Axis: TypeAlias = tuple[str, int]
 """Name of a tensor, and one of its dimensions."""
 HIDDEN_UNITS = (
     *("intermediate_size", "ffn_dim", "d_ff", "dff", "dim_ff", "n_inner", "ffn_hidden_size", "mlp_dim", "hidden_dim"),
     *("ffn_size", "inner_dim", "ffn_inner_dim", "feed_forward_size", "intermediate_dim"),
 )
-HEADS = ("num_attention_heads", "num_heads", "n_head", "n_heads", "attention_heads", "n_layer_heads")
+HEADS = ("num_attention_heads", "attention_heads", "num_heads", "n_head", "n_heads", "n_layer_heads")
 GROUPS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads", "num_key_value_groups")
 HEAD_SIZES = ("head_dim", "d_kv", "dim_head", "kv_channels", "attention_head_size", "d_head")
 WIDTHS = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim")
 """Endings of keys of configurations, by their meaning."""
-_IN_LAYER, _IN_LIST = re.compile(r"^(.*?\.\d+)\."), re.compile(r"^(.*?)\.\d+\.")
+_IN_LAYER, _IN_LIST, _IN_NETWORK = re.compile(r"^(.*?\.\d+)\."), re.compile(r"^(.*?)\.\d+\."), re.compile(r"^()")
+"""What keeps equal units: a layer, the layers of a list, or all of them with tensors that they share."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ class Width:
 
     Args:
         units: number of units of each group.
-        keys: key -> its value for each unit.
+        keys: key -> its value for each unit; a list has one for each layer.
         fixed: key -> its value, whatever the number of units.
         groups: axis -> number of the unit at each position, -1 for none; one mapping for each layer.
         counts: numbers of units that the class builds, ascending; empty: any number.
@@ -108,7 +112,7 @@ class Width:
     """
 
     units: int
-    keys: Mapping[str, int]
+    keys: Mapping[str, int | list[int]]
     fixed: Mapping[str, int]
     groups: tuple[Mapping[Axis, Tensor], ...] = ()
     counts: tuple[int, ...] = ()
@@ -126,7 +130,11 @@ class Width:
 
     def sizes(self, count: int) -> dict[str, Any]:
         """Return the keys of a configuration with some of the units."""
-        return {**{key: each * count for key, each in self.keys.items()}, **self.fixed}
+        own = {
+            key: [v * count for v in each] if isinstance(each, list) else each * count
+            for key, each in self.keys.items()
+        }
+        return {**own, **self.fixed}
 
 
 def node_of(config: Any, path: str) -> Any:
@@ -168,15 +176,28 @@ def _built(network: Any, sizes: Mapping[str, Any]) -> dict[str, tuple[int, ...]]
     return built_shapes(type(network), network.config, sizes)
 
 
-def _nodes(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each configuration inside another one; where one is of text, those of other inputs are left out."""
+def _nodes(config: Any, path: str = "", only_text: bool = True) -> Iterator[tuple[str, Any]]:
+    """Yield each configuration inside another one; where one is of text, those of other inputs may be left out."""
     inside = {key: value for key, value in vars(config).items() if hasattr(value, "model_type")}
-    if "text_config" in inside:
+    if only_text and "text_config" in inside:
         yield from _nodes(inside["text_config"], joined(path, "text_config"))
         return
     yield path, config
     for key, value in inside.items():
-        yield from _nodes(value, joined(path, key))
+        yield from _nodes(value, joined(path, key), only_text)
+
+
+def _of_text_first(read: Callable[[Any, Nodes], list[list[_R]]]) -> Callable[[Any], list[list[_R]]]:
+    """Let a function read the configurations of text, and all of them if a network of images has nothing of text."""
+
+    @wraps(read)
+    def read_text_first(network: Any) -> list[list[_R]]:
+        found = read(network, [*_nodes(network.config)])
+        if not found and network.main_input_name == "pixel_values":
+            return read(network, [*_nodes(network.config, only_text=False)])
+        return found
+
+    return read_text_first
 
 
 def _numbers(node: Any) -> dict[str, int]:
@@ -193,14 +214,15 @@ def _lists(node: Any) -> dict[str, Sequence[Any]]:
 # ---------------------------------------------------------------------------------------------------------- layers
 
 
-def layer_readings(network: nn.Module) -> list[list[Layers]]:
+@_of_text_first
+def layer_readings(network: nn.Module, nodes: Nodes) -> list[list[Layers]]:
     """Return the readings of each list of layers that a key of the configuration counts, the likeliest first."""
     config, whole, found = network.config, shapes_of(network), []
     for path, module in network.named_modules():
         count = len(module._modules)
         if count < 2 or [*module._modules] != [str(number) for number in range(count)]:
             continue
-        for name, node in _nodes(config):
+        for name, node in nodes:
             for key in (key for key, value in _numbers(node).items() if value == count):
                 lists = [each for each, entries in _lists(node).items() if len(entries) == count]
                 named = [each for each in lists if "layer" in each or "block" in each]
@@ -259,10 +281,11 @@ def _with_needed(network: nn.Module, whole: Shapes, layers: Layers) -> Layers:
 # ---------------------------------------------------------------------------------------------------------- widths
 
 
-def mlp_readings(network: nn.Module) -> list[list[Width]]:
+@_of_text_first
+def mlp_readings(network: nn.Module, nodes: Nodes) -> list[list[Width]]:
     """Return the readings of each width of MLPs that a key of the configuration sets, the likeliest first."""
     whole, found = shapes_of(network), []
-    for name, node in _nodes(network.config):
+    for name, node in nodes:
         for key in (each for each in vars(node) if each.endswith(HIDDEN_UNITS)):
             value = getattr(node, key)
             size = value if type(value) is int and value > 1 else _unset(network, whole, joined(name, key), value)
@@ -284,13 +307,14 @@ def _unset(network: nn.Module, whole: Shapes, key: str, value: Any) -> int | Non
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def heads_readings(network: nn.Module) -> list[list[Width]]:
+@_of_text_first
+def heads_readings(network: nn.Module, nodes: Nodes) -> list[list[Width]]:
     """Return the readings of each number of heads that keys of the configuration set, the likeliest first.
 
     A unit is a key and value head with the query heads that read it; a query head if there is one key and value head.
     """
     whole, found = shapes_of(network), []
-    for name, node in _nodes(network.config):
+    for name, node in nodes:
         for key, heads in _numbers(node).items():
             ending = next((each for each in HEADS if key.endswith(each)), None)
             if ending is None or heads < 2 or key.endswith(GROUPS):
@@ -301,13 +325,28 @@ def heads_readings(network: nn.Module) -> list[list[Width]]:
             if heads % groups:
                 continue
             units = groups if groups > 1 else heads
-            keys = {joined(name, key): heads // units} | ({joined(name, shared): 1} if shared and groups > 1 else {})
+            keys: dict[str, Any] = {joined(name, key): heads // units}
+            keys |= {joined(name, shared): 1} if shared and groups > 1 else {}
+            keys |= {joined(name, each): [v // units for v in own[each]] for each in _heads_by_layer(node, key, units)}
             size, fixed = _head_size(name, node, start, heads)
             parts = (heads * size, groups * size)
-            found.append(
-                _width_readings(network, whole, Width(units, keys, fixed), ("blocks", "parts", "pairs"), parts)
-            )
+            width = Width(units, keys, fixed)
+            readings = _width_readings(network, whole, width, ("blocks", "parts", "pairs"), parts)
+            if units % 2 == 0 and units > 2 and readings:
+                pairs = replace(
+                    width, units=units // 2, keys={each: 2 * v for each, v in keys.items() if type(v) is int}
+                )
+                readings += _width_readings(network, whole, pairs, ("halves",), parts)
+            found.append(readings)
     return [readings for readings in found if readings]
+
+
+def _heads_by_layer(node: Any, key: str, units: int) -> list[str]:
+    """Return the lists of a configuration with a number of heads for each layer."""
+    lists = _lists(node)
+    return [
+        each for each in lists if each.startswith(key) and all(type(v) is int and v % units == 0 for v in lists[each])
+    ]
 
 
 def _head_size(name: str, node: Any, start: str, heads: int) -> tuple[int, dict[str, int]]:
@@ -326,7 +365,7 @@ def _width_readings(
 ) -> list[Width]:
     """Return a width with each reading of the order of its units along a dimension.
 
-    `parts` are the sizes of queries, and of keys. Heads, of which there are parts, may be the same in all layers.
+    `parts` are the sizes of queries, and of keys. Heads, which have such parts, may be the same in all layers.
     """
     fewer = width.units - 1
     made = _built(network, width.sizes(fewer))
@@ -351,13 +390,16 @@ def _width_readings(
         able = [count for count in range(1, width.units) if _built(network, width.sizes(count)) is not None]
         width = replace(width, counts=(*able, width.units))
     found: list[Width] = []
-    for linked, order, first in itertools.product(((False, True) if parts else (False,)), orders, (True, False)):
+    alike = (_IN_LAYER, _IN_LIST, _IN_NETWORK) if parts else (_IN_LAYER,)
+    for start, order, first in itertools.product(alike, orders, (True, False)):
         channels = {
-            (name, dim): _positions(whole[name][dim], width.units, step, order, first, parts)
+            (name, dim): _positions(
+                whole[name][dim], width.units, step, "blocks" if dim and order == "halves" else order, first, parts
+            )
             for (name, dim), step in axes.items()
         }
-        groups = tuple(_by_layer(channels, _IN_LIST if linked else _IN_LAYER))
-        reading = replace(width, groups=groups, order=(linked, order, first))
+        groups = tuple(_by_layer(channels, start))
+        reading = replace(width, groups=groups, order=(start, order, first))
         if not any(_equal(reading, other) for other in found):
             found.append(reading)
     return found
@@ -366,7 +408,8 @@ def _width_readings(
 def _positions(size: int, units: int, step: int, order: str, first: bool, parts: tuple[int, ...]) -> Tensor:
     """Return the unit at each of `size` positions, `step` for each unit; -1 for others, at the end or start."""
     numbers = torch.arange(units)
-    own = numbers.repeat(step) if order == "turns" else numbers.repeat_interleave(step)
+    turns = step if order == "turns" else 2 if order == "halves" else 1
+    own = numbers.repeat_interleave(step // turns).repeat(turns)
     many, few = parts or (0, 0)
     for lengths in {"parts": ((many, few, few),), "pairs": ((few, few), (many, many))}.get(order, ()):
         if sum(lengths) == len(own):
