@@ -28,11 +28,14 @@ A network of any other stock class of transformers is read from shapes, and prov
 `layer`, `heads` and `mlp`:
 
 1. The class is built without memory with one key of the configuration changed. Tensors that vanish are a layer, and
-   dimensions that shrink hold heads or hidden units. A key inside `text_config` counts, too.
+   dimensions that shrink hold heads or hidden units. A key inside `text_config` counts, too, and in a network of images
+   (CLIP, SigLIP) one inside `vision_config`.
 2. A network of the same class with random values, at most eight layers where all are of one kind, loses units. The
    reading is proven if the class builds the smaller configuration as it is saved, takes exactly the tensors that are
    left, and computes what the masked network computes, in float32 and float64 (in float32 where the class computes in
-   nothing else). Otherwise the unit is refused, with what failed.
+   nothing else). Otherwise the unit is refused, with what failed. If only some of several parts are proven, such as
+   attention beside Mamba's heads, or a decoder of text beside an encoder of speech that the example does not reach, the
+   others stay whole, and a warning names them.
 
 A proof takes 5 to 15 seconds for small networks, once in a process for each unit, and about five times the memory of
 the layers that it builds, in float32. A network that reads tokens is proven on drawn ones if there is no `example`;
@@ -40,6 +43,10 @@ others need an example. Networks that normalise after each addition (BART, RoBER
 without the layers, since the masked one keeps their norms, and `resized.differs` says so. Three things are other than
 in the table: hidden units of experts go from all experts of a mixture alike, T5's heads from all layers alike, and the
 last layer of each list stays in a network with several lists, as in an encoder and a decoder.
+
+Heads can go where a key of the configuration keeps their size (`head_dim`, `d_kv`, `v_head_dim`). Classes that divide
+the residual width by the number of heads (BERT, GPT-NeoX, OPT, BART, Whisper) would build fewer, larger ones, so that
+`heads` is refused. [One by one](transformers-by-structure.md) lists what each model type can lose.
 
 ## By the table
 

@@ -196,6 +196,8 @@ def _smaller(config: Any, name: str, value: Any, level: int) -> Any:
     """Return the new value of a key; None: it stays."""
     if value is None and (name in ALWAYS or level >= 2):
         return UNSET.get(name)
+    if name == "is_decoder" and level == 3:
+        return True
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, list | tuple) and value:

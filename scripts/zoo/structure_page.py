@@ -37,9 +37,9 @@ what is said where one cannot. `python -m scripts.zoo.structure_runs TASKS FILE`
 class, with random weights, removes 40% of a unit by magnitude, and calls `pruning.smaller_transformer`, saves the
 smaller network and loads it by the stock class.
 
-**right**: the network is smaller, no tensor is missing or left over in the file, and masked, smaller and loaded networks
-compute the same, within 1e-4 of the largest output. **right\\***: the same for smaller and loaded; the masked network
-keeps norms of removed layers, and the report says so. A letter in brackets is the sentence of a refusal, below.
+**right**: the network is smaller, no tensor is missing or left over in the file, and masked, smaller and loaded
+networks compute the same, within 1e-4 of the largest output. **right\\***: the same for smaller and loaded; the masked
+network keeps norms of removed layers, and the report says so. A letter in brackets is the sentence of a refusal, below.
 **WRONG** is anything else. A network of two layers of different kinds may refuse `layer`, because one of each has to
 stay; larger ones of its type have more.
 """
@@ -56,7 +56,9 @@ def page(rows: Mapping[str, Any]) -> str:
     built = {name: row for name, row in rows.items() if "error" not in row}
     releases = ", ".join(sorted({row["transformers"] for row in built.values()}))
     letters = _letters(built)
-    parts = [HEAD, f"Made with transformers {releases}.\n", *_in_short(rows), ""]
+    commits = {row["commit"] for row in built.values()}
+    states = "" if len(commits) < 2 else f", by {len(commits)} states of the engine: {', '.join(sorted(commits))}"
+    parts = [HEAD, f"Made with transformers {releases}{states}.\n", *_in_short(rows), ""]
     for task, title in TASKS.items():
         own = {name: row for name, row in built.items() if name.startswith(f"{task}-")}
         if own:

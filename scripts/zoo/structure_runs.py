@@ -1,10 +1,12 @@
 """Smaller transformers by structure: small random networks of all model types, pruned, made smaller, saved and loaded.
 
     python -m scripts.zoo.structure_runs causal,masked results.jsonl
+    python -m scripts.zoo.structure_runs causal results.jsonl 'causal-gemma*'      # these again
 
-writes a line for each network that is not in the file yet: for `layer`, `mlp` and `heads` whether masked, smaller and
-loaded networks compute the same to 1e-4, or why the unit is refused. Networks that normalise after additions are equal
-where loaded and smaller networks are, and their reports say that the masked one differs.
+writes a line for each network that is not in the file yet; the last one of a name counts. It says for `layer`, `mlp`
+and `heads` whether masked, smaller and loaded networks compute the same to 1e-4, or why the unit is refused. Networks
+that normalise after additions are right where loaded and smaller ones are equal, and their reports say that the masked
+one differs.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from pruning.choices.axes import FamilyUnit
 from pruning.dependencies.families.resizing import difference
 from pruning.graph.tracing import quiet
 from scripts.zoo import plain_operators as plain_operators  # before torchvision
+from scripts.zoo.__main__ import current_commit
 from scripts.zoo.small_transformers import build_small, names
 from scripts.zoo.structure_page import UNITS, read_runs
 
@@ -48,6 +51,7 @@ def run_one(name: str) -> dict[str, Any]:
                 continue
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.05)
     known = {"name": name, "class": type(model).__name__, "transformers": transformers.__version__}
+    known["commit"] = current_commit()
     return known | {unit: run_unit(copy.deepcopy(model), inputs(2, 1), unit) for unit in UNITS}
 
 

@@ -119,6 +119,11 @@ class StructuredTransformer(StockTransformer):
         if not self.parts(unit):
             raise ValueError(f"`unit.kind` (={unit!r}) has no reading that is tried.")
 
+    def expresses(self, unit: FamilyUnit) -> bool:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # `check` says what stays whole of the unit that is pruned
+            return super().expresses(unit)
+
     def are_heads(self, group: DependencyGroup) -> bool:
         return self.expresses("heads") and any(group.name == each.name for each in self.groups("heads"))
 
@@ -174,11 +179,13 @@ def _proven(found: StructuredTransformer, unit: FamilyUnit) -> tuple[Any, ...] |
     forms = tuple((str(path), getattr(leaf, "shape", None)) for path, leaf in tree_leaves_with_path(call))
     if (*key, forms) not in _UNPROVEN:
         with torch.random.fork_rng(devices=[]), quiet():
-            outcome = _prove(found, unit, call)
-        if not isinstance(outcome, str):
-            _PROVEN[key] = outcome
-            return outcome
-        _UNPROVEN[(*key, forms)] = outcome
+            proven, failures = _prove(found, unit, call)
+        if proven:
+            for name, why in failures.items():
+                said = f"removes nothing of what `{name}` counts in a {type(found.network).__name__}: {why}."
+                warnings.warn(f"`unit.kind` (={unit!r}) {said}", stacklevel=2)
+            return _PROVEN.setdefault(key, proven)
+        _UNPROVEN[(*key, forms)] = next(iter(failures.values()))
     return _UNPROVEN[(*key, forms)]
 
 
@@ -194,8 +201,8 @@ def _drawn_tokens(network: Any) -> Call | None:
     return (), {name: torch.randint(last // 8, last, (2, 12), generator=generator).to(device) for name in names}
 
 
-def _prove(found: StructuredTransformer, unit: FamilyUnit, call: Call) -> tuple[Any, ...] | str:
-    """Return the proven readings of a unit, or why one is not proven."""
+def _prove(found: StructuredTransformer, unit: FamilyUnit, call: Call) -> tuple[tuple[Any, ...], dict[str, str]]:
+    """Return the proven readings of a unit, and key of the configuration -> why what it counts is not proven."""
     read, none = READ[unit]
     network: Any = found.network
     try:
@@ -205,7 +212,7 @@ def _prove(found: StructuredTransformer, unit: FamilyUnit, call: Call) -> tuple[
         twin = _twin(network, resized(network.config, few))
         tried = {each[0].name: each for each in (read(twin) if few else parts)}
     except Exception as error:  # a class may refuse to be built from its configuration in any way
-        return f"its structure cannot be read ({first_line(error)})"
+        return (), {"": f"its structure cannot be read ({first_line(error)})"}
     proven, failures = [], {}
     for readings in parts:
         reading = _first_proven(twin, unit, tried.get(readings[0].name, []), call)
@@ -216,16 +223,9 @@ def _prove(found: StructuredTransformer, unit: FamilyUnit, call: Call) -> tuple[
             proven.append(replace(same[0], norms_after=reading.norms_after))
         else:
             proven.append(same[0])
-    if not proven:
-        return next(iter(failures.values()), none)
-    for key, why in failures.items():
-        warnings.warn(
-            f"`unit.kind` (={unit!r}) removes nothing of what `{key}` counts in a {type(network).__name__}: {why}.",
-            stacklevel=2,
-        )
     if unit == "layer" and len(proven) > 1:  # a network has at least one layer of each list
         proven = [each if each.stays else replace(each, stays=frozenset({each.count - 1})) for each in proven]
-    return tuple(proven)
+    return tuple(proven), failures if proven or failures else {"": none}
 
 
 def _first_proven(twin: Any, unit: FamilyUnit, readings: Sequence[Any], call: Call) -> Any:
@@ -326,7 +326,8 @@ def _removals(unit: FamilyUnit, reading: Any) -> Iterator[list[Collection[int]]]
         if len(reading.kinds) > 1:
             yield from ([kind] for kind in reading.kinds if not {*kind} & reading.stays)
         if len(reading.kinds) > 2:  # and those of one kind alone
-            yield from ([gone] for kind in reading.kinds if (gone := [n for n in free if n not in kind]))
+            others: list[Collection[int]] = [[n for n in free if n not in kind] for kind in reading.kinds]
+            yield from ([gone] for gone in others if gone)
         return
     below = [count for count in reading.counts or range(1, reading.units + 1) if count < reading.units]
     kept = below[2 * len(below) // 3]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import pruning
 from pruning.choices.axes import FamilyUnit
 from pruning.dependencies.families import proof, structure
+from pruning.dependencies.families.family import Keys
 from pruning.dependencies.families.family_groups import stock_transformer
 
 transformers: Any = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -43,6 +44,19 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {**SIZES, **TOKENS, "moe_intermediate_size": 8, "n_routed_experts": 4, "num_experts_per_tok": 2}
         | {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4}
         | {"n_group": 1, "topk_group": 1, "mlp_layer_types": ["dense", "sparse", "sparse"], "num_key_value_heads": 4},
+    ),
+    "heads in pairs": ("DiffLlamaForCausalLM", {**SIZES, **TOKENS, "num_key_value_heads": 4}),
+    "heads by layer": (
+        "LagunaForCausalLM",
+        {**SIZES, **TOKENS, "num_key_value_heads": 2, "head_dim": 4, "moe_intermediate_size": 8, "num_experts": 4}
+        | {"shared_expert_intermediate_size": 8, "num_experts_per_tok": 2, "mlp_layer_types": ["dense"] * 3}
+        | {"num_attention_heads_per_layer": [4, 8, 4], "layer_types": ["full_attention"] * 3},
+    ),
+    "bias for all layers": (
+        "CpmAntForCausalLM",
+        {"hidden_size": 16, "num_attention_heads": 4, "dim_head": 4, "dim_ff": 12, "num_hidden_layers": 3}
+        | {"vocab_size": 40, "prompt_length": 2, "prompt_types": 4, "segment_types": 4}
+        | {"position_bias_num_buckets": 8, "position_bias_max_distance": 16},
     ),
 }
 """Class and sizes of each small network, by what tells its structure apart."""
@@ -110,7 +124,11 @@ CELLS: list[tuple[str, FamilyUnit]] = [
     ("lists by layer", "layer"),
 ]
 ALL: list[tuple[str, FamilyUnit]] = [(kind, unit) for kind in KINDS for unit in ("layer", "heads", "mlp")]
-REFUSED: list[tuple[str, FamilyUnit]] = [("fused by head", "heads"), ("norms after, two sides", "heads")]
+REFUSED: list[tuple[str, FamilyUnit]] = [
+    ("fused by head", "heads"),
+    ("norms after, two sides", "heads"),
+    ("heads in pairs", "layer"),
+]
 
 
 @pytest.mark.parametrize(("kind", "unit"), CELLS)
@@ -140,7 +158,7 @@ def test_the_layer_with_a_bias_for_all_stays() -> None:
 
     assert found.needed == ["encoder.block.0", "decoder.block.0"]
     (width,) = found.parts("heads")
-    assert width.order[0]  # a head of the bias is that of all layers, which lose the same heads
+    assert width.order[0] is structure._IN_LIST  # a head of the bias is that of all layers, which lose the same heads
     assert len(width.groups) == 2
 
 
@@ -172,6 +190,71 @@ def test_a_unit_that_is_not_proven_is_refused_with_what_failed(name: str, unit: 
     ):
         pruning.prune(network, "magnitude", unit=unit, sparsity=0.3)
     assert all(bool((parameter != 0).any()) for parameter in network.parameters())
+
+
+def test_a_part_that_is_not_proven_stays_whole_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget(monkeypatch)
+    prove = proof._first_proven
+
+    def fail_for_the_encoder(twin: Any, unit: FamilyUnit, readings: Any, call: Any) -> Any:
+        return "it fails" if "encoder_ffn_dim" in readings[0].name else prove(twin, unit, readings, call)
+
+    monkeypatch.setattr(proof, "_first_proven", fail_for_the_encoder)
+    network = network_of("norms after, two sides")
+
+    with pytest.warns(UserWarning, match=r"removes nothing of what `encoder_ffn_dim` counts in a Bart.*: it fails\.$"):
+        pruning.prune(network, "magnitude", unit="mlp", sparsity=0.3)
+    smaller: Any = pruning.smaller_transformer(network, inputs_of(network))
+
+    assert (smaller.config.encoder_ffn_dim, smaller.config.decoder_ffn_dim) == (12, 8)
+    assert smaller.resized.difference < 1e-4
+
+
+def test_a_proof_leaves_layers_of_each_kind_alone() -> None:
+    layers = structure.Layers("layers", 4, "", Keys(), kinds=((0, 1), (2,), (3,)))
+
+    removals = [removed for (removed,) in proof._removals("layer", layers)]
+
+    assert [[*each] for each in removals] == [[0, 2], [1, 3], [0, 1], [2], [3], [2, 3], [0, 1, 3], [0, 1, 2]]
+
+
+def test_a_network_of_images_inside_two_is_read() -> None:
+    side = {**SIZES, "image_size": 8, "patch_size": 4, "num_channels": 2}
+    network = random_network("CLIPForImageClassification", vision_config=side, text_config={**SIZES, **TOKENS})
+
+    ((layers, *_),) = structure.layer_readings(network)
+    ((hidden, *_),) = structure.mlp_readings(network)
+
+    assert (layers.path, layers.name[1]) == ("vision_model.encoder.layers", "vision_config.num_hidden_layers")
+    assert [*hidden.keys] == ["vision_config.intermediate_size"]
+
+
+SPEECH: dict[str, Any] = {
+    **SIZES,
+    "conv_dim": [8, 8],
+    "conv_kernel": [10, 3],
+    "conv_stride": [5, 2],
+    "vocab_size": 12,
+} | {
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+    "num_feat_extract_layers": 2,
+}
+
+
+@pytest.mark.parametrize("unit", ["layer", pytest.param("mlp", marks=pytest.mark.slow)])
+def test_a_convolution_that_its_class_parametrises_stays(unit: FamilyUnit) -> None:
+    network = random_network("Wav2Vec2ForCTC", **SPEECH)
+    sound = torch.randn(2, 200, generator=torch.Generator().manual_seed(0))
+
+    with pytest.warns(UserWarning, match="pos_conv_embed.conv.weight stays dense"):
+        pruning.prune(network, "magnitude", unit=unit, sparsity=0.3, example=sound)
+    smaller: Any = pruning.smaller_transformer(network, sound)
+
+    ours, theirs = (each.wav2vec2.encoder.pos_conv_embed.conv.weight for each in (network, smaller))
+    assert smaller.resized.after < smaller.resized.before
+    assert torch.equal(ours, theirs)
+    assert smaller.resized.differs or smaller.resized.difference < 1e-4
 
 
 def test_a_wrong_reading_is_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:
