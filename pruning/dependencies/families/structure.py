@@ -39,7 +39,7 @@ HEAD_SIZES = ("head_dim", "d_kv", "dim_head", "kv_channels", "attention_head_siz
 WIDTHS = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim")
 """Endings of keys of configurations, by their meaning."""
 _IN_LAYER, _IN_LIST, _IN_NETWORK = re.compile(r"^(.*?\.\d+)\."), re.compile(r"^(.*?)\.\d+\."), re.compile(r"^()")
-"""What keeps equal units: a layer, the layers of a list, or all of them with tensors that they share."""
+"""Parts of a network that lose the same heads: one layer, the layers of a list, or all layers and what they share."""
 
 
 @dataclass(frozen=True)
