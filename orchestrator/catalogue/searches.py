@@ -22,7 +22,7 @@ class SearchRow(Row):
     draws_frontier: bool = False
 
 
-QUANTITIES = ("parameters", "macs", "bytes", "latency", "training_macs")
+QUANTITIES = ("parameters", "active_parameters", "macs", "bytes", "latency", "token_latency", "training_macs")
 """Quantities of a network that a frontier makes small, or limits."""
 BUDGET = (
     Option(
@@ -119,8 +119,9 @@ SEARCHES: Mapping[str, SearchRow] = named(
                     list[str],
                     ["parameters"],
                     "What to make small besides the loss of the validation figure: `parameters` and `macs` that "
-                    "remain, `training_macs`, and `bytes` and `latency` of the network deployed in the first format "
-                    "at the first batch size.",
+                    "remain, `active_parameters` that a token uses, `training_macs`, and `bytes`, `latency` and "
+                    "`token_latency` (of one more token) of the network deployed in the first format at the first "
+                    "batch size.",
                     (
                         Rule(
                             lambda given: bool(given) and set(given) <= {*QUANTITIES} and len({*given}) == len(given),

@@ -33,6 +33,7 @@ from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
 from orchestrator.sweep.beside_grid import beside_grid
 from orchestrator.views.report import side_by_side, tables
+from orchestrator.views.report.answers import answer_lines
 from orchestrator.views.report.figures.layer_data import ReadFile
 from orchestrator.views.report.report_files import report, write
 from orchestrator.views.terminal.standard_streams import say
@@ -216,3 +217,5 @@ def _print(sweep: SavedSweep, comparison: Comparison) -> None:
     tables.print_comparison(comparison, console)
     tables.print_audit(audit(sweep.plan, sweep.records, comparison), console)
     tables.print_forecast(sweep.info, sweep.plan, sweep.records, console)
+    for line in answer_lines(comparison):
+        tables.print_line(console, line)

@@ -206,7 +206,8 @@ class ScopeFields(Component):
 class StageFields:
     """Fields of a stage of any kind; a field that the kind lacks has its default.
 
-    A round has a `target`, the overall sparsity, or an `amount` of the survivors. With given densities, both are None.
+    A round has a `target`, the overall sparsity, or an `amount` of the survivors. Both are None with given densities or
+    sizes.
     """
 
     seed: int = 0

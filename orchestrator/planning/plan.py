@@ -109,6 +109,7 @@ def make_plan(jobs: Sequence[Job]) -> Plan:
 def round_targets(config: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
     """Return the request of each round: `{"target": overall sparsity}` or `{"amount": amount of the survivors}`.
 
+    The sizes of a unit are a request by themselves, with a target of None.
     With given densities, the request is the `scope` with the densities of the round, and a target of None; densities
     of a file prune to the overall sparsity in the last round.
     """
@@ -117,7 +118,8 @@ def round_targets(config: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
         return ({"target": 0.0},) * int(schedule["rounds"])
     if scope["kind"] == "window":
         return ({"target": 1 - scope["n"] / scope["m"]},)
-    if (row := DYNAMICS.get(str(config["dynamics"].get("kind")))) is not None and not row.has_target:
+    row = DYNAMICS.get(str(config["dynamics"].get("kind")))
+    if config["unit"]["kind"] == "sizes" or (row is not None and not row.has_target):
         return ({"target": None},) * int(schedule["rounds"])
     if scope["allocation"] == "given":
         paths = {

@@ -125,7 +125,8 @@ def _trains_smaller(parts: Mapping[str, Any]) -> bool:
         return "train" in parts  # the control from scratch
     tuning = parts["finetune"]
     plain = not tuning.get("_target_") and tuning.get("lora_rank") is None and parts["prune"]["holding"] != "hooks"
-    return plain and bool(tuning.get("steps") or tuning.get("epochs")) and parts["unit"]["kind"] != "residual"
+    wide = parts["unit"]["kind"] != "residual" and parts["unit"].get("residual") is None
+    return plain and bool(tuning.get("steps") or tuning.get("epochs")) and wide
 
 
 def version_of_restart(restart: Mapping[str, Any]) -> dict[str, int]:

@@ -22,6 +22,7 @@ from orchestrator.store.backends import given_as
 from orchestrator.store.saved_sweep import SavedSweep, status_of
 from orchestrator.store.store import Store
 from orchestrator.views.report import tables
+from orchestrator.views.report.answers import answer_lines
 from orchestrator.views.report.plain_files import HARNESS_COLUMNS, WINDOW_COLUMNS, harness_row
 from pruning.measure.garbage_collection import collector_paused
 
@@ -57,8 +58,8 @@ class SweepResults:
 
     def __str__(self) -> str:
         """Return the table that a sweep prints, with the notes below it."""
-        comparison = self.comparison()
-        return "\n".join(map(shown, (*tables.text_table(comparison), *tables.notes(comparison))))
+        found = self.comparison()
+        return "\n".join(map(shown, (*tables.text_table(found), *tables.notes(found), *answer_lines(found))))
 
     def _repr_html_(self) -> str:
         """Return the tables and the tradeoff figure as HTML, for a notebook."""

@@ -166,6 +166,7 @@ def _run(
 ) -> Outcome:
     from orchestrator.compare.audit.checklist import audit  # not needed for a dry run
     from orchestrator.compare.compare_trials import compare_trials
+    from orchestrator.views.report.answers import answer_lines
     from orchestrator.views.report.report_files import kept, report, write
     from orchestrator.views.report.tables import print_audit, print_comparison, print_forecast
 
@@ -201,6 +202,8 @@ def _run(
             tracker.finish(outcome.status, files)
         places = _places(config, store, info.name)
         progress.closing({what: place for what, place in places.items() if what != "report" or not outcome.interrupted})
+        for line in answer_lines(comparison):
+            progress.say(line)
         if not tracker.complete:
             outcome.behind = behind([info.name], config["store"], **config["tracking"])
     return outcome

@@ -117,10 +117,12 @@ def _choices(trial: Config) -> Iterator[str]:
                 f"`schedule.sparsity` (={sparsity}) over `schedule.rounds` (={rounds}) must be {exact:g} in one round: "
                 f"scope=window keeps {scope.n} of each {scope.m}; pass schedule=one_shot schedule.sparsity={exact:g}."
             )
-    if scope.allocation == "given" and sparsity is not None and trial.scope.densities_file is None:
+    by_file, sized = trial.scope.densities_file is not None, trial.unit.kind == "sizes"
+    if sparsity is not None and (sized or (scope.allocation == "given" and not by_file)):
+        given = "unit=sizes, where its sizes" if sized else "scope.allocation=given, where `scope.densities`"
         yield (
-            f"`schedule.sparsity` (={sparsity}) must be null with scope.allocation=given, where `scope.densities` "
-            "define the survivors; pass schedule.sparsity=null, or the densities by `scope.densities_file`."
+            f"`schedule.sparsity` (={sparsity}) must be null with {given} define the survivors; pass "
+            f"schedule.sparsity=null{'' if sized else ', or the densities by `scope.densities_file`'}."
         )
 
 
@@ -248,7 +250,7 @@ def _given_once(trial: Config) -> Iterator[str]:
                 "penalty decide the sparsity; pass schedule.sparsity=null."
             )
         return
-    if amount is None and (scope.kind == "window" or scope.allocation == "given"):
+    if amount is None and (scope.kind == "window" or scope.allocation == "given" or trial.unit.kind == "sizes"):
         return
     if (sparsity is None) == (amount is None):
         given, remedy = "neither", "the overall sparsity to end at, or the amount that each round takes."

@@ -74,6 +74,11 @@ UNITS: Mapping[str, Preset] = MappingProxyType(
             "make up of what is removed, scope.budget of what (not channels)",
             {"kind": "layer_and_mlp"},
         ),
+        "sizes": Preset(
+            "whole blocks, experts, heads, hidden units and residual channels of a transformer in turns, until "
+            "unit.layers, unit.experts, unit.heads, unit.mlp and unit.residual of them are left",
+            {"kind": "sizes"},
+        ),
     }
 )
 SCOPES: Mapping[str, Preset] = MappingProxyType(

@@ -18,20 +18,23 @@ from pruning.refused import RefusedType, RefusedValue
 from pruning.schedule import targets
 
 UnitKind: TypeAlias = Literal[
-    "entry", "block", "channel", "group", "layer", "heads", "mlp", "residual", "expert", "layer_and_mlp"
+    "entry", "block", "channel", "group", "layer", "heads", "mlp", "residual", "expert", "layer_and_mlp", "sizes"
 ]
 FamilyUnit: TypeAlias = Literal["layer", "heads", "mlp", "residual", "expert"]
 FAMILY_UNITS: tuple[FamilyUnit, ...] = get_args(FamilyUnit)
 """Units of stock transformers, which a family defines; see docs/reference/transformers.md."""
-TWO_UNITS: Mapping[str, tuple[FamilyUnit, FamilyUnit]] = {"layer_and_mlp": ("layer", "mlp")}
+_IN_ORDER: tuple[FamilyUnit, ...] = ("layer", "expert", "heads", "mlp", "residual")
+SIZES = {unit: f"{unit}s" if unit in ("layer", "expert") else str(unit) for unit in _IN_ORDER}
+"""Unit of stock transformers -> the field of `Unit` that says how many of them an architecture has."""
+IN_TURNS: Mapping[str, tuple[FamilyUnit, ...]] = {"layer_and_mlp": ("layer", "mlp"), "sizes": tuple(SIZES)}
 """Units of stock transformers that are pruned one after the other in one pruning."""
-TRANSFORMER_UNITS = (*FAMILY_UNITS, *TWO_UNITS)
+TRANSFORMER_UNITS = (*FAMILY_UNITS, *IN_TURNS)
 """Units that only stock transformers have."""
 SPANNING = ("group", *TRANSFORMER_UNITS)
 """Units that span several tensors: dependency groups."""
 EQUAL_WIDTHS: tuple[FamilyUnit, ...] = ("heads", "mlp", "expert")
 """Units of which a stock transformer has equal numbers in all layers."""
-TAKE_UNIFORM = (*EQUAL_WIDTHS, *(kind for kind, parts in TWO_UNITS.items() if {*parts} & {*EQUAL_WIDTHS}))
+TAKE_UNIFORM = (*EQUAL_WIDTHS, "layer_and_mlp")
 """Units that `scope.uniform` is for."""
 Reduction: TypeAlias = Literal["sum", "l1", "l2", "square_of_sum"]
 ScopeKind: TypeAlias = Literal["layer", "global", "row", "window"]
@@ -67,7 +70,7 @@ class Unit:
             transformer, "layer": a whole block, "heads": a key and value head with its query heads, "mlp": a hidden
             unit of an MLP, "residual": a channel of the residual stream; "layer_and_mlp": whole blocks, then hidden
             units of the others; "expert": an expert of any mixture, with what its router has for it, in all layers
-            equally many.
+            equally many; "sizes": as many of each as the sizes below leave out.
         size: number of inputs of a block.
         outputs: number of outputs of a block.
         dim: dimension that counts channels: 0 for the outputs of a layer, 1 for its inputs.
@@ -75,6 +78,13 @@ class Unit:
         spare_last: keep the last tensor dense and out of all counts, because its channels are the network's outputs.
         by_layers: for "layer_and_mlp", the fraction of what is removed that whole blocks make up; hidden units are the
             rest.
+        layers: for "sizes", the number of blocks that are kept, of those that can go; None: all.
+        experts: for "sizes", the number of experts that each layer keeps, or each group of them that its router chooses
+            first; None: all.
+        heads: for "sizes", the number of key and value heads that each layer keeps, each with the query heads that
+            share it; None: all.
+        mlp: for "sizes", the number of hidden units that each MLP, or each expert, keeps; None: all.
+        residual: for "sizes", the number of channels that the residual stream keeps; None: all.
     """
 
     kind: UnitKind = "entry"
@@ -83,7 +93,12 @@ class Unit:
     dim: int = 0
     reduce: Reduction = "sum"
     spare_last: bool = False
-    by_layers: float = field(default=0.5, metadata={"units": tuple(TWO_UNITS)})
+    by_layers: float = field(default=0.5, metadata={"units": ("layer_and_mlp",)})
+    layers: int | None = field(default=None, metadata={"units": ("sizes",)})
+    experts: int | None = field(default=None, metadata={"units": ("sizes",)})
+    heads: int | None = field(default=None, metadata={"units": ("sizes",)})
+    mlp: int | None = field(default=None, metadata={"units": ("sizes",)})
+    residual: int | None = field(default=None, metadata={"units": ("sizes",)})
 
     @property
     def spans(self) -> bool:
@@ -103,7 +118,12 @@ class Unit:
     @property
     def parts(self) -> tuple[FamilyUnit, ...]:
         """Units that are pruned in turns, first those of the first; empty for a unit of one kind."""
-        return TWO_UNITS.get(self.kind, ())
+        return IN_TURNS.get(self.kind, ())
+
+    @property
+    def sizes(self) -> dict[FamilyUnit, int]:
+        """Unit -> how many of them are kept, for those with a size."""
+        return {unit: size for unit, name in SIZES.items() if (size := getattr(self, name)) is not None}
 
     def __post_init__(self) -> None:
         """Refuse invalid values."""
@@ -111,6 +131,8 @@ class Unit:
         _one_of("unit.reduce", self.reduce, get_args(Reduction))
         _at_least("unit.size", self.size, 1)
         _at_least("unit.outputs", self.outputs, 1)
+        for unit, size in self.sizes.items():
+            _at_least(f"unit.{SIZES[unit]}", size, 1)
         if not 0 <= _number("unit.by_layers", self.by_layers) <= 1:
             raise RefusedValue("unit.by_layers", self.by_layers).because(
                 "must lie in [0, 1]: the part of whole blocks."
@@ -162,7 +184,7 @@ class Scope:
     n: int = 2
     m: int = 4
     budget: Budget = field(default="channels", metadata={"units": SPANNING})
-    round_to: int = field(default=1, metadata={"units": SPANNING})
+    round_to: int = field(default=1, metadata={"units": tuple(each for each in SPANNING if each != "sizes")})
     uniform: bool = field(default=False, metadata={"units": TAKE_UNIFORM})
 
     def __post_init__(self) -> None:

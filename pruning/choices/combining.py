@@ -175,11 +175,14 @@ def _check_groups(choices: Choices) -> None:
     if choices.unit.parts:
         if scope.budget == "channels":
             raise RefusedValue("scope.budget", "channels").because(
-                f"counts units of one kind, and unit.kind={choices.unit.kind!r} removes two; use 'parameters', 'bytes' "
-                "or 'macs'."
+                f"counts units of one kind, and unit.kind={choices.unit.kind!r} removes several; use 'parameters', "
+                "'bytes' or 'macs'."
             )
         taken["repair.kind"] = (choices.repair.kind, (Repair().kind,))
         taken["dynamics.kind"] = (choices.dynamics.kind, (Dynamics().kind,))
+    if choices.unit.kind == "sizes":
+        taken |= {"scope.kind": (scope.kind, ("layer",)), "scope.min_kept": (scope.min_kept, (0,))}
+        taken["schedule.sparsity"] = (choices.schedule.sparsity, (None,))
     kind = choices.unit.kind
     _refuse_others(taken, f"dependency groups, which span several tensors; with unit.kind={kind!r}")
 

@@ -150,6 +150,12 @@ PUBLISHED: Mapping[str, Method] = named(
             Choices(Score("minitron"), Unit("layer_and_mlp"), Scope(budget="parameters")),
             "whole layers of a transformer, then hidden units of the others, half of the parameters each",
         ),
+        Method(
+            "minitron_sizes",
+            Choices(Score("minitron"), Unit("sizes"), Scope(budget="parameters")),
+            "a transformer of the sizes unit.layers, unit.heads, unit.mlp and unit.residual, all ranked by activations",
+            schedule="sizes",
+        ),
         Method("fpgm", Choices(Score("fpgm"), _FILTERS)),
         Method(
             "slimming",

@@ -17,13 +17,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from pruning.choices.axes import EQUAL_WIDTHS, Budget, Scope, Unit, counts_experts
+from pruning.choices.axes import EQUAL_WIDTHS, SIZES, Budget, FamilyUnit, Scope, Unit, counts_experts
 from pruning.holding.parameter import first_names
 from pruning.mixtures.finding import Mixture
+from pruning.refused import RefusedValue
 
 NO_EXAMPLE = (
     "`example` (=None) must be an input of the network if `unit.kind` is 'group': dependency groups are found by "
@@ -468,6 +470,32 @@ def _check_experts(groups: DependencyGroups, sparsity: float) -> None:
                 f"`sparsity` (={sparsity}) leaves {left} of the {group.units} experts of {among}, but at least {least} "
                 f"must be left for routers to choose from, or by `scope.min_kept`; type {most}."
             )
+
+
+def fraction_without(groups: DependencyGroups, size: int, alive: Mapping[str, Tensor]) -> float:
+    """Return the fraction of the channels to remove so that every layer keeps `size` of them; 0 if it has as many.
+
+    Args:
+        groups: dependency groups whose budget is "channels".
+        size: number of layers or channels, or of each layer's heads, hidden units or experts (of each group that its
+            router chooses first).
+        alive: name of a group -> bool for each channel: whether it may be kept.
+
+    Raises:
+        RefusedValue: layers have different numbers, or cannot keep so many.
+    """
+    sizes = [{*(group.counts or range(1, group.pool + 1))} for group in groups]
+    widths, allowed = sorted({max(each) for each in sizes}), sorted(set.intersection(*sizes))
+    if size not in allowed or len(widths) > 1:
+        few = allowed if len(allowed) < 20 else [*allowed[:2], "...", allowed[-1]]
+        raise RefusedValue(f"unit.{SIZES[cast(FamilyUnit, groups.unit.kind)]}", size).because(
+            f"must be a number that all layers can keep: they have {' or '.join(map(str, widths))}, and can keep "
+            f"{', '.join(map(str, few))}; without the key they keep all."
+        )
+    if groups.to_nearest or size in widths:
+        return 1 - size / widths[0]
+    live = (group.pools for group in groups if bool(alive[group.name].any()))
+    return 1 - size * sum(live) / sum(groups.sizes.values())
 
 
 def most_removable(groups: DependencyGroups, alive: Mapping[str, Tensor]) -> float:

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.catalogue.repairs import REPAIRS
 from pruning.catalogue.rows import load
-from pruning.choices.axes import FAMILY_UNITS, Schedule, Score, Unit
+from pruning.choices.axes import FAMILY_UNITS, SIZES, Schedule, Score, Unit
 from pruning.choices.combining import Choices
 from pruning.dependencies.dependency_groups import (
     DependencyGroups,
     check_reachable,
+    fraction_without,
     gone,
     kept_channels,
     largest_step,
@@ -116,34 +117,60 @@ def _planned(choices: Choices, given: ScoringInput, example: Any, *, alone: bool
 
 
 def _in_turns(choices: Choices, given: ScoringInput, example: Any) -> PruningPlan:
-    """Plan the pruning of two units in turns, the second one under the masks of the first.
-
-    The first unit is pruned until it alone makes up `unit.by_layers` of what is removed in the end, or as far as it can
-    be. Rounding and floors of a scope are for the second unit.
-    """
-    target, share, plans = choices.schedule.sparsity, choices.unit.by_layers, list[PruningPlan]()
-    for kind in choices.unit.parts:
-        own = replace(choices, unit=replace(choices.unit, kind=kind, by_layers=Unit().by_layers))
-        if not plans:
-            own = replace(own, scope=replace(own.scope, round_to=1, min_kept=0, uniform=False))
-            sparsity = None if target is None else _reached_by_first(own, given, example, target * share)
-            own = replace(own, schedule=replace(own.schedule, sparsity=sparsity))
+    """Plan the pruning of several units in turns, each under the masks of those before it."""
+    sizes, plans = choices.unit.sizes, list[PruningPlan]()
+    if choices.unit.kind == "sizes" and not sizes:
+        raise RefusedValue("unit.kind", "sizes").because(
+            "keeps as many layers, experts, heads, hidden units and channels as are asked for; pass one or more of "
+            f"{', '.join(f'unit.{name}' for name in SIZES.values())}."
+        )
+    kinds = [*(sizes or choices.unit.parts)]
+    for kind in kinds:
+        own = replace(choices, unit=Unit(kind, reduce=choices.unit.reduce))
+        if kind in sizes:
+            own = _to_size(own, sizes[kind], given, example)
+            if not own.schedule.sparsity and (plans or kind != kinds[-1]):
+                continue  # as many as there are
+        elif not plans:
+            own = _to_share(own, choices.unit.by_layers, given, example)
         plans.append(_planned(own, given, example, alone=not plans))
-        # The second unit is scored under the masks of the first.
         given = replace(given, masks={**(given.masks or {}), **plans[-1].masks}, remember=None)
-    one, other = plans
-    counts = {name: {**one.details[name], **other.details[name]} for name in ("units", "kept")}
+    counts = {
+        name: {group: n for each in plans for group, n in each.details[name].items()} for name in ("units", "kept")
+    }
     step = max(each.details["step"] for each in plans)
-    details = {**other.details, "unit": choices.unit.kind, **counts, "step": step}
-    seconds = {name: one.seconds[name] + other.seconds[name] for name in one.seconds}
-    return PruningPlan(MaskSet({**one.masks, **other.masks}), {}, details, seconds)
+    details = {**plans[-1].details, "unit": choices.unit.kind, **counts, "step": step}
+    if sizes:  # their plans count units, not the budget
+        cut, masks = _cut(replace(choices, unit=Unit(kinds[-1])), given, example)
+        assert isinstance(cut, DependencyGroups)
+        details |= {"removed": gone(cut, cut.alive(masks)), "step": largest_step(cut, cut.alive(masks))}
+    seconds = {name: sum(each.seconds[name] for each in plans) for name in plans[0].seconds}
+    return PruningPlan(
+        MaskSet({name: mask for each in plans for name, mask in each.masks.items()}), {}, details, seconds
+    )
 
 
-def _reached_by_first(choices: Choices, given: ScoringInput, example: Any, asked: float) -> float:
-    """Return the fraction of the budget that the first of two units can make up, if a fraction `asked` is to go."""
+def _to_share(choices: Choices, share: float, given: ScoringInput, example: Any) -> Choices:
+    """Return the choices of the first of two units, which makes up a share of what is removed, or what it can.
+
+    Rounding and floors of a scope are for the second unit.
+    """
+    choices = replace(choices, scope=replace(choices.scope, round_to=1, min_kept=0, uniform=False))
+    if (target := choices.schedule.sparsity) is None:
+        return choices
     cut, before = _cut(choices, given, example, alone=True)
     assert isinstance(cut, DependencyGroups)
-    return min(max(asked, gone(cut, cut.alive(before))), most_removable(cut, cut.alive(before)))
+    sparsity = min(max(target * share, gone(cut, cut.alive(before))), most_removable(cut, cut.alive(before)))
+    return replace(choices, schedule=replace(choices.schedule, sparsity=sparsity))
+
+
+def _to_size(choices: Choices, size: int, given: ScoringInput, example: Any) -> Choices:
+    """Return the choices of a unit of which every layer keeps `size`."""
+    choices = replace(choices, scope=replace(choices.scope, budget="channels"))
+    cut, before = _cut(choices, given, example)
+    assert isinstance(cut, DependencyGroups)
+    sparsity = fraction_without(cut, size, cut.alive(before))
+    return replace(choices, schedule=replace(choices.schedule, sparsity=sparsity))
 
 
 def _cut(choices: Choices, given: ScoringInput, example: Any, *, alone: bool = False) -> tuple[Cut, dict[str, Tensor]]:

@@ -82,7 +82,7 @@ class Frontier:
         if "None" in places:
             yield (
                 f"`{key}` names {measured}, which is measured on deployed networks, and {places['None']} deploys none; "
-                "pass deploy=shrink, or another format."
+                f"pass deploy={'huggingface' if measured == 'token_latency' else 'shrink, or another format'}."
             )
         elif len(places) > 1:
             yield (

@@ -122,12 +122,16 @@ def _added(point: Objectives, others: Sequence[Objectives], reference: Objective
 
 WRITTEN: Mapping[str, tuple[Callable[[float], str], str]] = {
     "parameters": (whole_number, "parameters"),
+    "active_parameters": (whole_number, "parameters of a token"),
     "macs": (whole_number, "multiply-accumulates"),
     "bytes": (kilobytes, "kB"),
     "latency": (milliseconds, "ms"),
+    "token_latency": (milliseconds, "ms a token"),
     "training_macs": (lambda value: significant(value, 3), "multiply-accumulates of training"),
 }
 """Quantity -> its value for people, and the unit."""
+TIMES = ("latency", "token_latency")
+"""Quantities whose means are geometric, as in the comparison."""
 ROUNDING = 1e-9
 """Rounding errors that a constraint allows for."""
 
@@ -159,7 +163,7 @@ class Placed(NamedTuple):
     def estimated(self, quantity: str) -> Estimate:
         """Return the mean of a quantity over seeds with its interval."""
         values = self.quantities[quantity]
-        found = ratio([*map(math.log, values)]) if quantity == "latency" else estimate(values)
+        found = ratio([*map(math.log, values)]) if quantity in TIMES else estimate(values)
         assert found is not None
         return found
 
@@ -268,8 +272,8 @@ def _written(name: str, found: Estimate) -> str:
 
 
 def _mean_size(quantity: str, values: Sequence[float]) -> float:
-    """Return the mean of a quantity; a geometric mean of latencies, as in the comparison."""
-    return math.exp(_mean([*map(math.log, values)])) if quantity == "latency" else _mean(values)
+    """Return the mean of a quantity."""
+    return math.exp(_mean([*map(math.log, values)])) if quantity in TIMES else _mean(values)
 
 
 def _mean(values: Collection[float]) -> float:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-MEASURED: Mapping[str, str] = {"bytes": "deploy/bytes", "latency": "deploy/latency_ms"}
+MEASURED = {"bytes": "deploy/bytes", "latency": "deploy/latency_ms", "token_latency": "deploy/token_ms"}
 """Quantity of a deployed network -> its figure, in the first format at the first batch size."""
 DEPLOYED = "deployed"
 """Primary metric on validation of a network that is deployed in a format that changes outputs."""
@@ -41,12 +41,14 @@ class Finished(NamedTuple):
         """Return a quantity of the network; None if it was not measured.
 
         Args:
-            name: `parameters` or `macs` that remain, `training_macs` from the initialisation, `bytes`, `latency` or
-                `DEPLOYED` of the network at the trial's end
+            name: `parameters` or `macs` that remain, `active_parameters` that a token uses, `training_macs` from the
+                initialisation, `bytes`, `latency`, `token_latency` or `DEPLOYED` of the network at the trial's end
         """
         record = self.record
         if name == "parameters":
             return float(record.remaining_parameters)
+        if name == "active_parameters":
+            return float(record.typed.active_parameters or record.remaining_parameters)
         if name == "macs":
             return record.macs_remaining if record.macs else None
         if name == "training_macs":

@@ -13,6 +13,7 @@ from orchestrator.core.specs import Plan
 from orchestrator.planning.configuration_text import as_yaml
 from orchestrator.planning.number_formats import counted, whole_number
 from orchestrator.views.report import tables
+from orchestrator.views.report.answers import answer_lines
 from orchestrator.views.report.columns import COLUMNS, NARROW, Column, blocks, folded, narrow
 from orchestrator.views.report.figures import figure_data
 from orchestrator.views.report.figures.figure_table import FIGURES
@@ -127,7 +128,7 @@ def comparison_tables(comparison: Comparison, *, folds: bool = True) -> Iterator
             yield from tables.point_table(shown, here, stopped).html(rest="are in summary.csv")
         if folds:
             yield from _fold(comparison, points)
-    yield from (f"<p>{html(line)}</p>" for line in tables.notes(comparison, pairs=False))
+    yield from (f"<p>{html(line)}</p>" for line in (*tables.notes(comparison, pairs=False), *answer_lines(comparison)))
 
 
 def _fold(comparison: Comparison, points: Sequence[Point]) -> Iterator[str]:

@@ -301,24 +301,24 @@ def two_seeds_note(estimates: Iterable[Estimate | None]) -> Iterator[str]:
 def print_comparison(comparison: Comparison, console: Console, *, failures: bool = True) -> None:
     """Print the table, the largest matching sparsities, the cost and, with `failures`, the failed trials."""
     for line in text_table(comparison):
-        _print(console, line, "bold" if "*" in line or not line.startswith(" ") else "")
+        print_line(console, line, "bold" if "*" in line or not line.startswith(" ") else "")
     for line in (*notes(comparison), *(failure_notes(comparison) if failures else ())):
-        _print(console, line)
+        print_line(console, line)
 
 
 def print_audit(findings: Sequence[Finding], console: Console, whole: str = "") -> None:
     """Print the audit's counts, and each failed rule with its reason, as `audit_notes`."""
     for line in audit_notes(findings, whole):
-        _print(console, line)
+        print_line(console, line)
 
 
 def print_forecast(info: SweepInfo, plan: Plan, records: Mapping[str, StageRecord], console: Console) -> None:
     """Print the estimated and the actual time of the last run, if it had an estimate."""
     if info.forecast is not None:
-        _print(console, afterwards(info.forecast, plan, records))
+        print_line(console, afterwards(info.forecast, plan, records))
 
 
-def _print(console: Console, line: str, style: str = "") -> None:
+def print_line(console: Console, line: str, style: str = "") -> None:
     """Print a line, made safe to display."""
     from rich.text import Text
 
@@ -427,14 +427,13 @@ def _on_its_text(comparison: Comparison) -> str:
 
 
 def search_notes(comparison: Comparison) -> Iterator[str]:
-    """Yield the answers of a search, and the points that it did not run for all seeds, with the reasons."""
+    """Yield how a search ended, and the points that it did not run for all seeds, with the reasons."""
     search = comparison.search
     if search is None:
         return
     tests = f", {counted(search.tests, 'test')} among them" if search.tests else ""
     state = "has ended" if search.ended else "has not ended"
     yield f"The search {state} after {counted(search.looks, 'look')} at validation figures{tests}."
-    yield from (f"Answer: {answer}." for answer in search.answers)
     by_reason: dict[tuple[str, str], list[str]] = {}
     for point in search.points:
         at = "the end" if point.sparsity is None else percent(point.sparsity)

@@ -29,13 +29,17 @@ X_LABELS: Mapping[str, str] = {
     "cost": "steps from initialisation, with scoring",
     "training_macs": "multiply-accumulates of training, from initialisation",
     "parameters": "remaining parameters (% of dense)",
+    "active_parameters": "remaining parameters that a token uses",
     "macs": "remaining multiply-accumulates (% of dense)",
+    "token_latency": "milliseconds of one more token, measured",
     "latency": "milliseconds of a call, measured",
     "bytes": "bytes, deployed",
 }
 """Quantity on the x axis -> its label."""
 COUNTED = ("parameters", "macs")
 """Quantities of `X_LABELS` in % of dense."""
+DEPLOYED = {"latency": "latency_ms", "token_latency": "token_ms", "bytes": "bytes"}
+"""Measured quantity -> its field of a deployed point."""
 SECOND = 1000.0
 """A second in milliseconds."""
 Coordinates = tuple[float, float]
@@ -177,9 +181,11 @@ def _quantity(point: Point, against: str) -> float | None:
     if against in COUNTED:
         left = 1 / point.compression if against == "parameters" else point.macs_left
         return None if left is None else 100 * left
-    if against in ("latency", "bytes"):
+    if against in DEPLOYED:
         first = point.deployed[0] if point.deployed else None
-        return None if first is None else first.latency_ms if against == "latency" else first.bytes
+        return None if first is None else getattr(first, DEPLOYED[against])
+    if against == "active_parameters":
+        return point.active_parameters or point.remaining_parameters
     found: float | None = {
         "sparsity": 100 * point.sparsity,
         "compression": point.compression,
@@ -343,7 +349,7 @@ def frontier(comparison: Comparison) -> tuple[Plot, ...]:
 
 def _validation(point: Point, against: str, label: str) -> Value:
     """Return the metric on validation, in the deployed format if it changes outputs and is measured."""
-    in_format = point.deployed[0].val if point.deployed and against in ("latency", "bytes") else None
+    in_format = point.deployed[0].val if point.deployed and against in DEPLOYED else None
     found = in_format or point.val
     return found.mean if found and label == FRONT else found
 
