@@ -38,7 +38,10 @@ PRESETS = sorted(file.relative_to(SWEEPS).with_suffix("").as_posix() for file in
 QUICK = ("language_model", "reproduce/slimming", "restarts", "taught", "units")
 """Names whose keys are checked in each run of the tests."""
 _OWN = ("model=gpt", "data.tokenizer=characters")
-WITHOUT_WEIGHTS = {"smollm2": _OWN, "smaller_lm": _OWN, "smaller_lm_recovery": _OWN, "upcycled": _OWN[1:]}
+WITHOUT_WEIGHTS = {
+    **dict.fromkeys(("smollm2", "depth_or_width", "smaller_lm", "smaller_lm_recovery", "smaller_lm_search"), _OWN),
+    "upcycled": _OWN[1:],
+}
 """Presets with files of another package -> what stands for these: a network or a tokenizer of our own."""
 FURTHER = {
     "longer": ["method=longer,identity", "schedule.sparsity=0.5"],
