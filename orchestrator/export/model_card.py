@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from torch import nn
 
+from orchestrator.compare.harness_scores import HarnessScore
 from orchestrator.core.redact import shown
 from orchestrator.deploy.formats.huggingface_format import stock_network
 from orchestrator.planning.file_places import GGUF
@@ -49,11 +50,15 @@ class Card:
         text: title, figures, and what was removed.
         origin: what was pruned.
         method: the method, as comparisons name it.
+        name: name of the exported network.
+        scores: its figures of lm-evaluation-harness.
     """
 
     text: str
     origin: Origin
     method: str
+    name: str = ""
+    scores: Sequence[HarnessScore] = ()
 
 
 def origin(model: Mapping[str, Any], source: Path, given: Origin) -> Origin:
@@ -72,16 +77,25 @@ def origin(model: Mapping[str, Any], source: Path, given: Origin) -> Origin:
     return Origin(given.base_model or shown(base), given.license or shown(found.license))
 
 
-def metadata(network: nn.Module, origin: Origin, method: str) -> str:
-    """Return the lines before the text of a model card."""
-    from huggingface_hub import ModelCardData
+def metadata(network: nn.Module, card: Card) -> str:
+    """Return the lines before the text of a model card, with its scores as the hub's model-index."""
+    from huggingface_hub import EvalResult, ModelCardData
 
+    kind = "text-generation" if stock_network(network).can_generate() else None
+    results = [
+        EvalResult(
+            *(kind or "other", each.task, each.name, each.metric.name, each.score.mean),
+            dataset_args=None if each.shots is None else {"num_few_shot": each.shots},
+        )
+        for each in card.scores
+    ]
     data = ModelCardData(
-        base_model=origin.base_model or None,
-        license=origin.license or None,
+        base_model=card.origin.base_model or None,
+        license=card.origin.license or None,
         library_name="transformers",
-        pipeline_tag="text-generation" if stock_network(network).can_generate() else None,
-        tags=["pruning", "sparsity", shown(method)],
+        pipeline_tag=kind,
+        tags=["pruning", "sparsity", shown(card.method)],
+        **({"model_name": shown(card.name), "eval_results": results} if results else {}),
     )
     return f"---\n{data.to_yaml()}\n---\n\n"
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from orchestrator.compare.compare_trials import compare_trials
+from orchestrator.compare.harness_scores import HarnessScore, harness_scores
 from orchestrator.compare.panels import positions
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import markdown
@@ -37,8 +40,10 @@ def readme(sweep: SavedSweep, choice: ChosenTrial, kept: StoredNetwork, smaller:
     source = Path(kept.spec.location.get("model", {}).get("path") or os.devnull)
     from_base = origin(config["model"], source, given)
     base = markdown(from_base.base_model)
+    scores = [*_scores(sweep, choice)]
+    title = f"{base.rpartition('/')[2] or name} pruned by {line} to {percent(record.sparsity)}"
     lines = [
-        f"# {base.rpartition('/')[2] or name} pruned by {line} to {percent(record.sparsity)}",
+        f"# {title}",
         "",
         f"{name} on {data}, pruned by {line} to a sparsity of {percent(record.sparsity)} of its prunable weights; "
         "layers, channels, units and heads that the masks emptied are removed.",
@@ -58,13 +63,14 @@ def readme(sweep: SavedSweep, choice: ChosenTrial, kept: StoredNetwork, smaller:
         f"| of these not zero | {whole_number(_alive(smaller))} | {whole_number(_entries(kept.model))} |",
         f"| bytes of parameters and buffers | {whole_number(size(smaller))} | {whole_number(size(kept.model))} |",
         *_latency(sweep, choice),
+        *map(_harness, scores),
         "",
         "All figures are of this one network, and the test figures were read once; the sweep's report shows how they "
         "vary between seeds.",
         "",
         *_left(smaller),
     ]
-    return Card("".join(f"{line}\n" for line in lines), from_base, where.line)
+    return Card("".join(f"{line}\n" for line in lines), from_base, where.line, title, scores)
 
 
 def _initial_weights(model: Mapping[str, Any]) -> str:
@@ -81,6 +87,25 @@ def _figures(record: StageRecord, dense: StageRecord | None) -> Iterator[str]:
                 other = dense.after.get(figure) if dense else None
                 beside = "" if other is None else markdown(metric.said(other))
                 yield f"| {metric.title} on {title} | {markdown(metric.said(record.after[figure]))} | {beside} |"
+
+
+def _scores(sweep: SavedSweep, choice: ChosenTrial) -> Iterator[HarnessScore]:
+    """Yield the figures of lm-evaluation-harness of this network alone, beside those of its dense one."""
+    for point in compare_trials(sweep.plan, sweep.records).points:
+        for seed in (seed for seed, stage in point.stage_of.items() if stage == choice.stage):
+            yield from harness_scores(
+                sweep.plan, sweep.records, [replace(point, seeds=(seed,), stages=(choice.stage,))]
+            )
+
+
+def _harness(score: HarnessScore) -> str:
+    """Return the row of a figure, with the difference by document and its interval."""
+    found, name = score.documents, f"{score.name} {score.metric.title}"
+    if found is not None and found.low is not None and found.high is not None:
+        mean, low, high = (score.metric.written(each, "+") for each in (found.mean, found.low, found.high))
+        name = f"{name}, by document {mean} [{low}, {high}]"
+    values = " | ".join(markdown(score.metric.said(each)) for each in (score.score.mean, score.dense))
+    return f"| {markdown(name)} | {values} |"
 
 
 def _latency(sweep: SavedSweep, choice: ChosenTrial) -> Iterator[str]:

@@ -15,6 +15,7 @@ from orchestrator.sweep.search.frontier import Frontier
 from orchestrator.sweep.search.halving import Halving
 from orchestrator.sweep.search.matching import Matching
 from orchestrator.views.report import plain_files, report_files, tables
+from orchestrator.views.report.answers import answer_lines
 from orchestrator.views.report.figures import figure_data
 from orchestrator.views.report.figures.figure_data import FRONT
 from orchestrator.views.report.page import comparison_tables
@@ -75,7 +76,7 @@ def test_a_candidate_ruled_out_within_its_training_has_a_row() -> None:
 
 def test_every_table_says_what_was_stopped_and_why() -> None:
     compared = compare_trials(PLAN, LEFT, search=SEARCH)
-    text = "\n".join([*tables.text_table(compared), *tables.notes(compared)])
+    text = "\n".join([*tables.text_table(compared), *tables.notes(compared), *answer_lines(compared)])
     summary = plain_files.points_csv(compared).decode()
 
     assert "stopped" in text
@@ -124,7 +125,7 @@ def test_a_search_that_tested_its_answer_gives_the_only_answer() -> None:
     plan = grid(("l1_unstructured",), seeds=8)
     decisions, ran = run_search(Matching(), plan, records_of(plan, crossing(0.63)))
     compared = compare_trials(plan, ran, search=decisions[-1])
-    notes = "\n".join(tables.notes(compared))
+    notes = "\n".join([*tables.notes(compared), *answer_lines(compared)])
 
     assert {point.matching for point in compared.points} == {"not tested"}
     assert sum(point.answer for point in compared.points) == 1

@@ -242,3 +242,17 @@ def test_what_has_no_frontier_is_refused(policy: Frontier, plan: Plan, text: str
 
     assert told
     assert text in told[0]
+
+
+def test_the_latency_of_a_token_is_measured_on_networks_that_generate() -> None:
+    (said,) = Frontier(limits={"token_latency": 5.0}).refusals(SearchSpace(PLAN))
+
+    assert said.startswith("`search.limits` names token_latency, which is measured on deployed networks")
+    assert said.endswith("pass deploy=huggingface.")
+
+
+def test_without_a_mixture_a_token_uses_all_parameters() -> None:
+    limited = ended(Frontier(against=["active_parameters"], limits={"active_parameters": 4000.0}))
+
+    assert [text.partition(":")[0] for text in limited.answers[1:]] == ["method_0 at 90.00%", "method_0 at 70.00%"]
+    assert "1,103 parameters of a token; accuracy" in limited.answers[1]

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from small_harness_tasks import write_tasks
 
 import orchestrator
@@ -107,6 +108,18 @@ def test_the_figures_are_those_of_the_command_on_the_exported_directory(
     assert written.difference == pytest.approx(written.score - written.dense)
     assert "lm-evaluation-harness, against dense by document" in said
     assert (next(place.glob("outputs/*/comparison")) / "harness.csv").is_file()
+    _, head, card = (place / "out" / "README.md").read_text().split("---\n", 2)
+    (index,) = yaml.safe_load(head)["model-index"]
+    scores = {
+        f"{each['dataset']['name']}/{metric['type']}": metric["value"]
+        for each in index["results"]
+        for metric in each["metrics"]
+    }
+    assert scores == found
+    assert index["name"] == card.strip().splitlines()[0].removeprefix("# ")
+    (row,) = (line for line in card.splitlines() if line.startswith("| choose acc, by document"))
+    acc = by_name.loc[("choose", "acc")]
+    assert f"\\[{acc.documents_low:+.4f}, {acc.documents_high:+.4f}\\] | {acc.score:.4f} | {acc.dense:.4f} |" in row
 
 
 def test_a_kill_costs_the_task_that_it_interrupts(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
