@@ -39,7 +39,8 @@ QUICK = ("language_model", "reproduce/slimming", "restarts", "taught", "units")
 """Names whose keys are checked in each run of the tests."""
 _OWN = ("model=gpt", "data.tokenizer=characters")
 WITHOUT_WEIGHTS = {
-    **dict.fromkeys(("smollm2", "depth_or_width", "smaller_lm", "smaller_lm_recovery", "smaller_lm_search"), _OWN),
+    **dict.fromkeys(("smollm2", "depth_or_width", "smaller_lm", "smaller_lm_recovery"), _OWN),
+    "smaller_lm_search": (*_OWN, "deploy=none"),
     "upcycled": _OWN[1:],
 }
 """Presets with files of another package -> what stands for these: a network or a tokenizer of our own."""
