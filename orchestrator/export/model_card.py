@@ -95,7 +95,8 @@ def metadata(network: nn.Module, card: Card) -> str:
         library_name="transformers",
         pipeline_tag=kind,
         tags=["pruning", "sparsity", shown(card.method)],
-        **({"model_name": shown(card.name), "eval_results": results} if results else {}),
+        model_name=shown(card.name) if results else None,
+        eval_results=results or None,
     )
     return f"---\n{data.to_yaml()}\n---\n\n"
 

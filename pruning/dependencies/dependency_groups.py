@@ -484,7 +484,7 @@ def fraction_without(groups: DependencyGroups, size: int, alive: Mapping[str, Te
     Raises:
         RefusedValue: layers have different numbers, or cannot keep so many.
     """
-    sizes = [{*(group.counts or range(1, group.pool + 1))} for group in groups]
+    sizes: list[set[int]] = [{*(group.counts or range(1, group.pool + 1))} for group in groups]
     widths, allowed = sorted({max(each) for each in sizes}), sorted(set.intersection(*sizes))
     if size not in allowed or len(widths) > 1:
         few = allowed if len(allowed) < 20 else [*allowed[:2], "...", allowed[-1]]
@@ -495,7 +495,7 @@ def fraction_without(groups: DependencyGroups, size: int, alive: Mapping[str, Te
     if groups.to_nearest or size in widths:
         return 1 - size / widths[0]
     live = (group.pools for group in groups if bool(alive[group.name].any()))
-    return 1 - size * sum(live) / sum(groups.sizes.values())
+    return 1.0 - size * sum(live) / sum(groups.sizes.values())
 
 
 def most_removable(groups: DependencyGroups, alive: Mapping[str, Tensor]) -> float:
