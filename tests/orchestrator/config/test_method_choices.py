@@ -45,12 +45,8 @@ def chosen(config: Mapping[str, Any]) -> Choices:
     ("unit", "read"),
     [("entry", set()), ("group", {"budget", "round_to"}), ("layer", {"budget", "round_to"})]
     + [(unit, {"budget", "round_to", "uniform"}) for unit in ("heads", "mlp")]
-<<<<<<< HEAD
-    + [("layer_and_mlp", {"budget", "round_to", "uniform", "by_layers"})]
+    + [("layer_and_mlp", {"budget", "round_to", "uniform", "by_layers"}), ("sizes", {"budget", "layers", "residual"})]
     + [("block", set()), ("block_16x4", {"outputs"})],
-=======
-    + [("layer_and_mlp", {"budget", "round_to", "uniform", "by_layers"}), ("sizes", {"budget", "layers", "residual"})],
->>>>>>> a7c88ea0 (Write harness figures into the model card, and test and document unit=sizes)
 )
 def test_a_stage_has_only_the_keys_that_its_unit_reads(unit: str, read: set[str]) -> None:
     more = ["scope.budget=parameters"] * (unit in ("layer_and_mlp", "sizes"))
@@ -59,12 +55,8 @@ def test_a_stage_has_only_the_keys_that_its_unit_reads(unit: str, read: set[str]
 
     found = [{**spec.fields["unit"], **spec.fields["scope"]} for spec in plan.stages.values() if "scope" in spec.fields]
     assert found
-<<<<<<< HEAD
-    assert all({"budget", "round_to", "uniform", "by_layers", "outputs"} & set(keys) == read for keys in found)
-=======
-    known = {"budget", "round_to", "uniform", "by_layers", "layers", "residual"}
+    known = {"budget", "round_to", "uniform", "by_layers", "outputs", "layers", "residual"}
     assert all(known & set(keys) == read for keys in found)
->>>>>>> a7c88ea0 (Write harness figures into the model card, and test and document unit=sizes)
 
 
 def test_equal_widths_are_for_heads_and_hidden_units() -> None:
