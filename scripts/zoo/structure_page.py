@@ -57,7 +57,8 @@ def page(rows: Mapping[str, Any]) -> str:
     releases = ", ".join(sorted({row["transformers"] for row in built.values()}))
     letters = _letters(built)
     commits = {row["commit"] for row in built.values()}
-    states = "" if len(commits) < 2 else f", by {len(commits)} states of the engine: {', '.join(sorted(commits))}"
+    states = "" if len(commits) < 2 else f", by {len(commits)} states of the engine, {', '.join(sorted(commits))}"
+    states += "; what was right, or had no key, by an earlier one was not run again" if states else ""
     parts = [HEAD, f"Made with transformers {releases}{states}.\n", *_in_short(rows), ""]
     for task, title in TASKS.items():
         own = {name: row for name, row in built.items() if name.startswith(f"{task}-")}
