@@ -80,14 +80,23 @@ def decide_kept_labels(flow: Flow) -> Decision:
         reasons.update(dict.fromkeys(new.tolist(), because))
         return len(new) > 0
 
+    sites = [(site, labels.roots(site.outputs)) for site in reversed(flow.sites)]
+    done: dict[int, int] = {}
+
+    def keep_inputs() -> bool:
+        """Keep the inputs of the last site that lacks some; a site's wait for more of its outputs to be kept."""
+        for number, (site, outputs) in enumerate(sites):
+            count = int(kept[outputs].sum())
+            if done.get(number) != count:
+                if any(keep(*each) for each in _required_inputs(site, kept[outputs])):
+                    return True
+                done[number] = count
+        return False
+
     for pinned, because in labels.pins:
         keep(pinned, because)
     while True:
-        while any(
-            keep(*each)
-            for site in reversed(flow.sites)
-            for each in _required_inputs(site, kept[labels.roots(site.outputs)])
-        ):
+        while keep_inputs():
             pass
         decision = Decision(labels, kept, reasons)
         if not keep(_required_by_shapes(flow, decision), REGULAR):

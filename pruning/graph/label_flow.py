@@ -81,7 +81,7 @@ class Labels:
             a, b = self.roots(one).numpy(), self.roots(other).numpy()
             low, high = np.minimum(a, b), np.maximum(a, b)
             if np.array_equal(low, high):
-                self._parent = self.roots(torch.arange(len(self._parent))).numpy().copy()
+                self._parent[one.numpy()], self._parent[other.numpy()] = a, b
                 return
             np.minimum.at(self._parent, high, low)
 
