@@ -291,7 +291,7 @@ class _Rehearsal:
         self._require_first_step(stage)
         steps = count()
         try:
-            return run_job(stage, replace(job, cancelled=lambda: next(steps) > 0))
+            return run_job(stage, replace(job, cancelled=lambda: next(steps) > 0, on_point=lambda _: None))
         except training_loop.Cancelled:
             if not all(bool(tensor.isfinite().all()) for tensor in job.model.parameters()):
                 raise training_loop.Diverged("one step") from None

@@ -114,8 +114,8 @@ TOGETHER: dict[tuple[str, ...], dict[str, str]] = {
     },
     ("+foo=1",): {
         "+sweep=snpi": "`sweep` (=snpi) must be an option; did you mean reproduce/snip? For one of your own, pass "
-        "--config-dir=DIR with DIR/sweep/snpi.yaml. The options are depth_or_width, experts, language_model, methods, "
-        "random_amounts, sensitivity, smaller_lm, smollm2, reproduce/",
+        "--config-dir=DIR with DIR/sweep/snpi.yaml. The options are depth_or_width, detector, experts, language_model, "
+        "methods, random_amounts, sensitivity, smaller_lm, smollm2, reproduce/",
         "score=gradent": "did you mean gradient? For one of your own, pass --config-dir=DIR with DIR/score/gra",
         "train=${oc.decode:'3'}": "`train` (=${oc.decode:'3'}) must be the name of a choice, as in model=cnn.",
         "optimizer@train.optimizer=adm": "`optimizer` (=adm) must be an option; did you mean adam? For one",

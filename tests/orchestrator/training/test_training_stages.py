@@ -152,6 +152,14 @@ def test_every_point_of_the_curve_is_told_as_it_comes(store: Store) -> None:
     assert told == [(record.key, point, "accuracy") for record in records for point in record.curve]
 
 
+def test_a_preflight_tells_no_point_since_the_display_does_not_know_its_stage(store: Store) -> None:
+    dense, pruned = chain(0.3)
+    pruned = replace(pruned, fields={**pruned.fields, "finetune": {**TRAIN, "eval_every": 1}})
+    tell = Worker(store, report=lambda *_: pytest.fail("a point of a rehearsal"))
+
+    assert list(run_preflight(WorkOrder((pruned,), tell, lineage=(dense,))))
+
+
 def test_one_segment_or_many_give_the_same_bits(store: Store, tmp_path: Path) -> None:
     specs = chain(0.3, 0.6)
     other = Store(str(tmp_path / "other"))
