@@ -40,6 +40,7 @@ from pruning.graph.tracing import (
     Example,
     Recurrence,
     arguments,
+    in_module,
     name_of,
 )
 from pruning.holding.parameter import plain_modules, plain_tensors
@@ -138,6 +139,7 @@ def _unite(flow: Flow) -> None:
         labels.tie(other, one[:, :1], why)
     for node in flow.fields:
         _equal_pieces(flow, node)
+        _equal_widths(flow, node)
     before = -1
     while before != (before := len(torch.unique(labels.roots(torch.arange(len(labels)))))):
         for grid in flow.shapes.grids:
@@ -153,11 +155,40 @@ def _equal_pieces(flow: Flow, node: fx.Node) -> None:
         return
     dim = int(arguments(node)["dim"]) % flow.constants.values[node][0].ndim
     pieces = [piece for own in flow.fields[node] if (piece := covering(own, dim)) is not None]
-    pinned = torch.cat([torch.tensor([FIXED]), *(labels for labels, _ in flow.labels.pins)])
-    free = not any(torch.isin(flow.labels.roots(piece), flow.labels.roots(pinned)).any() for piece in pieces)
+    free = not any(_has_to_stay(flow, piece) for piece in pieces)
     if free and len(pieces) == len(flow.fields[node]) and len({piece.shape for piece in pieces}) == 1:
         for piece in pieces[1:]:
             flow.labels.tie(pieces[0], piece, "equal pieces keep equally many")
+
+
+def _equal_widths(flow: Flow, node: fx.Node) -> None:
+    """Tie channels that a view merges, such as those of all heads, to equally many of its module's input.
+
+    The forward may have read their number from the input, as in `batch, width, *_ = x.shape`.
+    """
+    if name_of(node) not in ("view", "reshape", "_unsafe_view") or not (path := in_module(node)):
+        return
+    before, after = (flow.value(each).shape for each in (node.all_input_nodes[0], node))
+    inner = [each for each in node.graph.nodes if f"{in_module(each)}.".startswith(f"{path}.")]
+    sources = dict.fromkeys(each for own in inner for each in own.all_input_nodes if each.op != "get_attr")
+    fields = [field for each in sources if each not in inner for field in flow.of(each)]
+    ends = [before[:dim].numel() for dim in range(len(before) + 1)]
+    for dim, size in enumerate(after):
+        merged, start = covering(flow.of(node), dim), after[:dim].numel()
+        is_merged = size not in before and start in ends and start * size in ends
+        for field in fields if is_merged else ():
+            if field.numel() != size or max(field.shape) != size or _has_to_stay(flow, field):
+                continue
+            why = f"`{path}` may take its number for a view"
+            if merged is None or merged.numel() != size:
+                flow.labels.pin(field.flatten(), why)
+            else:
+                flow.labels.tie(field.flatten(), merged.flatten(), why)
+
+
+def _has_to_stay(flow: Flow, labels: Tensor) -> bool:
+    pinned = torch.cat([torch.tensor([FIXED]), *(each for each, _ in flow.labels.pins)])
+    return bool(torch.isin(flow.labels.roots(labels), flow.labels.roots(pinned)).any())
 
 
 def _regular(flow: Flow, grid: Tensor) -> None:

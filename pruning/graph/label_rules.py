@@ -443,6 +443,10 @@ class Factor(NamedTuple):
         """Return the fields and the value of a node."""
         return cls(flow.of(node), flow.value(node))
 
+    def turned(self) -> Factor:
+        """Exchange the last two dimensions."""
+        return Factor([each.transpose(-1, -2) for each in self.fields], self.value.transpose(-1, -2))
+
     def for_each(self, heads: int) -> Factor:
         """Repeat each head for the consecutive query heads that share it; shape (..., heads, tokens, features)."""
         times = heads // self.value.shape[-3]
@@ -555,6 +559,21 @@ def _product(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
     if min(map(len, sizes)) < 2:
         flow.pin([*one.fields, *other.fields], why)
         return []
+    if _is_weighted_from_the_right(one, other):
+        return [each.transpose(-1, -2) for each in _contracted(flow, node, other.turned(), one.turned())]
+    return _contracted(flow, node, one, other)
+
+
+def _is_weighted_from_the_right(values: Factor, weights: Factor) -> bool:
+    """Return whether columns are weighted, as in `v @ attention.transpose(-2, -1)`."""
+    has_channels = any(field.shape[-2] > 1 and field.shape[-1] == 1 for field in values.fields)
+    has_batch = max(weights.value.shape[:-2], default=1) > 1
+    return has_channels and has_batch and not any(max(field.shape[-2:]) > 1 for field in weights.fields)
+
+
+def _contracted(flow: Flow, node: fx.Node, one: Factor, other: Factor) -> Fields:
+    sizes = one.value.shape, other.value.shape
+    why = f"{described(node)} reads it"
     ndim = max(map(len, sizes))
     dims = len(sizes[0]) - 1, len(sizes[1]) - 2
     labels = contract(flow, node, one, other, dims)

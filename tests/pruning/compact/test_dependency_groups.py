@@ -448,6 +448,50 @@ def test_equal_pieces_lose_equally_many_channels_so_that_the_class_stays(kind: s
     smaller.train()(x).sum().backward()
 
 
+class AttentionOfYolo(nn.Module):
+    """Attention over positions, as in YOLO11: heads weighted from the right, merged to the width of the input."""
+
+    def __init__(self, width: int = 32, heads: int = 4, keys: int = 3) -> None:
+        super().__init__()
+        self.heads, self.keys, self.each = heads, keys, width // heads
+        self.qkv, self.out = nn.Conv2d(width, width + 2 * keys * heads, 1), nn.Conv2d(width, width, 1)
+        self.places = nn.Conv2d(width, width, 3, padding=1, groups=width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, width, height, _ = x.shape
+        qkv = self.qkv(x).view(batch, self.heads, 2 * self.keys + self.each, -1)
+        q, k, v = qkv.split([self.keys, self.keys, self.each], dim=2)
+        weights = (q.transpose(-2, -1) @ k).softmax(-1)
+        heads = (v @ weights.transpose(-2, -1)).view(batch, width, height, -1)
+        found: Tensor = self.out(heads + self.places(v.reshape(batch, width, height, -1)))
+        return found
+
+
+class WithAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.n, self.attention = nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), AttentionOfYolo()
+        self.o = nn.Conv2d(32, 5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.n(self.a(x)))
+        found: Tensor = self.o(y + self.attention(y))
+        return found
+
+
+def test_heads_go_with_as_many_channels_of_the_input_from_which_the_forward_takes_their_width() -> None:
+    torch.manual_seed(0)
+    model, x = WithAttention().eval(), torch.randn(2, 3, 5, 5)
+    (group,) = pruning.dependency_groups(model, x).groups
+    pruning.prune(model, "magnitude", unit="group", sparsity=0.5, example=x)
+    smaller: Any = pruning.shrink(model, x)
+
+    assert (group.units, group.width) == (4, 8)
+    assert (type(smaller), smaller.attention.heads, smaller.attention.each) == (WithAttention, 2, 8)
+    assert (smaller.a.out_channels, smaller.attention.qkv.out_channels) == (16, 28)
+    torch.testing.assert_close(smaller(x), model(x))
+
+
 def _assigned(y: Tensor) -> Tensor:
     z = torch.zeros_like(y)
     z[:, :8] = y[:, 8:]
