@@ -132,6 +132,7 @@ ADAPTED = {
     "pruning.integrations.accelerate": {"accelerate"},
     "pruning.integrations.lightning": {"lightning", "pytorch_lightning"},
     "pruning.integrations.transformers": {"transformers"},
+    "pruning.integrations.ultralytics": set(),  # a trainer of the user's YOLO is at hand
 }
 """Module of the engine -> the libraries that it adapts, and that no other imports."""
 

@@ -1,0 +1,153 @@
+"""A YOLO is trained by ultralytics' own trainer with masks, made smaller, trained again, and exported."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pruning
+from pruning.masks.mask_set import MaskSet
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # ultralytics and what it imports warn
+
+IMAGES = torch.rand(2, 3, 96, 96, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def libraries() -> Any:
+    pytest.importorskip("ultralytics", reason="ultralytics is not installed: its license is AGPL-3.0")
+    importlib.import_module("scripts.zoo.plain_operators")  # before torchvision, whose operators may be missing
+    from ultralytics import YOLO, settings
+
+    from pruning.integrations.ultralytics import masked_trainer
+
+    settings.update({"mlflow": False, "raytune": False})
+    return YOLO, masked_trainer
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set of squares in two grey values."""
+    image_file = pytest.importorskip("PIL.Image")
+    root, drawn = tmp_path_factory.mktemp("squares"), np.random.default_rng(0)
+    for split, count in (("train", 24), ("val", 8)):
+        for folder in ("images", "labels"):
+            (root / folder / split).mkdir(parents=True)
+        for number in range(count):
+            pixels, kind = drawn.integers(0, 40, (96, 96, 3), dtype=np.uint8), number % 2
+            x, y, size = [*drawn.integers(0, 56, 2).tolist(), 40]
+            pixels[y : y + size, x : x + size] = (120, 250)[kind]
+            image_file.fromarray(pixels).save(root / "images" / split / f"{number}.png")
+            box = ((x + size / 2) / 96, (y + size / 2) / 96, size / 96, size / 96)
+            (root / "labels" / split / f"{number}.txt").write_text(" ".join(map(str, (kind, *box))))
+    file = root / "data.yaml"
+    file.write_text(f"path: {root}\ntrain: images/train\nval: images/val\nnames: {{0: dark, 1: light}}\n")
+    return file
+
+
+def options(data: Path, name: str) -> dict[str, Any]:
+    where = {"data": str(data), "project": str(data.parent / "runs"), "name": name, "exist_ok": True}
+    return {**where, "imgsz": 96, "batch": 8, "device": "cpu", "workers": 0, "plots": False, "verbose": False}
+
+
+LAYERS: list[list[Any]] = [
+    *([-1, 1, "Conv", [32, 3, 2]], [-1, 1, "C3k2", [32, False, 0.5]], [-1, 1, "Conv", [64, 3, 2]]),
+    *([-1, 1, "C3k2", [64, False, 0.5]], [-1, 1, "Conv", [128, 3, 2]], [-1, 1, "C2PSA", [128]]),
+]
+"""Layers of a YOLO11, few and narrow: as many of them as one test has time for."""
+
+
+def yolo_of(libraries: Any, classes: int = 2) -> Any:
+    from ultralytics.nn.tasks import DetectionModel
+
+    torch.manual_seed(0)
+    yolo = libraries[0]("yolo11n.yaml")
+    head = [[[3, 5], 1, "Detect", ["nc"]]]
+    yolo.model = DetectionModel({"nc": classes, "backbone": LAYERS, "head": head}, verbose=False)
+    yolo.model.args = yolo.overrides
+    return yolo
+
+
+def test_a_yolo_trains_with_masks_and_its_smaller_form_trains_validates_exports_and_is_pruned_again(
+    libraries: Any, data: Path
+) -> None:
+    pytest.importorskip("onnxruntime")
+    yolo, masked_trainer = yolo_of(libraries), libraries[1]
+    pruning.prune(yolo.model.eval(), "magnitude", unit="group", sparsity=0.33, budget="macs", example=IMAGES)
+    masks, seen = MaskSet.collect(yolo.model), []
+
+    def watch(trainer: Any) -> None:
+        nets = trainer.model, trainer.ema.ema
+        seen.append(all(not net.get_parameter(name)[~mask].any() for net in nets for name, mask in masks.items()))
+
+    yolo.add_callback("on_train_batch_end", watch)
+    yolo.train(trainer=masked_trainer(yolo), epochs=3, **options(data, "masked"))
+
+    assert len(seen) == 9
+    assert all(seen)
+    assert yolo.trainer.masks == masks == MaskSet.load(yolo.trainer.wdir / "masks.npz")
+    smaller = pruning.shrink(yolo.model, IMAGES)
+    assert type(smaller) is type(yolo.model)
+    with torch.no_grad():
+        torch.testing.assert_close(smaller(IMAGES)[0], yolo.model(IMAGES)[0], atol=1e-3, rtol=1e-4)
+
+    yolo.model = smaller
+    yolo.clear_callback("on_train_batch_end")
+    yolo.train(trainer=masked_trainer(yolo), epochs=1, **options(data, "smaller"))
+    counts = [sum(each.numel() for each in net.parameters()) for net in (smaller, yolo.model)]
+    assert counts[0] == counts[1]
+    again = libraries[0](yolo.trainer.best)
+    pruning.prune(again.model, "magnitude", unit="group", sparsity=0.2, budget="macs", example=IMAGES)
+    assert MaskSet.collect(again.model).sparsity() > 0
+    session = onnx_of(yolo)
+    (found,) = session.run(None, {session.get_inputs()[0].name: IMAGES[:1].numpy()})
+    with torch.no_grad():
+        np.testing.assert_allclose(found, yolo.model.eval()(IMAGES[:1])[0].numpy(), atol=2e-2, rtol=1e-3)
+
+
+def onnx_of(yolo: Any) -> Any:
+    import onnxruntime
+
+    return onnxruntime.InferenceSession(yolo.export(format="onnx", imgsz=96, simplify=False))
+
+
+def test_a_dynamics_reaches_its_sparsity_and_a_resumed_training_goes_on_from_its_masks(
+    libraries: Any, data: Path
+) -> None:
+    yolo, masked_trainer = yolo_of(libraries), libraries[1]
+    plan = pruning.plan(yolo.model, "magnitude", sparsity=0.1)
+    dynamics = pruning.dynamics.gradual(0.6, every=1)
+
+    class Killed(Exception):
+        pass
+
+    def kill(trainer: Any) -> None:
+        if trainer.epoch == 1:
+            raise Killed
+
+    yolo.add_callback("on_train_epoch_start", kill)
+    with pytest.raises(Killed):
+        yolo.train(trainer=masked_trainer(yolo, plan.masks, dynamics), epochs=3, **options(data, "gradual"))
+    resumed = libraries[0](yolo.trainer.last)
+    own = masked_trainer(resumed, dynamics=pruning.dynamics.gradual(0.6, every=1))
+    resumed.train(trainer=own, resume=True)
+
+    assert resumed.trainer.masks.sparsity() == pytest.approx(0.6, abs=1e-3)
+    masks = MaskSet.load(resumed.trainer.wdir / "masks.npz")
+    assert all(not resumed.model.get_parameter(name)[~mask].any() for name, mask in masks.items())
+
+
+def test_other_classes_a_fused_network_and_a_dynamics_without_masks_are_refused(libraries: Any, data: Path) -> None:
+    yolo, masked_trainer = yolo_of(libraries, classes=5), libraries[1]
+    with pytest.raises(ValueError, match=r"^`data` \(=.*\) has 2 classes, but the network predicts 5: train the dense"):
+        yolo.train(trainer=masked_trainer(yolo), epochs=1, **options(data, "classes"))
+    with pytest.raises(ValueError, match=r" needs masks to start from; prune the network first, or pass `masks`\.$"):
+        masked_trainer(yolo, dynamics=pruning.dynamics.gradual(0.6))
+    yolo.model.fuse()
+    with pytest.raises(ValueError, match=r"^The network is fused: yolo\.val, predict and export fold"):
+        masked_trainer(yolo)
