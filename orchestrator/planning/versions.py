@@ -30,7 +30,7 @@ SHARED: Mapping[str, int] = {
     "smaller": 1,
     "rows": 2,
     "channels": 2,
-    "groups": 2,
+    "groups": 3,
     "blocks": 1,
     "weights": 1,
 }
