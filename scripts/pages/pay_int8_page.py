@@ -29,9 +29,13 @@ AIMS: Mapping[str, float] = {
     "1x4 blocks 90%": 3.0,
     "1x4 blocks 80%": 2.0,
     "1x4 blocks 70%": 1.4,
+    "16x4 blocks 90%": 3.0,
+    "16x4 blocks 80%": 2.0,
+    "16x4 blocks 70%": 1.4,
     "unstructured 90%": 1.2,
 }
 """Pattern -> the speed-up over the best dense int8 runtime that the kernels are built for."""
+TILES = "16x4 blocks"
 NETWORK_AIM, PYTORCH_AIM, POINT = 1.8, 5.0, 0.01
 """The same for whole networks at 90% in blocks, over PyTorch, and the largest loss of accuracy by rounding."""
 OFF = 0.2
@@ -49,16 +53,20 @@ All of this section is in 8 bits, with inputs and outputs in float32, measured i
 - **Sparse int8** is `pruning.to_sparse(model, x, int8=True, batches=...)`, calibrated on the same inputs. It takes
   the fastest kernel of each layer, in float32 or in 8 bits. It is made once for each pattern, and copied in each block.
 - **1x4 blocks** are four consecutive inputs of an output (`unit="block"`), pruned by magnitude.
+- **16x4 blocks** are four consecutive inputs of 16 outputs (`unit.outputs=16`), for processors with AMX.
 """
 AMX = """\
 **AMX** multiplies tiles of bytes. This processor has it, and OpenVINO uses it. ONNX Runtime has code for AMX, too, and
-asks Linux for the tiles when it is imported; no setting keeps it from them. The sparse kernels do without AMX.
+asks Linux for the tiles when it is imported; no setting keeps it from them.
+{kernels}
 `{runtime}` is OpenVINO in a process with ONEDNN_MAX_CPU_ISA=AVX512_CORE_VNNI, which stands for servers with AVX-512 and
 without AMX.
 """
+WITHOUT_TILES = "The sparse kernels did without AMX when these figures were measured."
+WITH_TILES = "The sparse kernels `columns_amx` and `pixels_amx` use it, where they are the fastest of a layer."
 NO_AMX = "This processor has no AMX (`amx_int8`), which multiplies tiles of bytes and makes dense int8 faster.\n"
 NETWORKS = """\
-Networks as they are built, with 90% of the weights zero in blocks, without training: for the speed alone. Only MiniLM
+Networks as they are built, with their smallest blocks zero, without training: for the speed alone. Only MiniLM
 has trained weights. The second table has how far rounding moves outputs: the largest difference, in percent of the
 largest output, on the inputs that are timed. Dense int8 is compared with the dense network in PyTorch, and sparse int8
 with the masked one. Where it is tens of percent, as for MiniLM in the static quantisation of all its operations, dense
@@ -82,10 +90,10 @@ def int8_answer(record: Record | None) -> Iterator[str]:
         against: geometric_mean(chosen(wide, pattern="1x4 blocks", sparsity=0.9, against=against))
         for against in (PYTORCH, BEST_INT8)
     }
-    networks = chosen(record["int8_networks"], pattern="1x4 blocks", against=BEST_INT8)
-    if both[BEST_INT8] <= PAYS:
+    layers, networks = _means(wide), _means(record["int8_networks"])
+    if max(layers.values()) <= PAYS:
         answer = "On this machine take dense int8."
-    elif networks and geometric_mean(networks) <= PAYS:
+    elif networks and max(networks.values()) <= PAYS:
         answer = "On this machine zeros in 8 bits are the fastest for single layers, and dense int8 for whole networks."
     else:
         answer = "Take both."
@@ -94,13 +102,27 @@ def int8_answer(record: Record | None) -> Iterator[str]:
         f"channels or examples and more {ratio(geometric_mean(dense))} as fast as PyTorch in float32, without "
         f"training. With 90% zeros in blocks of four inputs, `pruning.to_sparse(..., int8=True)` runs them "
         f"{ratio(both[PYTORCH])} as fast as PyTorch, and {ratio(both[BEST_INT8])} as fast as dense int8 (geometric "
-        f"means over {len(dense)} layers). The zeros need fine-tuning. [Zeros and 8 bits](#zeros-and-8-bits) has all "
-        "figures."
+        f"means over {len(dense)} layers).{_in_tiles(layers)} The zeros need fine-tuning. [Zeros and 8 "
+        "bits](#zeros-and-8-bits) has all figures."
     )
     slower = _slower(chosen(record["int8_networks"], against=BEST_INT8))
     if slower:
         yield f"\nDense int8 is faster than both for {' and '.join(slower)}."
     yield f"\n{_amx_answer(record)}\n"
+
+
+def _means(cells: Sequence[Recorded]) -> dict[str, float]:
+    """Return pattern -> the geometric mean of sparse int8 over the best dense int8 runtime."""
+    sparse = [cell for cell in chosen(cells, against=BEST_INT8) if cell["pattern"] != "dense"]
+    return {
+        shown: geometric_mean([cell for cell in sparse if pattern(cell) == shown]) for shown in map(pattern, sparse)
+    }
+
+
+def _in_tiles(means: Mapping[str, float]) -> str:
+    """Return the sentence on blocks of 16 outputs; empty if they were not measured."""
+    found = [f"{ratio(mean)} at {shown.removeprefix(TILES)}" for shown, mean in means.items() if TILES in shown]
+    return f" With blocks of 16 outputs and four inputs it is {', '.join(found)} zeros." if found else ""
 
 
 def _amx_answer(record: Record) -> str:
@@ -145,8 +167,10 @@ def int8_sentences(record: Record | None) -> Iterator[str]:
 
 def _networks_in_short(record: Record) -> Iterator[str]:
     for subject, cells in groups(record["int8_networks"], "subject"):
-        over = {cell["against"]: cell for cell in cells if cell["pattern"] != "dense"}
-        if set(over) == {PYTORCH, BEST_INT8}:
+        for shown in dict.fromkeys(pattern(cell) for cell in cells if cell["pattern"] != "dense"):
+            over = {cell["against"]: cell for cell in cells if pattern(cell) == shown}
+            if set(over) != {PYTORCH, BEST_INT8}:
+                continue
             speeds = {against: float(cell["speedup"]) for against, cell in over.items()}
             met = speeds[BEST_INT8] >= NETWORK_AIM and speeds[PYTORCH] >= PYTORCH_AIM
             (dense,) = chosen(cells, pattern="dense", runtime=over[BEST_INT8]["dense_runtime"])
@@ -156,7 +180,7 @@ def _networks_in_short(record: Record) -> Iterator[str]:
                 else ""
             )
             yield (
-                f"- In 8 bits, {subject}, 90% zeros in blocks: {ratio(speeds[BEST_INT8])} the speed of "
+                f"- In 8 bits, {subject}, {shown}: {ratio(speeds[BEST_INT8])} the speed of "
                 f"{BEST_INT8}{useless}, and {ratio(speeds[PYTORCH])} that of PyTorch in float32 (aims {NETWORK_AIM}× "
                 f"and {PYTORCH_AIM:g}×: {_met(met)})."
             )
@@ -173,7 +197,8 @@ def _met(met: bool) -> str:
 def int8_section(record: Record) -> Iterator[str]:
     """Yield the tables of layers, of networks, and of networks that a sweep trains."""
     yield HEAD
-    yield AMX.format(runtime=OPENVINO_VNNI) if record["circumstances"]["amx"] else NO_AMX
+    kernels = WITH_TILES if any(TILES in shown for shown in _means(record["int8_layers"])) else WITHOUT_TILES
+    yield AMX.format(runtime=OPENVINO_VNNI, kernels=kernels) if record["circumstances"]["amx"] else NO_AMX
     limited_layers, limited_networks = record.get("vnni_layers", ()), record.get("vnni_networks", ())
     yield "### Layers in 8 bits\n"
     yield from _dense_table("layer", [*record["int8_layers"], *limited_layers])
@@ -251,5 +276,6 @@ def _dense(cells: Sequence[Recorded], subject: str) -> list[Recorded]:
 
 
 def _slower(cells: Sequence[Recorded]) -> list[str]:
-    """Return the layers or networks on which the pruned one is slower, with 95% confidence."""
-    return [str(cell["subject"]) for cell in cells if cell["pattern"] != "dense" and float(cell["high"]) < 1]
+    """Return the layers or networks on which the pruned one is slower in all patterns, with 95% confidence."""
+    by_subject = groups([cell for cell in cells if cell["pattern"] != "dense"], "subject")
+    return [subject for subject, found in by_subject if all(float(cell["high"]) < 1 for cell in found)]
