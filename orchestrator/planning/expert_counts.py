@@ -41,7 +41,9 @@ class Experts:
     def told(self, sparsity: float, where: str = "each layer") -> str:
         """Return a sentence on the experts that a sparsity of `unit=expert` removes and leaves."""
         gone = self.groups * round(sparsity * (self.count // self.groups))
-        return f"sparsity {sparsity:g} removes {gone} of {self.count} experts in {where} and leaves {self.count - gone}"
+        left = self.count - gone
+        few = f", fewer than the {self.used} of a token: a real run refuses it" if left < self.used < self.count else ""
+        return f"sparsity {sparsity:g} removes {gone} of {self.count} experts in {where} and leaves {left}{few}"
 
     def holds(self, name: str, shape: tuple[int, ...]) -> bool:
         """Return whether a tensor in a weight file belongs to one expert, or stacks the parts of all."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,8 @@ from pruning.holding.parameter import joined, plain_modules, pruned_names
 from pruning.holding.reparam import mask_name, orig_name, stored
 from pruning.mixtures.finding import Mixture, counts_experts, expert_dim, mixtures
 from pruning.mixtures.routing import routed_of
+
+Hook = TypeVar("Hook")
 
 
 def survivors(mixture: Mixture, masks: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -112,8 +114,7 @@ def stop_routing_among_survivors(model: nn.Module) -> None:
 
 def leaves_experts_out(model: nn.Module) -> bool:
     """Return whether a router of the model chooses among some of its experts only."""
-    hooks = (hook for _, module in plain_modules(model) for hook in module._forward_pre_hooks.values())
-    return any(isinstance(hook, _Numbered) for hook in hooks)
+    return any(_hooks_of(_Numbered, module) for _, module in plain_modules(model))
 
 
 def drop_removed_experts(model: nn.Module) -> dict[str, tuple[int, Tensor]]:
@@ -125,11 +126,10 @@ def drop_removed_experts(model: nn.Module) -> dict[str, tuple[int, Tensor]]:
     modules, dropped = dict(plain_modules(model)), dict[str, tuple[int, Tensor]]()
     for mixture in mixtures(model):
         experts = modules[mixture.experts]
-        kept = next(
-            (each.kept.cpu() for each in experts._forward_pre_hooks.values() if isinstance(each, _Numbered)), None
-        )
-        if kept is None:
+        numbered = _hooks_of(_Numbered, experts)
+        if not numbered:
             continue
+        kept = numbered[0].kept.cpu()
         for name, tensor in {**mixture.stacks, **mixture.router}.items():
             path, _, leaf = name.rpartition(".")
             dim = expert_dim(tensor, mixture.count) or 0
@@ -139,7 +139,7 @@ def drop_removed_experts(model: nn.Module) -> dict[str, tuple[int, Tensor]]:
         for key in [*counts_experts(experts, mixture.count)]:
             setattr(experts, key, len(kept))
     for module in modules.values():
-        for hook in [each for each in module._forward_pre_hooks.values() if isinstance(each, _Fewer)]:
+        for hook in _hooks_of(_Fewer, module):
             for path, key in hook.counters:
                 setattr(module.get_submodule(path), key, len(hook.kept))
     stop_routing_among_survivors(model)
@@ -149,12 +149,10 @@ def drop_removed_experts(model: nn.Module) -> dict[str, tuple[int, Tensor]]:
 @contextmanager
 def routing_among_all(model: nn.Module) -> Iterator[None]:
     """Let routers choose among all experts inside the context, also among those that were removed."""
-    hooks = [
-        hook
-        for _, module in plain_modules(model)
-        for hook in module._forward_pre_hooks.values()
-        if isinstance(hook, _Fewer | _Numbered)
-    ]
+    hooks: list[_Fewer | _Numbered] = []
+    for _, module in plain_modules(model):
+        hooks += _hooks_of(_Fewer, module)
+        hooks += _hooks_of(_Numbered, module)
     for hook in hooks:
         hook.paused = True
     try:
@@ -162,6 +160,10 @@ def routing_among_all(model: nn.Module) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.paused = False
+
+
+def _hooks_of(kind: type[Hook], module: nn.Module) -> list[Hook]:
+    return [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, kind)]
 
 
 def _hook(module: nn.Module, fewer: _Fewer) -> None:
@@ -178,14 +180,8 @@ def _places(mixture: Mixture, names: Iterable[str]) -> tuple[tuple[str, str], ..
 
 def _counters(mixture: Mixture) -> tuple[tuple[str, str], ...]:
     """Return (module below the mixture, attribute) of each number of experts."""
-    return _places(
-        mixture,
-        (
-            joined(name, each)
-            for name, module in mixture.routing.items()
-            for each in counts_experts(module, mixture.count)
-        ),
-    )
+    routing, count = mixture.routing.items(), mixture.count
+    return _places(mixture, [joined(name, each) for name, own in routing for each in counts_experts(own, count)])
 
 
 def _above(paths: Iterable[str]) -> list[str]:

@@ -29,7 +29,7 @@ from pruning.mixtures.routing import eager_experts, without_tokens
 from pruning.reconstruction.block_calls import Batch, BlockCalls, call_model
 from pruning.reconstruction.block_order import Part, is_layer, parts_of, weight_of
 from pruning.reconstruction.expert_statistics import ExpertCollector, passes_of
-from pruning.reconstruction.layer_problem import Collector, InputStatistics, Target
+from pruning.reconstruction.layer_problem import Collector, Target
 from pruning.reconstruction.solving import Found, LayerReport, Solve, Solving
 from pruning.reconstruction.streamed_weights import StreamedWeights
 from pruning.selection.selection_groups import groups_of
@@ -122,6 +122,9 @@ def layerwise(  # twenty parameters: one call prunes a network from files to fil
     Source: Frantar & Alistarh 2023, arXiv 2301.00774 (the order).
     """
     check_masks({} if masks is None else masks)
+    for name, limit in (("activation_bytes", activation_bytes), ("statistics_bytes", statistics_bytes)):
+        if limit is not None and (not is_int(limit) or limit < 0):
+            raise ValueError(f"`{name}` (={limit!r}) must be a number of bytes, such as 2**30, or None for no limit.")
     solve, listed = _solver(method, options), _listed(batches)
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"`dtype` (={dtype}) must be torch.float32 or torch.float64.")
@@ -422,8 +425,7 @@ class _BlockwiseRun:
             collector.counts = experts.counts = _counts(batch, next(part.module.parameters()).device)
             with collector.collecting(), experts.collecting():
                 call()
-        of_layers = {name: collector.found.get(name, InputStatistics(self.dtype)) for name in layers}
-        return {**of_layers, **experts.statistics()}
+        return {**collector.found, **experts.found}
 
 
 def layout_of_weight(name: str, layer: nn.Module) -> WeightLayout:

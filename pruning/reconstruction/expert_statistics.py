@@ -54,7 +54,7 @@ class ExpertCollector:
         dtype: dtype of the sums.
         all_tokens: each token counts for each expert, whatever the router says.
         counts: bool of (examples, positions), False where a position of the batch is padding; None: all count.
-        found: name of a stack -> expert -> the statistics of its inputs.
+        found: name of a stack -> each expert that is wanted -> the statistics of its inputs, which may be none.
     """
 
     stacks: Mapping[str, nn.Module]
@@ -62,7 +62,7 @@ class ExpertCollector:
     dtype: torch.dtype
     all_tokens: bool = False
     counts: Tensor | None = None
-    found: dict[str, dict[int, InputStatistics]] = field(default_factory=dict)
+    found: dict[str, dict[int, InputStatistics]] = field(init=False)
     _call: Routed | None = None
     _last: tuple[SeenTensor, Tensor] | None = None
     _is_asking: bool = False
@@ -70,6 +70,7 @@ class ExpertCollector:
 
     def __post_init__(self) -> None:
         self._widths = {name: _width(name, module) for name, module in self.stacks.items()}
+        self.found = {name: {each: InputStatistics(self.dtype) for each in own} for name, own in self.wanted.items()}
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
@@ -83,13 +84,6 @@ class ExpertCollector:
         with hooked(handles), ProductsOfStacks(self.stacks, self._read):
             yield
         self._last = self._call = None
-
-    def statistics(self) -> dict[str, dict[int, InputStatistics]]:
-        """Return name of a stack -> each expert that is wanted -> the statistics of its inputs, which may be none."""
-        return {
-            name: {expert: self.found.get(name, {}).get(expert, InputStatistics(self.dtype)) for expert in experts}
-            for name, experts in self.wanted.items()
-        }
 
     def _ask(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Call experts with the tokens that count, if these are others than those of the network's own call."""
@@ -132,7 +126,7 @@ class ExpertCollector:
         if in_order:
             inputs = inputs[self._tokens(expert, inputs)]
         if inputs.shape[-1] == self._widths[name] and len(inputs):
-            own = self.found.setdefault(name, {}).setdefault(expert, InputStatistics(self.dtype))
+            own = self.found[name][expert]
             own.add(self._product(inputs), len(inputs))
             own.padded |= not in_order and self.counts is not None and not self._is_asking
 

@@ -243,9 +243,12 @@ class Collector:
     layers: Mapping[str, nn.Module]
     dtype: torch.dtype
     counts: Tensor | None = None
-    found: dict[str, InputStatistics] = field(default_factory=dict)
+    found: dict[str, InputStatistics] = field(init=False)
     in_lists: Collection[str] = ()
     _products: list[tuple[SeenTensor, bool, Tensor, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.found = {name: InputStatistics(self.dtype) for name in self.layers}
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
@@ -263,7 +266,7 @@ class Collector:
         if inputs is not None:
             in_any_order = name in self.in_lists and inputs.ndim == 2 and not isinstance(module, _ConvNd)
             product, rows = self._product(module, inputs.detach(), None if in_any_order else self.counts)
-            own = self.found.setdefault(name, InputStatistics(self.dtype))
+            own = self.found[name]
             own.add(product, rows)
             own.padded |= in_any_order and self.counts is not None
 

@@ -35,6 +35,7 @@ def test_experts_are_those_of_the_configuration(tmp_path: Path, config: dict[str
 
 def test_equally_many_experts_of_each_group_go() -> None:
     assert Experts(8, 2).told(0.3) == "sparsity 0.3 removes 2 of 8 experts in each layer and leaves 6"
+    assert Experts(8, 2).told(0.9).endswith("and leaves 1, fewer than the 2 of a token: a real run refuses it")
     assert Experts(12, 2, 4).told(0.3) == "sparsity 0.3 removes 4 of 12 experts in each layer and leaves 8"
 
 

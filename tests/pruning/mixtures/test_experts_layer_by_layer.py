@@ -246,6 +246,12 @@ def test_all_experts_see_all_tokens_where_asked_for() -> None:
         )
 
 
+@pytest.mark.parametrize("limit", ["4GB", -1, True])
+def test_limits_that_are_no_numbers_of_bytes_are_refused(limit: Any) -> None:
+    with pytest.raises(ValueError, match=r"^`statistics_bytes` \(=.*\) must be a number of bytes, such as"):
+        pruning.layerwise(network("mixtral"), "wanda", BATCHES, sparsity=0.5, statistics_bytes=limit)
+
+
 def test_experts_without_tokens_are_told_with_the_rarest_of_the_others() -> None:
     model = network("gpt_oss")
     model.get_parameter("model.layers.0.mlp.router.bias").data[4] = -100
