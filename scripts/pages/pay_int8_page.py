@@ -121,7 +121,7 @@ def _means(cells: Sequence[Recorded]) -> dict[str, float]:
 
 def _in_tiles(means: Mapping[str, float]) -> str:
     """Return the sentence on blocks of 16 outputs; empty if they were not measured."""
-    found = [f"{ratio(mean)} at {shown.removeprefix(TILES)}" for shown, mean in means.items() if TILES in shown]
+    found = [f"{ratio(mean)} at {shown.removeprefix(TILES).strip()}" for shown, mean in means.items() if TILES in shown]
     return f" With blocks of 16 outputs and four inputs it is {', '.join(found)} zeros." if found else ""
 
 
