@@ -7,6 +7,7 @@ counts how often a network multiplies each entry of its weights and activations.
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -47,6 +48,8 @@ from pruning.holding.parameter import plain_modules, plain_tensors
 from pruning.measure.macs import Products, weight_macs
 from pruning.measure.matrix_weights import considered
 from pruning.mixtures.finding import Mixture, mixtures
+
+CUTS = ("chunk", "split", "split_with_sizes")
 
 
 def dependency_groups(
@@ -151,7 +154,7 @@ def _equal_pieces(flow: Flow, node: fx.Node) -> None:
 
     Pieces of which a channel must stay lose their channels apart; the smaller network is then a graph.
     """
-    if name_of(node) not in ("chunk", "split", "split_with_sizes") or not flow.fields[node]:
+    if name_of(node) not in CUTS or not flow.fields[node]:
         return
     dim = int(arguments(node)["dim"]) % flow.constants.values[node][0].ndim
     pieces = [piece for own in flow.fields[node] if (piece := covering(own, dim)) is not None]
@@ -170,8 +173,8 @@ def _equal_widths(flow: Flow, node: fx.Node) -> None:
         return
     before, after = (flow.value(each).shape for each in (node.all_input_nodes[0], node))
     inner = [each for each in node.graph.nodes if f"{in_module(each)}.".startswith(f"{path}.")]
-    sources = dict.fromkeys(each for own in inner for each in own.all_input_nodes if each.op != "get_attr")
-    fields = [field for each in sources if each not in inner for field in flow.of(each)]
+    read = dict.fromkeys(each for own in inner for each in own.all_input_nodes if each.op != "get_attr")
+    fields = [field for each in read if _whole(each) not in inner for field in flow.of(each)]
     ends = [before[:dim].numel() for dim in range(len(before) + 1)]
     for dim, size in enumerate(after):
         merged, start = covering(flow.of(node), dim), after[:dim].numel()
@@ -184,6 +187,13 @@ def _equal_widths(flow: Flow, node: fx.Node) -> None:
                 flow.labels.pin(field.flatten(), why)
             else:
                 flow.labels.tie(field.flatten(), merged.flatten(), why)
+
+
+def _whole(node: fx.Node) -> fx.Node:
+    """Return the tensor that a node is a piece of; a trace may place the cut in the module that reads the piece."""
+    while name_of(node) in CUTS or node.target is operator.getitem:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _has_to_stay(flow: Flow, labels: Tensor) -> bool:

@@ -103,7 +103,7 @@ def test_a_yolo_trains_with_masks_and_its_smaller_form_trains_validates_exports_
     assert counts[0] == counts[1]
     again = libraries[0](yolo.trainer.best)
     pruning.prune(again.model, "magnitude", unit="group", sparsity=0.2, budget="macs", example=IMAGES)
-    assert MaskSet.collect(again.model).sparsity() > 0
+    assert type(pruning.shrink(again.model, IMAGES)) is type(again.model)
     session = onnx_of(yolo)
     (found,) = session.run(None, {session.get_inputs()[0].name: IMAGES[:1].numpy()})
     with torch.no_grad():
