@@ -191,7 +191,7 @@ class _MaskedTrainer:
         if self._kept and self._kept.moves:
             file = own.wdir / f"dynamics-{ckpt['epoch']}.pt"
             if not file.exists():
-                raise ValueError(f"{file} is missing; resume from a `last.pt` beside it.")
+                raise ValueError(f"{file} is missing; resume from the last.pt that was saved with it.")
             self._kept.load_state_dict(torch.load(file, weights_only=True))
 
     def _do_train(self) -> None:

@@ -248,7 +248,7 @@ def test_what_hydra_takes_is_held_to_types_and_rules(line: dict[str, str]) -> No
         ),
         (
             [*OWN, "+sweep=foo"],
-            "The options are mysweep, noyaml, twice, unheaded, depth_or_width, experts, language_model, methods, rand",
+            "The options are mysweep, noyaml, twice, unheaded, depth_or_width, detector, experts, language_model, ",
         ),
         (
             ["search=none", "search.first=7"],
