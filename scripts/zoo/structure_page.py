@@ -68,7 +68,7 @@ def page(rows: Mapping[str, Any]) -> str:
     for kind, letter in letters.items():
         parts.append(f"- ({letter}) {kind}")
     parts += ["", "## Not built\n", "The script found no small network of these, or no inputs for it:\n"]
-    parts += [f"- `{name}`: {_first_line(row['error'])}" for name, row in rows.items() if "error" in row]
+    parts += [f"- `{name}`: `{_first_line(row['error'])}`" for name, row in rows.items() if "error" in row]
     return "\n".join(parts) + "\n"
 
 
@@ -132,7 +132,7 @@ def _kind(sentence: str) -> str:
 
 
 def _first_line(error: str) -> str:
-    return " ".join(error.split()).replace("|", "/")[:160]
+    return " ".join(error.split()).replace("|", "/").replace("`", "'")[:160]
 
 
 def main() -> None:
