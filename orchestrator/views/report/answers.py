@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from statistics import fmean
 
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.harness_scores import HarnessScore
 from orchestrator.compare.secondary_figures import DENSE, WindowDifference
-from orchestrator.planning.number_formats import milliseconds, whole_number
+from orchestrator.planning.number_formats import milliseconds, percent, whole_number
 from orchestrator.views.report.columns import difference, times
 from orchestrator.views.report.tables import NATS
 
@@ -19,16 +20,20 @@ def answer_lines(comparison: Comparison) -> Iterator[str]:
     yield from (f"Answer: {answer}." for answer in (search.answers if search else ()))
     for panel in comparison.panels if search and search.against else ():
         points = [each for each in comparison.points if each.answer and each.panel == panel]
-        scores = {each.line: [own for own in comparison.harness if _is_of(own, each)] for each in points}
+        lines = Counter(each.line for each in points)
+        names = [
+            each.line if lines[each.line] == 1 else f"{each.line} at {percent(each.asked_sparsity)}" for each in points
+        ]
+        scores = [[own for own in comparison.harness if _is_of(own, each)] for each in points]
         if points:
-            best = min(points, key=_loss)
-            told = "; ".join(_figures(comparison, best, scores[best.line]))
-            yield f"Best {panel[0]} on {panel[1]} by {best.metric.title} on validation: {best.line}: {told}."
-        if scored := {line: fmean(map(_gain, own)) for line, own in scores.items() if own}:
-            line = max(scored, key=lambda line: scored[line])
+            best, name, own = min(zip(points, names, scores, strict=True), key=lambda each: _loss(each[0]))
+            told = "; ".join(_figures(comparison, best, own))
+            yield f"Best {panel[0]} on {panel[1]} by {best.metric.title} on validation: {name}: {told}."
+        if scored := [(fmean(map(_gain, own)), name) for name, own in zip(names, scores, strict=True) if own]:
+            gain, name = max(scored)
             yield (
-                f"Best {panel[0]} on {panel[1]} by lm-evaluation-harness, which the search has not seen: {line}, mean "
-                f"gain over dense in all its figures {scored[line]:+.4f}."
+                f"Best {panel[0]} on {panel[1]} by lm-evaluation-harness, which the search has not seen: {name}, mean "
+                f"gain over dense in all its figures {gain:+.4f}."
             )
 
 

@@ -9,7 +9,11 @@ from searched_plans import crossing, grid, records_of, run_search
 
 from orchestrator.compare.audit.checklist import audit
 from orchestrator.compare.compare_trials import compare_trials
+from orchestrator.compare.comparison import Point
+from orchestrator.compare.harness_scores import HarnessScore
+from orchestrator.compare.statistics import Estimate
 from orchestrator.core.events import Decision
+from orchestrator.core.metrics import Metric
 from orchestrator.core.specs import Plan
 from orchestrator.sweep.search.frontier import Frontier
 from orchestrator.sweep.search.halving import Halving
@@ -167,6 +171,39 @@ def test_a_frontier_is_drawn_with_intervals_and_what_was_stopped() -> None:
     assert stopped.low == (None,) * 3, "one seed has no interval"
     assert b"Pareto front" in drawn["frontier"]["svg"]
     assert not figure_data.frontier(compare_trials(PLAN, LEFT, search=SEARCH))
+
+
+def test_the_best_networks_of_a_frontier_are_those_of_the_least_loss_and_of_the_highest_scores() -> None:
+    plan = grid(("l1_unstructured", "random_unstructured"), (0.5, 0.7, 0.9), seeds=4)
+    chosen = {"search": {"kind": "frontier", "against": ["parameters"]}}
+    plan = Plan(plan.stages, tuple(replace(each, config={**each.config, **chosen}) for each in plan.trials))
+    decisions, ran = run_search(Frontier(["parameters"]), plan, make_records(plan))
+    compared = compare_trials(plan, ran, search=decisions[-1])
+    points = sorted(
+        (each for each in compared.points if each.answer), key=lambda each: -each.val.mean if each.val else 0
+    )
+    metric = Metric("acc", "%", "higher", margin=0.01)
+
+    def score(point: Point, mean: float) -> HarnessScore:
+        own = Estimate(4, mean)
+        where = point.model, point.data, point.line, 1, point.asked_sparsity, point.asked_sparsity
+        return HarnessScore(*where, "arc_easy", None, metric, (0, 1, 2, 3), own, 0.5, own, None)
+
+    def named(point: Point) -> str:
+        return f"{point.line} at {point.asked_sparsity:.2%}"
+
+    scores = [score(point, 0.4 + 0.01 * number) for number, point in enumerate(points)]
+    *_, by_loss, by_harness = answer_lines(replace(compared, harness=tuple(scores)))
+
+    assert len(points) > 1
+    assert points[0].val != points[-1].val
+    assert by_loss.startswith(f"Best cnn on digits by {points[0].metric.title} on validation: {named(points[0])}: ")
+    assert f"{points[0].remaining_parameters:,.0f} parameters" in by_loss
+    assert by_harness.startswith("Best cnn on digits by lm-evaluation-harness, which the search has not seen: ")
+    assert (
+        f"{named(points[-1])}, mean gain over dense in all its figures {scores[-1].score.mean - 0.5:+.4f}."
+        in by_harness
+    )
 
 
 def test_a_race_on_records_tests_no_candidate_without_all_its_seeds() -> None:
