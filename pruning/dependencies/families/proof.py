@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -49,8 +49,17 @@ READ: Mapping[str, tuple[Callable[[nn.Module], list[list[Any]]], str]] = {
     "mlp": (mlp_readings, "no key of its configuration sets the number of hidden units"),
 }
 """Unit -> what reads its structure, and why there may be none."""
-_PROVEN: dict[tuple[type, str, str], tuple[Any, ...]] = {}
-"""(class, configuration, unit) -> proven readings."""
+
+
+class _Proof(NamedTuple):
+    """Proven readings of a unit, and key of the configuration -> why what it counts is not proven."""
+
+    readings: tuple[Any, ...]
+    failures: Mapping[str, str]
+
+
+_PROVEN: dict[tuple[type, str, str], _Proof] = {}
+"""(class, configuration, unit) -> its proof, with at least one reading."""
 _UNPROVEN: dict[tuple[Any, ...], str] = {}
 """The same with the shapes of an example -> why none is proven; on another example one may be."""
 
@@ -80,7 +89,10 @@ class StructuredTransformer(StockTransformer):
         """
         if self.tried is not None:
             return self.tried.get(unit, ())
-        found = _proven(self, unit)
+        return self._proof(unit).readings
+
+    def _proof(self, unit: FamilyUnit) -> _Proof:
+        found = _proof_of(self, unit)
         if isinstance(found, str):
             raise ValueError(
                 f"`unit.kind` (={unit!r}) cannot be pruned in a {type(self.network).__name__}, whose structure is not "
@@ -118,6 +130,9 @@ class StructuredTransformer(StockTransformer):
             )
         if not self.parts(unit):
             raise ValueError(f"`unit.kind` (={unit!r}) has no reading that is tried.")
+        for name, why in self._proof(unit).failures.items() if self.tried is None else ():
+            said = f"removes nothing of what `{name}` counts in a {type(self.network).__name__}: {why}."
+            warnings.warn(f"`unit.kind` (={unit!r}) {said}", stacklevel=2)
 
     def expresses(self, unit: FamilyUnit) -> bool:
         with warnings.catch_warnings():
@@ -169,8 +184,8 @@ class StructuredTransformer(StockTransformer):
         return self.norms_after and "norm" in type(self.modules[name.rpartition(".")[0]]).__name__.lower()
 
 
-def _proven(found: StructuredTransformer, unit: FamilyUnit) -> tuple[Any, ...] | str:
-    """Return the proven readings of a unit, or why there are none; a proof is made once in a process."""
+def _proof_of(found: StructuredTransformer, unit: FamilyUnit) -> _Proof | str:
+    """Return the proof of a unit, or why there is none; it is made once in a process."""
     key = (type(found.network), found.config.to_json_string(use_diff=False), unit)
     if key in _PROVEN:
         return _PROVEN[key]
@@ -179,13 +194,10 @@ def _proven(found: StructuredTransformer, unit: FamilyUnit) -> tuple[Any, ...] |
     forms = tuple((str(path), getattr(leaf, "shape", None)) for path, leaf in tree_leaves_with_path(call))
     if (*key, forms) not in _UNPROVEN:
         with torch.random.fork_rng(devices=[]), quiet():
-            proven, failures = _prove(found, unit, call)
-        if proven:
-            for name, why in failures.items():
-                said = f"removes nothing of what `{name}` counts in a {type(found.network).__name__}: {why}."
-                warnings.warn(f"`unit.kind` (={unit!r}) {said}", stacklevel=2)
-            return _PROVEN.setdefault(key, proven)
-        _UNPROVEN[(*key, forms)] = next(iter(failures.values()))
+            proof = _prove(found, unit, call)
+        if proof.readings:
+            return _PROVEN.setdefault(key, proof)
+        _UNPROVEN[(*key, forms)] = next(iter(proof.failures.values()))
     return _UNPROVEN[(*key, forms)]
 
 
@@ -201,8 +213,8 @@ def _drawn_tokens(network: Any) -> Call | None:
     return (), {name: torch.randint(last // 8, last, (2, 12), generator=generator).to(device) for name in names}
 
 
-def _prove(found: StructuredTransformer, unit: FamilyUnit, call: Call) -> tuple[tuple[Any, ...], dict[str, str]]:
-    """Return the proven readings of a unit, and key of the configuration -> why what it counts is not proven."""
+def _prove(found: StructuredTransformer, unit: FamilyUnit, call: Call) -> _Proof:
+    """Prove the readings of a unit, one by one."""
     read, none = READ[unit]
     network: Any = found.network
     try:
@@ -212,7 +224,7 @@ def _prove(found: StructuredTransformer, unit: FamilyUnit, call: Call) -> tuple[
         twin = _twin(network, resized(network.config, few))
         tried = {each[0].name: each for each in (read(twin) if few else parts)}
     except Exception as error:  # a class may refuse to be built from its configuration in any way
-        return (), {"": f"its structure cannot be read ({first_line(error)})"}
+        return _Proof((), {"": f"its structure cannot be read ({first_line(error)})"})
     proven, failures = [], {}
     for readings in parts:
         reading = _first_proven(twin, unit, tried.get(readings[0].name, []), call)
@@ -225,7 +237,7 @@ def _prove(found: StructuredTransformer, unit: FamilyUnit, call: Call) -> tuple[
             proven.append(same[0])
     if unit == "layer" and len(proven) > 1:  # a network has at least one layer of each list
         proven = [each if each.stays else replace(each, stays=frozenset({each.count - 1})) for each in proven]
-    return tuple(proven), failures if proven or failures else {"": none}
+    return _Proof(tuple(proven), failures if proven or failures else {"": none})
 
 
 def _first_proven(twin: Any, unit: FamilyUnit, readings: Sequence[Any], call: Call) -> Any:
