@@ -79,13 +79,13 @@ def masked_trainer(
             "which it is not trained. Load its file again with YOLO(...), and prune before you validate."
         )
     given = MaskSet(masks) if masks is not None else MaskSet.collect(network) or None
-    parts = (_Masked(_plain(network), given, dynamics, generator),)
+    masked = _Masked(_plain(network), given, dynamics, generator)
     if given is not None:
-        Kept(copy.deepcopy(parts[0].network), given)  # refuses masks that do not fit, before the data is read
+        Kept(copy.deepcopy(masked.network), given)  # refuses masks that do not fit, before the data is read
     elif dynamics is not None and not getattr(yolo, "ckpt_path", None):
         raise ValueError(f"{dynamics} needs masks to start from; prune the network first, or pass `masks`.")
     base = yolo._smart_load("trainer")
-    return type(f"Masked{base.__name__}", (_MaskedTrainer, base), {"masked": parts[0], "__module__": __name__})
+    return type(f"Masked{base.__name__}", (_MaskedTrainer, base), {"masked": masked, "__module__": __name__})
 
 
 def _plain(network: Any) -> Any:
@@ -97,8 +97,12 @@ def _plain(network: Any) -> Any:
     return network.float().requires_grad_(True)
 
 
-class _MaskedTrainer:
-    """Overrides of ultralytics' trainers, which stand after it in the bases."""
+_Trainer: Any = object
+"""Any trainer of ultralytics: the class for the YOLO at hand stands after `_MaskedTrainer` in the bases."""
+
+
+class _MaskedTrainer(_Trainer):  # type: ignore[misc]
+    """Overrides of ultralytics' trainers."""
 
     masked: ClassVar[_Masked]
     _kept: Kept | None = None
@@ -106,16 +110,15 @@ class _MaskedTrainer:
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        own: Any = self
-        if own.ddp:
+        if self.ddp:
             raise ValueError(
-                f"`device` (={own.args.device}) must be one device: ultralytics trains on several in processes of its "
+                f"`device` (={self.args.device}) must be one device: ultralytics trains on several in processes of its "
                 "own, which masks do not reach."
             )
-        if own.args.time and self.masked.dynamics is not None:
+        if self.args.time and self.masked.dynamics is not None:
             raise ValueError(
-                f"`time` (={own.args.time}) must not be set for {self.masked.dynamics}, which needs to know the number "
-                "of steps; pass `epochs`."
+                f"`time` (={self.args.time}) must not be set for {self.masked.dynamics}, which needs to know how many "
+                "steps there are; pass `epochs`."
             )
 
     @property
@@ -125,84 +128,78 @@ class _MaskedTrainer:
 
     def get_model(self, cfg: Any = None, weights: nn.Module | None = None, verbose: bool = True) -> nn.Module:
         """Return the network to train, with its masks, in place of one that is built from `cfg`."""
-        own: Any = self
-        network = _plain(weights) if own.resume and weights is not None else copy.deepcopy(self.masked.network)
-        _require_classes(network, own.data["nc"], own.args.data)
-        masks = self._masks_of_the_start(network)
-        if masks is not None:
+        network = _plain(weights) if self.resume and weights is not None else copy.deepcopy(self.masked.network)
+        _require_classes(network, self.data["nc"], self.args.data)
+        masks = self._saved_masks(network) if self.resume else self.masked.masks or MaskSet({})
+        if masks:
             self._kept = Kept(network, masks, self.masked.dynamics, self.masked.generator)
             _mask(network, masks)
-            masks.save(own.wdir / MASKS_FILE)
+        masks.save(self.wdir / MASKS_FILE)
         return network
 
-    def _masks_of_the_start(self, network: nn.Module) -> MaskSet | None:
-        own: Any = self
-        if not own.resume:
-            return self.masked.masks
-        file = Path(own.args.resume).with_name(MASKS_FILE)
+    def _saved_masks(self, network: nn.Module) -> MaskSet:
+        """Return the masks of the training that is resumed, which are none if all entries train."""
+        file = Path(self.args.resume).with_name(MASKS_FILE)
         if not file.exists():
-            return self.masked.masks
+            raise ValueError(
+                f"{file} is missing, without which masks would be lost; resume from a last.pt beside it, or, if its "
+                "training had no masks, without `trainer`."
+            )
         saved = MaskSet.load(file)
         if self.masked.masks is not None:
             Kept(network, self.masked.masks).require_same(saved)
         return saved
 
     def _setup_train(self) -> None:
-        super()._setup_train()  # type: ignore[misc]
-        own: Any = self
+        super()._setup_train()
         if self._kept:
-            self._kept.begin([own.optimizer], self._steps() if self._kept.moves else 0)
+            self._kept.begin([self.optimizer], self._steps() if self._kept.moves else 0)
 
     def _steps(self) -> int:
         """Return the number of steps of the optimizer, by the trainer's rule of accumulation and warm-up."""
-        own: Any = self
-        batches, steps, last = len(own.train_loader), 0, -1
-        warmup = own._get_warmup_iterations(batches)
-        for number in range(batches * own.epochs):
+        batches, steps, last = len(self.train_loader), 0, -1
+        warmup = self._get_warmup_iterations(batches)
+        for number in range(batches * self.epochs):
             warm = bool(warmup) and number <= warmup
-            between = np.interp(number, [0, warmup], [1, own.accumulate]).round() if warm else own.accumulate
+            between = np.interp(number, [0, warmup], [1, self.accumulate]).round() if warm else self.accumulate
             if number - last >= max(1, int(between)):
                 steps, last = steps + 1, number
         return steps
 
     def optimizer_step(self) -> None:
-        super().optimizer_step()  # type: ignore[misc]
-        own: Any = self
-        if self._kept and self._kept.moves and own.ema:
-            _mask(getattr(own.ema.ema, "student_model", own.ema.ema), self._kept.masks)
+        super().optimizer_step()
+        if self._kept and self._kept.moves and self.ema:
+            _mask(getattr(self.ema.ema, "student_model", self.ema.ema), self._kept.masks)
 
     def save_model(self) -> Any:
         """Save the state of the dynamics, named by its epoch, before the checkpoint of this epoch."""
-        own: Any = self
         if not (self._kept and self._kept.moves):
-            return super().save_model()  # type: ignore[misc]
-        file = own.wdir / f"dynamics-{own.epoch}.pt"
+            return super().save_model()
+        file = self.wdir / f"dynamics-{self.epoch}.pt"
         torch.save(self._kept.state_dict(), file)
-        if own.best_fitness == own.fitness:
+        if self.best_fitness == self.fitness:
             self._best = self._kept.masks
-        saved = super().save_model()  # type: ignore[misc]
-        for earlier in set(own.wdir.glob("dynamics-*.pt")) - {file}:
+        saved = super().save_model()
+        for earlier in set(self.wdir.glob("dynamics-*.pt")) - {file}:
             earlier.unlink()
         return saved
 
     def _load_checkpoint_state(self, ckpt: Mapping[str, Any]) -> None:
-        super()._load_checkpoint_state(ckpt)  # type: ignore[misc]
-        own: Any = self
+        super()._load_checkpoint_state(ckpt)
         if self._kept and self._kept.moves:
-            file = own.wdir / f"dynamics-{ckpt['epoch']}.pt"
+            file = self.wdir / f"dynamics-{ckpt['epoch']}.pt"
             if not file.exists():
                 raise ValueError(f"{file} is missing; resume from the last.pt that was saved with it.")
             self._kept.load_state_dict(torch.load(file, weights_only=True))
 
     def _do_train(self) -> None:
-        own: Any = self
         try:
-            super()._do_train()  # type: ignore[misc]
+            super()._do_train()
         finally:
             if self._kept:
                 self._kept.end(self._best)
         if self._kept:
-            self._kept.masks.save(own.wdir / MASKS_FILE)
+            self._kept.masks.save(self.wdir / MASKS_FILE)
 
 
 def _require_classes(network: nn.Module, wanted: int, data: Any) -> None:

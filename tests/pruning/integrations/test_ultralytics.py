@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,11 @@ def test_a_dynamics_reaches_its_sparsity_and_a_resumed_training_goes_on_from_its
     yolo.add_callback("on_train_epoch_start", kill)
     with pytest.raises(Killed):
         yolo.train(trainer=masked_trainer(yolo, plan.masks, dynamics), epochs=3, **options(data, "gradual"))
+    alone = shutil.copy(yolo.trainer.last, data.parent / "last.pt")
+    with pytest.raises(
+        ValueError, match=r"masks\.npz is missing, without which masks would be lost; resume from a last"
+    ):
+        (copied := libraries[0](alone)).train(trainer=masked_trainer(copied), resume=True)
     resumed = libraries[0](yolo.trainer.last)
     own = masked_trainer(resumed, dynamics=pruning.dynamics.gradual(0.6, every=1))
     resumed.train(trainer=own, resume=True)
