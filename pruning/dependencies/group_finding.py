@@ -158,7 +158,7 @@ def _equal_pieces(flow: Flow, node: fx.Node) -> None:
         return
     dim = int(arguments(node)["dim"]) % flow.constants.values[node][0].ndim
     pieces = [piece for own in flow.fields[node] if (piece := covering(own, dim)) is not None]
-    free = not any(_has_to_stay(flow, piece) for piece in pieces)
+    free = bool(pieces) and not _has_to_stay(flow, torch.cat([piece.flatten() for piece in pieces]))
     if free and len(pieces) == len(flow.fields[node]) and len({piece.shape for piece in pieces}) == 1:
         for piece in pieces[1:]:
             flow.labels.tie(pieces[0], piece, "equal pieces keep equally many")
@@ -172,14 +172,13 @@ def _equal_widths(flow: Flow, node: fx.Node) -> None:
     if name_of(node) not in ("view", "reshape", "_unsafe_view") or not (path := in_module(node)):
         return
     before, after = (flow.value(each).shape for each in (node.all_input_nodes[0], node))
-    inner = [each for each in node.graph.nodes if f"{in_module(each)}.".startswith(f"{path}.")]
-    read = dict.fromkeys(each for own in inner for each in own.all_input_nodes if each.op != "get_attr")
-    fields = [field for each in read if _whole(each) not in inner for field in flow.of(each)]
     ends = [before[:dim].numel() for dim in range(len(before) + 1)]
     for dim, size in enumerate(after):
-        merged, start = covering(flow.of(node), dim), after[:dim].numel()
-        is_merged = size not in before and start in ends and start * size in ends
-        for field in fields if is_merged else ():
+        start = after[:dim].numel()
+        if size in before or start not in ends or start * size not in ends:
+            continue  # no dimensions are merged
+        merged = covering(flow.of(node), dim)
+        for field in _fields_of_inputs(flow, node.graph, path):
             if field.numel() != size or max(field.shape) != size or _has_to_stay(flow, field):
                 continue
             why = f"`{path}` may take its number for a view"
@@ -187,6 +186,15 @@ def _equal_widths(flow: Flow, node: fx.Node) -> None:
                 flow.labels.pin(field.flatten(), why)
             else:
                 flow.labels.tie(field.flatten(), merged.flatten(), why)
+
+
+def _fields_of_inputs(flow: Flow, graph: fx.Graph, path: str) -> Iterator[Tensor]:
+    """Yield the fields of the tensors that a module reads, other than parameters."""
+    inner = {each for each in graph.nodes if f"{in_module(each)}.".startswith(f"{path}.")}
+    read = dict.fromkeys(each for own in graph.nodes if own in inner for each in own.all_input_nodes)
+    yield from (
+        field for each in read if each.op != "get_attr" and _whole(each) not in inner for field in flow.of(each)
+    )
 
 
 def _whole(node: fx.Node) -> fx.Node:

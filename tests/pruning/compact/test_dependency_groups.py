@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import pruning
 from pruning import DependencyGroups
 from pruning.choices.axes import Scope, Unit
+from pruning.dependencies import group_finding
 from pruning.dependencies.dependency_groups import Member, gone, kept_channels, largest_step
 from pruning.measure.macs import macs
 
@@ -490,6 +491,35 @@ def test_heads_go_with_as_many_channels_of_the_input_from_which_the_forward_take
     assert (type(smaller), smaller.attention.heads, smaller.attention.each) == (WithAttention, 2, 8)
     assert (smaller.a.out_channels, smaller.attention.qkv.out_channels) == (16, 28)
     torch.testing.assert_close(smaller(x), model(x))
+
+
+class AttentionToHalf(WithAttention):
+    """Half of the channels go through the attention, as in the last block of YOLO11."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.n, self.o = nn.Conv2d(3, 64, 1), nn.BatchNorm2d(64), nn.Conv2d(64, 5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, two = F.relu(self.n(self.a(x))).chunk(2, 1)
+        found: Tensor = self.o(torch.cat([one, two + self.attention(two)], 1))
+        return found
+
+
+def test_the_input_of_a_module_is_found_where_a_trace_places_the_cut_in_the_module(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    in_module = group_finding.in_module
+
+    def of_the_reader(node: Any) -> str:
+        is_of_cut = node.op == "call_function" and group_finding.name_of(group_finding._whole(node)) == "relu"
+        return "attention.qkv" if is_of_cut and group_finding._whole(node) is not node else in_module(node)
+
+    (before,) = pruning.dependency_groups(AttentionToHalf().eval(), torch.randn(2, 3, 5, 5)).groups
+    monkeypatch.setattr(group_finding, "in_module", of_the_reader)
+    (group,) = pruning.dependency_groups(AttentionToHalf().eval(), torch.randn(2, 3, 5, 5)).groups
+
+    assert (group.units, group.width) == (before.units, before.width) == (4, 8)
 
 
 def _assigned(y: Tensor) -> Tensor:
