@@ -49,7 +49,13 @@ class Letterboxed(Dataset[tuple[Tensor, Target]]):
         from PIL import Image
 
         labelled = self.images[index]
-        image = Image.open(labelled.path).convert("RGB")
+        try:
+            with Image.open(labelled.path) as opened:
+                image = opened.convert("RGB")
+        except OSError as error:
+            raise DataError(
+                f"`data` (=boxes) cannot read {labelled.path} ({error}); save it again, or take it out."
+            ) from None
         sides = np.array(image.size)
         whole = np.array(self.size)[::-1]
         fitted = (sides * min(whole / sides)).round().astype(int).clip(1)

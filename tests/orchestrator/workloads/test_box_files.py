@@ -137,6 +137,16 @@ def test_a_file_that_is_not_in_cocos_form(tmp_path: Path, text: str, said: str) 
         data_loading.load_anew(data(file))
 
 
+def test_a_damaged_image_is_named(tmp_path: Path) -> None:
+    root = write(tmp_path)
+    (root / "images/train/a.png").write_bytes((root / "images/train/a.png").read_bytes()[:60])
+
+    with pytest.raises(
+        DataError, match=r"cannot read .*a\.png \(image file is truncated\); save it again, or take it out"
+    ):
+        data_loading.load_anew(data(root / "images/train"))
+
+
 def test_places_of_annotations_and_images(tmp_path: Path) -> None:
     root = write(tmp_path)
     (root / "one/images").mkdir(parents=True)
