@@ -15,6 +15,7 @@ from orchestrator.compare.harness_scores import HarnessScore, harness_scores
 from orchestrator.compare.panels import positions
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import markdown
+from orchestrator.core.stage_kinds import KINDS
 from orchestrator.export.export_folder import size
 from orchestrator.export.model_card import Card, Origin, origin
 from orchestrator.export.stored_network import StoredNetwork, latencies
@@ -91,7 +92,8 @@ def _figures(record: StageRecord, dense: StageRecord | None) -> Iterator[str]:
 
 def _scores(sweep: SavedSweep, choice: ChosenTrial) -> Iterator[HarnessScore]:
     """Yield the figures of lm-evaluation-harness of this network alone, beside those of its dense one."""
-    for point in compare_trials(sweep.plan, sweep.records).points:
+    asked = any(KINDS[sweep.plan.stages[key].kind].answers for key in choice.trial.measured)
+    for point in compare_trials(sweep.plan, sweep.records).points if asked else ():
         for seed in (seed for seed, stage in point.stage_of.items() if stage == choice.stage):
             yield from harness_scores(
                 sweep.plan, sweep.records, [replace(point, seeds=(seed,), stages=(choice.stage,))]
