@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.utils.prune as torch_prune
-from torch import nn
+from torch import Tensor, nn
 
 from pruning.catalogue.repairs import REPAIRS
 from pruning.catalogue.scores import SCORES
@@ -318,11 +318,7 @@ def _changed(choice: Any, given: Any, single: Mapping[str, Any]) -> Any:
 def _listed(batches: Batches) -> list[Any] | None:
     if batches is None:
         return None
-    try:
-        read = iter(batches)
-    except TypeError as error:
-        raise TypeError(
-            f"`batches` (={batches!r}) must be an iterable of batches for `loss`, not {type(batches).__name__}; pass a "
-            "list such as [(inputs, labels)]."
-        ) from error
-    return list(read)
+    readable = hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")
+    if isinstance(batches, Tensor | Mapping | str) or not readable:
+        raise TypeError(f"`batches` (a {type(batches).__name__}) must be a list of batches; pass [(inputs, labels)].")
+    return list(batches)

@@ -602,8 +602,9 @@ def test_weights_that_have_values_are_pruned_beside_others_on_meta():
 def test_what_is_no_generator_and_no_batches_is_told():
     with pytest.raises(TypeError, match=r"`generator` \(=0\) must be a torch.Generator, not int"):
         pruning.prune(Golden(), "random", sparsity=0.5, generator=0)
-    with pytest.raises(TypeError, match=r"`batches` \(=3\) must be an iterable of batches for `loss`"):
-        pruning.prune(Golden(), "snip", sparsity=0.5, batches=3, loss=loss)
+    for given, named in ((3, "int"), (torch.ones(4, 3), "Tensor"), ({"x": torch.ones(4, 3)}, "dict")):
+        with pytest.raises(TypeError, match=rf"`batches` \(a {named}\) must be a list of batches"):
+            pruning.prune(Golden(), "snip", sparsity=0.5, batches=given, loss=loss)
 
 
 @pytest.mark.parametrize(
