@@ -4,13 +4,9 @@
 
 #include "vectors.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#elif defined(__ARM_NEON)
+#if defined(__ARM_NEON)
 #include <arm_neon.h>
 #endif
-
-typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 /* sum + the four products of the unsigned bytes of `inputs` and the signed bytes of `weights`, in each element. */
 #if LANES == 16 && defined(__AVX512VNNI__)
@@ -51,10 +47,8 @@ static inline ivec plus_bytes(ivec sum, ivec inputs, ivec weights) {
 
 /* Whole numbers become floats: (sum + first) * scale + bias, rounded once. */
 static inline void scale_whole(float *sums, int vectors, int32_t first, float scale, float bias) {
-    for (int v = 0; v < vectors; v++) {
-        vec whole = __builtin_convertvector(*(const ivec *)(sums + v * LANES) + first, vec);
-        for (int i = 0; i < LANES; i++) sums[v * LANES + i] = __builtin_fmaf(whole[i], scale, bias);
-    }
+    for (vec *each = (vec *)sums; each < (vec *)sums + vectors; each++)
+        *each = fused(__builtin_convertvector((ivec)*each + first, vec), scale - (vec){0}, bias - (vec){0});
 }
 
 /* A float becomes the byte round(x / scale) + zero, half to even; what lies outside is taken to the nearest byte, and
@@ -76,6 +70,11 @@ static inline uint32_t byte_of(float x, Rounding r) {
     return (uint32_t)((int32_t)(value + 12582912.0f - 12582912.0f) + r.zero);
 }
 
+static inline ivec bytes_of(vec x, Rounding r) {
+    vec value = smaller(larger(x * r.inverse, r.low - (vec){0}), r.high - (vec){0});
+    return __builtin_convertvector(value + 12582912.0f - 12582912.0f, ivec) + r.zero;
+}
+
 /* Rows of floats become bytes, in memory that the caller frees; zeros fill up the last four of a row. */
 static inline uint8_t *rows_in_bytes(const float *x, long rows, long width, Rounding rounding, int threads) {
     long pitch = 4 * up(width, 4);
@@ -90,19 +89,20 @@ static inline uint8_t *rows_in_bytes(const float *x, long rows, long width, Roun
     return bytes;
 }
 
+/* Up to four rows of floats, clamped, as one row of four bytes: the element `at` of each. */
+static inline vec joined(const float *rows, long held, long pitch, long at, float low, float high, Rounding rounding) {
+    ivec found = {0};
+    for (long k = 0; k < held; k++)
+        found |= bytes_of(clamped_vector(*(const vec *)(rows + k * pitch + at), low, high), rounding) << 8 * (int)k;
+    return (vec)found;
+}
+
 /* Rows of floats, clamped, become a quarter as many rows of four bytes, in place; a row has whole vectors. */
 static inline void join_rows(float *sums, long rows, long pitch, float low, float high, Rounding rounding) {
-    for (long r = 0; r < rows; r += 4) {
-        long held = least(4, rows - r);
-        for (long start = 0; start < pitch; start += LANES) {
-            const float *from = sums + r * pitch + start;
-            uint32_t joined[LANES] = {0};
-            for (long k = 0; k < held; k++)
-                for (int i = 0; i < LANES; i++)
-                    joined[i] |= byte_of(clamped(from[k * pitch + i], low, high), rounding) << 8 * k;
-            memcpy(sums + r / 4 * pitch + start, joined, sizeof joined);
-        }
-    }
+    for (long r = 0; r < rows; r += 4)
+        for (long at = 0; at < pitch; at += LANES)
+            *(vec *)(sums + r / 4 * pitch + at) =
+                joined(sums + r * pitch, least(4, rows - r), pitch, at, low, high, rounding);
 }
 
 #endif

@@ -35,76 +35,80 @@ int has_tiles(void) {
 }
 
 /* Tiles of 16 rows of 64 bytes: 0 to 3 sums, 4 weights, 5 to 7 inputs. */
-static void configure(void) {
+void open_tiles(void) {
+    if (!has_tiles()) return;
     struct {
         uint8_t palette, start, reserved[14];
         uint16_t bytes[16];
         uint8_t rows[16];
     } tiles = {.palette = 1};
     for (int i = 0; i < 8; i++) tiles.bytes[i] = 4 * GROUP, tiles.rows[i] = GROUP;
+    __asm__ volatile("" : : "r"(&tiles) : "memory"); /* the compiler sees only its first eight bytes read */
     _tile_loadconfig(&tiles);
+}
+
+void close_tiles(void) {
+    if (has_tiles()) _tile_release();
 }
 
 #define MEMORY_IS_READ __asm__ volatile("" ::: "memory") /* the compiler does not know that tiles are read from it */
 
-/* Copy the inputs of sixteen blocks, a tile for each vector. */
-static inline __attribute__((always_inline)) void gather(const int32_t *places, int shift, const int32_t *inputs,
-                                                         int vectors, int32_t *to) {
-    for (long k = 0; k < GROUP; k++)
-        for (long v = 0; v < vectors; v++)
-            _mm512_store_si512(to + v * SIXTEEN + k * GROUP,
-                               _mm512_loadu_si512(inputs + ((long)places[k] << shift) + v * GROUP));
+/* A column of products: up to MOST_TILES vectors of inputs with a group of outputs. */
+typedef struct { long from, to; int vectors; const int32_t *inputs; } Column;
+
+static inline Column column_of(long number, long columns, int vectors, const int32_t *starts, const int32_t *inputs) {
+    long g = number / columns, v = number % columns * MOST_TILES;
+    return (Column){starts[g] / GROUP, starts[g + 1] / GROUP, (int)least(MOST_TILES, vectors - v), inputs + v * LANES};
 }
 
-/* The inputs of the next sixteen blocks are copied before the products of these, which so wait for no store. */
-#define TILE_PRODUCTS(V)                                                                                              \
-    static void tile_products_##V(const int32_t *starts, const int32_t *places, int shift, const int32_t *values,    \
-                                  const int32_t *inputs, int32_t *sums, long pitch) {                                 \
-        int32_t copies[2][V * SIXTEEN] __attribute__((aligned(64)));                                                  \
-        long from = starts[0] / GROUP, to = starts[1] / GROUP;                                                        \
-        _tile_zero(0);                                                                                                \
-        if (V > 1) _tile_zero(1);                                                                                     \
-        if (V > 2) _tile_zero(2);                                                                                     \
-        if (V > 3) _tile_zero(3);                                                                                     \
-        if (from < to) gather(places + from * GROUP, shift, inputs, V, copies[from % 2]);                             \
-        for (long t = from; t < to; t++) {                                                                            \
-            const int32_t *own = copies[t % 2];                                                                       \
-            if (t + 1 < to) gather(places + (t + 1) * GROUP, shift, inputs, V, copies[(t + 1) % 2]);                  \
-            MEMORY_IS_READ;                                                                                           \
-            _tile_loadd(4, values + t * SIXTEEN, 4 * GROUP);                                                          \
-            _tile_loadd(5, own, 4 * GROUP);                                                                           \
-            _tile_dpbsud(0, 4, 5);                                                                                    \
-            if (V > 1) { _tile_loadd(6, own + SIXTEEN, 4 * GROUP); _tile_dpbsud(1, 4, 6); }                           \
-            if (V > 2) { _tile_loadd(7, own + 2 * SIXTEEN, 4 * GROUP); _tile_dpbsud(2, 4, 7); }                       \
-            if (V > 3) { _tile_loadd(5, own + 3 * SIXTEEN, 4 * GROUP); _tile_dpbsud(3, 4, 5); }                       \
-            MEMORY_IS_READ;                                                                                           \
-        }                                                                                                             \
-        _tile_stored(0, sums, 4 * pitch);                                                                             \
-        if (V > 1) _tile_stored(1, sums + GROUP, 4 * pitch);                                                          \
-        if (V > 2) _tile_stored(2, sums + 2 * GROUP, 4 * pitch);                                                      \
-        if (V > 3) _tile_stored(3, sums + 3 * GROUP, 4 * pitch);                                                      \
-        MEMORY_IS_READ;                                                                                               \
+/* Copy the inputs of sixteen blocks, a tile for each vector. */
+static inline void gather(const int32_t *places, int shift, Column column, int32_t *to) {
+    for (long k = 0; k < GROUP; k++) {
+        const int32_t *from = column.inputs + ((long)places[k] << shift);
+        for (long v = 0; v < column.vectors; v++)
+            _mm512_store_si512(to + v * SIXTEEN + k * GROUP, _mm512_loadu_si512(from + v * GROUP));
     }
-TILE_PRODUCTS(1)
-TILE_PRODUCTS(2)
-TILE_PRODUCTS(3)
-TILE_PRODUCTS(4)
-typedef void TileProducts(const int32_t *, const int32_t *, int, const int32_t *, const int32_t *, int32_t *, long);
-static TileProducts *const tile_products[MOST_TILES + 1] = {
-    NULL, tile_products_1, tile_products_2, tile_products_3, tile_products_4,
-};
+}
 
+/* The inputs of the next sixteen blocks, of this column or of the next, are copied before the products of these, which
+   so wait for no store. */
 static void sums_in_tiles(long rows, int vectors, const int32_t *starts, const int32_t *places, int shift,
                           const int32_t *values, const int32_t *inputs, int32_t *sums) {
-    configure();
-    for (long g = 0; g * GROUP < rows; g++)
-        for (long v = 0; v < vectors; v += MOST_TILES)
-            tile_products[least(MOST_TILES, vectors - v)](starts + g, places, shift, values, inputs + v * LANES,
-                                                          sums + (g * GROUP * vectors + v) * LANES, vectors * LANES);
-    _tile_release();
+    int32_t copies[2][MOST_TILES * SIXTEEN] __attribute__((aligned(64)));
+    long columns = up(vectors, MOST_TILES), all = up(rows, GROUP) * columns, turn = 0, pitch = vectors * LANES;
+    Column next = column_of(0, columns, vectors, starts, inputs);
+    if (next.from < next.to) gather(places + next.from * GROUP, shift, next, copies[turn]);
+    for (long number = 0; number < all; number++) {
+        Column own = next;
+        if (number + 1 < all) next = column_of(number + 1, columns, vectors, starts, inputs);
+        _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+        for (long t = own.from; t < own.to; t++, turn = !turn) {
+            const int32_t *held = copies[turn];
+            if (t + 1 < own.to) gather(places + (t + 1) * GROUP, shift, own, copies[!turn]);
+            else if (number + 1 < all && next.from < next.to) gather(places + next.from * GROUP, shift, next, copies[!turn]);
+            MEMORY_IS_READ;
+            _tile_loadd(4, values + t * SIXTEEN, 4 * GROUP);
+            _tile_loadd(5, held, 4 * GROUP);
+            _tile_dpbsud(0, 4, 5);
+            if (own.vectors > 1) { _tile_loadd(6, held + SIXTEEN, 4 * GROUP); _tile_dpbsud(1, 4, 6); }
+            if (own.vectors > 2) { _tile_loadd(7, held + 2 * SIXTEEN, 4 * GROUP); _tile_dpbsud(2, 4, 7); }
+            if (own.vectors > 3) { _tile_loadd(5, held + 3 * SIXTEEN, 4 * GROUP); _tile_dpbsud(3, 4, 5); }
+            MEMORY_IS_READ;
+        }
+        if (own.from == own.to && number + 1 < all && next.from < next.to)
+            gather(places + next.from * GROUP, shift, next, copies[turn]);
+        int32_t *to = sums + number / columns * GROUP * pitch + number % columns * MOST_TILES * LANES;
+        _tile_stored(0, to, 4 * pitch);
+        if (own.vectors > 1) _tile_stored(1, to + GROUP, 4 * pitch);
+        if (own.vectors > 2) _tile_stored(2, to + 2 * GROUP, 4 * pitch);
+        if (own.vectors > 3) _tile_stored(3, to + 3 * GROUP, 4 * pitch);
+        MEMORY_IS_READ;
+    }
 }
 #else
 int has_tiles(void) { return 0; }
+void open_tiles(void) {}
+void close_tiles(void) {}
 #endif
 
 void group_sums(long rows, int vectors, const int32_t *starts, const int32_t *places, int shift, const int32_t *values,

@@ -20,9 +20,8 @@ typedef struct {
     long segments, segment, pixels;   /* tiles begin anew in each segment, and cover `pixels` of it */
 } Layout;
 
-/* `count` elements of a tile from `start`: outputs of an image from `pixel` on, in its first plane the element `to` of
-   y. */
-typedef struct { long start, count, image, pixel, to; } Run;
+/* Lanes of a vector of a tile: outputs of an image from `pixel` on, in its first plane the element `to` of y. */
+typedef struct { long start; Lanes lanes; long image, pixel, to; } Piece;
 
 /* Steps after the sums: a tensor to add, in floats or in bytes, and the rounding of outputs. */
 typedef struct {
@@ -33,6 +32,7 @@ typedef struct {
 } Ends;
 
 #define PLANES_BYTES (1 << 19)
+#define MOST_PIECES (MOST_VECTORS * LANES) /* each has a pixel */
 
 static long zeros_left(const Geometry *g, long f) {
     return up(most(0, g->pad_left - g->phase_right[f]), g->stride_right);
@@ -94,71 +94,78 @@ static void fill_plane(const Geometry *g, const Layout *l, const float *x, long 
         }
 }
 
-/* The parts of a tile that are pixels of the output, which has so many planes for an image; returns their number. */
-static long runs_of(const Geometry *g, const Layout *l, long start, long count, long images, long planes, Run *runs) {
+/* The parts of a tile that are pixels of the output, which has so many planes for an image; returns their number. The
+   pixels of a vector that an image has follow one another in its planes, since only those between its rows are left out. */
+static long pieces_of(const Geometry *g, const Layout *l, long start, long count, long images, long planes,
+                      Piece *pieces) {
     long found = 0, size = g->out_height * g->out_width;
     for (long pixel = start; pixel < start + count;) {
         long n = pixel / l->image, h = pixel % l->image / l->row, w = pixel % l->image % l->row;
         if (n >= images) break;
         long stop = h < g->out_height ? pixel - w + l->row : (n + 1) * l->image;
         if (h < g->out_height && w < g->out_width) {
-            long held = least(g->out_width - w, start + count - pixel);
-            long own = h * g->out_width + w;
-            runs[found++] = (Run){pixel - start, held, n, own, n * planes * size + own};
+            long end = least(pixel + g->out_width - w, start + count), own = h * g->out_width + w;
+            for (long at = pixel; at < end;) {
+                long vector = (at - start) / LANES * LANES, after = least(end, start + vector + LANES);
+                if (!found || pieces[found - 1].start != vector || pieces[found - 1].image != n) {
+                    long of_image = own + at - pixel;
+                    pieces[found++] = (Piece){vector, 0, n, of_image, n * planes * size + of_image};
+                }
+                pieces[found - 1].lanes |= ALL_LANES >> (LANES - (after - at)) << (at - start - vector);
+                at = after;
+            }
         }
         pixel = stop;
     }
     return found;
 }
 
-static void store(const Geometry *g, const Run *runs, long found, long first, long rows, long pitch, const float *sums,
-                  const Ends *ends, float *y) {
+static void store(const Geometry *g, const Piece *pieces, long found, long first, long rows, long pitch,
+                  const float *sums, const Ends *ends, float *y) {
     long size = g->out_height * g->out_width;
     const float *added = ends->bytes ? NULL : ends->added;
     float low = ends->low, high = ends->high;
     for (long r = 0; r < rows; r++)
-        for (long i = 0; i < found; i++) {
-            Run run = runs[i]; /* a copy, which no store can change */
-            long place = run.to + (first + r) * size;
-            const float *from = sums + r * pitch + run.start, *more = added ? added + place : NULL;
-            float *to = y + place;
-            if (more) for (long k = 0; k < run.count; k++) to[k] = clamped(from[k] + more[k], low, high);
-            else for (long k = 0; k < run.count; k++) to[k] = clamped(from[k], low, high);
+        for (const Piece *each = pieces; each < pieces + found; each++) {
+            long place = each->to + (first + r) * size;
+            vec value = *(const vec *)(sums + r * pitch + each->start);
+            if (added) value += got(added + place, each->lanes, (vec){0});
+            put(y + place, clamped_vector(value, low, high), each->lanes);
         }
 }
 
 /* Add bytes to the sums: (byte - zero point) * scale. */
-static void add_bytes(const Geometry *g, const Run *runs, long found, long first, long rows, long pitch,
+static void add_bytes(const Geometry *g, const Piece *pieces, long found, long first, long rows, long pitch,
                       const Ends *ends, float *sums) {
     long size = g->out_height * g->out_width, fours = up(g->outputs, 4);
-    float scale = ends->bytes[0];
+    vec scale = ends->bytes[0] - (vec){0};
     int zero = (int)ends->bytes[1];
-    for (long r = 0; r < rows; r++)
-        for (long i = 0; i < found; i++) {
-            Run run = runs[i];
-            float *to = sums + r * pitch + run.start;
-            long plane = run.image * fours + (first + r) / 4, shift = (first + r) % 4 * 8;
-            const uint32_t *from = (const uint32_t *)(const void *)ends->added + plane * size + run.pixel;
-            for (long k = 0; k < run.count; k++)
-                to[k] = __builtin_fmaf((float)((int)(from[k] >> shift & 255) - zero), scale, to[k]);
+    ivec zeros = (int)(zero * 0x01010101u) - (ivec){0}; /* of lanes of another image, which add nothing */
+    for (long r = 0; r < rows; r += 4)
+        for (const Piece *each = pieces; each < pieces + found; each++) {
+            long plane = each->image * fours + (first + r) / 4;
+            ivec from = (ivec)got(ends->added + plane * size + each->pixel, each->lanes, (vec)zeros);
+            for (long k = 0; k < least(4, rows - r); k++) {
+                vec *to = (vec *)(sums + (r + k) * pitch + each->start);
+                *to = fused(__builtin_convertvector((from >> 8 * (int)k & 255) - zero, vec), scale, *to);
+            }
         }
 }
 
-static void store_bytes(const Geometry *g, const Run *runs, long found, long first, long rows, long pitch,
+static void store_bytes(const Geometry *g, const Piece *pieces, long found, long first, long rows, long pitch,
                         const Ends *ends, float *sums, float *y) {
     long size = g->out_height * g->out_width;
     if (ends->added && !ends->bytes)
         for (long r = 0; r < rows; r++)
-            for (long i = 0; i < found; i++) {
-                Run run = runs[i];
-                float *to = sums + r * pitch + run.start;
-                const float *more = ends->added + (run.image * g->outputs + first + r) * size + run.pixel;
-                for (long k = 0; k < run.count; k++) to[k] += more[k];
+            for (const Piece *each = pieces; each < pieces + found; each++) {
+                const float *more = ends->added + (each->image * g->outputs + first + r) * size + each->pixel;
+                *(vec *)(sums + r * pitch + each->start) += got(more, each->lanes, (vec){0});
             }
-    join_rows(sums, rows, pitch, ends->low, ends->high, *ends->made);
     for (long r = 0; r < rows; r += 4)
-        for (long i = 0; i < found; i++)
-            copy(y + runs[i].to + (first + r) / 4 * size, sums + r / 4 * pitch + runs[i].start, runs[i].count);
+        for (const Piece *each = pieces; each < pieces + found; each++)
+            put(y + each->to + (first + r) / 4 * size,
+                joined(sums + r * pitch, least(4, rows - r), pitch, each->start, ends->low, ends->high, *ends->made),
+                each->lanes);
 }
 
 /* y = clamp(added + convolution of x with the weights), for elements of four bytes; each byte of padding is `zero`
@@ -189,18 +196,23 @@ static int convolve(const Call *call, const float *x, int zero, const Terms *ter
         for (long p = 0; p < all; p++)
             fill_plane(&g, &l, from + p / g.phases * g.height * g.width, images, p % g.phases, zero,
                        held + p * l.plane);
-#pragma omp parallel for num_threads(threads) if (threads > 1)
+#pragma omp parallel num_threads(threads) if (threads > 1)
+        {
+        open_terms(terms);
+#pragma omp for
         for (long unit = 0; unit < segments * tiles * chunks; unit++) {
             long tile = unit / chunks % tiles, first = unit % chunks * ROWS_AT_ONCE;
-            long v = vectors * tile / tiles, wide = vectors * (tile + 1) / tiles - v;
+            long v = vectors * tile / tiles, wide = vectors * (tile + 1) / tiles - v, pitch = wide * LANES;
             long start = unit / chunks / tiles * l.segment + v * LANES, rows = least(ROWS_AT_ONCE, g.outputs - first);
             float sums[SUMS];
-            Run runs[MOST_VECTORS * LANES];
-            long found = runs_of(&g, &l, start, least(wide * LANES, l.pixels - v * LANES), images, made, runs);
+            Piece pieces[MOST_PIECES];
+            long found = pieces_of(&g, &l, start, least(pitch, l.pixels - v * LANES), images, made, pieces);
             tile_sums(first, rows, g.outputs, g.blocks, (int)wide, starts, places, 0, terms, held + start, sums);
-            if (own.added && own.bytes) add_bytes(&g, runs, found, first, rows, wide * LANES, &own, sums);
-            if (own.made) store_bytes(&g, runs, found, first, rows, wide * LANES, &own, sums, to);
-            else store(&g, runs, found, first, rows, wide * LANES, sums, &own, to);
+            if (own.added && own.bytes) add_bytes(&g, pieces, found, first, rows, pitch, &own, sums);
+            if (own.made) store_bytes(&g, pieces, found, first, rows, pitch, &own, sums, to);
+            else store(&g, pieces, found, first, rows, pitch, sums, &own, to);
+        }
+        close_terms(terms);
         }
     }
     free(held), free(places);
@@ -234,9 +246,13 @@ int pixels_int8(const Call *call, const float *x, const float *added, float *y, 
         long first = p % fours * 4, held = least(4, channels - first);
         const float *from = x + (p / fours * channels + first) * size;
         uint32_t *to = bytes + p * size;
-        for (long i = 0; i < size; i++) to[i] = byte_of(from[i], rounding);
-        for (long c = 1; c < held; c++)
-            for (long i = 0; i < size; i++) to[i] |= byte_of(from[c * size + i], rounding) << 8 * c;
+        long i = 0;
+        for (; i + LANES <= size; i += LANES)
+            *(vec *)(to + i) = joined(from, held, size, i, -INFINITY, INFINITY, rounding);
+        for (; i < size; i++) {
+            to[i] = 0;
+            for (long c = 0; c < held; c++) to[i] |= byte_of(from[c * size + i], rounding) << 8 * c;
+        }
     }
     int code = convolve(call, (const float *)(void *)bytes, rounding.zero, &terms, ends, y, threads);
     free(bytes);

@@ -2,6 +2,7 @@
 #ifndef VECTORS_H
 #define VECTORS_H
 
+#include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +15,12 @@
 #define LANES 4
 #endif
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
 typedef float eight __attribute__((vector_size(32), aligned(4), may_alias));
 
@@ -37,6 +43,69 @@ static inline long up(long a, long b) { return (a + b - 1) / b; }
 static inline float clamped(float value, float low, float high) {
     value = value < low ? low : value;
     return value > high ? high : value;
+}
+
+/* a > b ? a : b, and a < b ? a : b: b if either is NaN. */
+#if defined(__AVX512F__)
+static inline vec larger(vec a, vec b) { return (vec)_mm512_max_ps((__m512)a, (__m512)b); }
+static inline vec smaller(vec a, vec b) { return (vec)_mm512_min_ps((__m512)a, (__m512)b); }
+#elif defined(__AVX__)
+static inline vec larger(vec a, vec b) { return (vec)_mm256_max_ps((__m256)a, (__m256)b); }
+static inline vec smaller(vec a, vec b) { return (vec)_mm256_min_ps((__m256)a, (__m256)b); }
+#else
+static inline vec chosen(ivec which, vec yes, vec no) { return (vec)((which & (ivec)yes) | (~which & (ivec)no)); }
+static inline vec larger(vec a, vec b) { return chosen(a > b, a, b); }
+static inline vec smaller(vec a, vec b) { return chosen(a < b, a, b); }
+#endif
+
+/* NaN stays NaN, as in torch's clamp. */
+static inline vec clamped_vector(vec value, float low, float high) {
+    return smaller(high - (vec){0}, larger(low - (vec){0}, value));
+}
+
+/* a * b + c, rounded once. */
+static inline vec fused(vec a, vec b, vec c) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX__) && defined(__FMA__)
+    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    for (int i = 0; i < LANES; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return c;
+#endif
+}
+
+/* Lanes of a vector, a bit each. Those that are set lie one after another in memory. */
+typedef uint32_t Lanes;
+#define ALL_LANES ((Lanes)((1UL << LANES) - 1))
+
+static inline void put(void *to, vec value, Lanes lanes) {
+    if (lanes == ALL_LANES) {
+        *(vec *)to = value;
+        return;
+    }
+#if defined(__AVX512F__)
+    __mmask16 first = (__mmask16)((1UL << __builtin_popcount(lanes)) - 1);
+    _mm512_mask_storeu_ps(to, first, _mm512_maskz_compress_ps((__mmask16)lanes, (__m512)value));
+#else
+    float *next = to;
+    for (int i = 0; i < LANES; i++)
+        if (lanes >> i & 1) *next++ = value[i];
+#endif
+}
+
+/* The other lanes are those of `found`. */
+static inline vec got(const void *from, Lanes lanes, vec found) {
+    if (lanes == ALL_LANES) return *(const vec *)from;
+#if defined(__AVX512F__)
+    __mmask16 first = (__mmask16)((1UL << __builtin_popcount(lanes)) - 1);
+    return (vec)_mm512_mask_expand_ps((__m512)found, (__mmask16)lanes, _mm512_maskz_loadu_ps(first, from));
+#else
+    const float *next = from;
+    for (int i = 0; i < LANES; i++)
+        if (lanes >> i & 1) found[i] = *next++;
+    return found;
+#endif
 }
 
 static inline void copy(float *to, const float *from, long count) {
