@@ -107,7 +107,7 @@ FORMATS: Mapping[str, FormatRow] = named(
             "orchestrator.deploy.formats.sparse:SPARSE_INT8",
             "PyTorch on the nonzero weights alone, in 8 bits where that is faster, by kernels of this package",
             tolerance=math.inf,
-            version=3,
+            version=4,
             needs_compiler=True,
         ),
     )

@@ -208,10 +208,24 @@ def _takes_bytes(reader: FusedLayer, maker: FusedLayer) -> bool:
     return (one.kind, one.flat) == (other.kind, other.flat) and fits
 
 
+def skip_identities(graph: fx.Graph, kept: set[fx.Node]) -> None:
+    """Remove slices of everything and padding by nothing, if no operation but those in `kept` writes to its inputs."""
+    if any(is_in_place(node) and node not in kept for node in graph.nodes if node.op == "call_function"):
+        return
+    for node in list(graph.nodes):
+        given = arguments(node) if name_of(node) in ("slice", "pad", "constant_pad_nd") else {}
+        end = given.get("end")
+        whole = (given.get("start"), given.get("step")) in ((0, 1), (None, 1)) and (
+            end is None or (isinstance(end, int) and end >= 2**62)
+        )
+        if given and (whole if "start" in given else not any(given["pad"])):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
 def sparse_graph(graph: fx.GraphModule, choosing: KernelChoices) -> fx.GraphModule:
     """Replace the operations of each layer and each LSTM by a module."""
     names = {name for module in graph.modules() for name in (*module._modules, *module._parameters, *module._buffers)}
-    _skip_identities(graph.graph, set(choosing.layers))
     for layer in choosing.layers.values():
         given = [layer.nodes[0].args[1 if name_of(layer.nodes[0]) == "addmm" else 0]]
         if layer.added is not None:
@@ -241,21 +255,6 @@ def _replace(
     nodes[-1].replace_all_uses_with(call)
     for node in reversed(nodes):
         graph.graph.erase_node(node)
-
-
-def _skip_identities(graph: fx.Graph, kept: set[fx.Node]) -> None:
-    """Remove slices of everything and padding by nothing, if no operation writes to its inputs."""
-    if any(is_in_place(node) and node not in kept for node in graph.nodes if node.op == "call_function"):
-        return
-    for node in list(graph.nodes):
-        given = arguments(node) if name_of(node) in ("slice", "pad", "constant_pad_nd") else {}
-        end = given.get("end")
-        whole = (given.get("start"), given.get("step")) in ((0, 1), (None, 1)) and (
-            end is None or (isinstance(end, int) and end >= 2**62)
-        )
-        if given and (whole if "start" in given else not any(given["pad"])):
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
 
 
 def _free_name(name: str, taken: set[str]) -> str:

@@ -16,7 +16,14 @@ from torch.utils._pytree import tree_leaves
 from pruning.compact.fused_layers import fused_layers, lstm_calls
 from pruning.compact.other_inputs import OtherInputs
 from pruning.compact.shrinking import shrink
-from pruning.compact.sparse_graph import KernelChoices, LayerReport, byte_scales, hand_on_bytes, sparse_graph
+from pruning.compact.sparse_graph import (
+    KernelChoices,
+    LayerReport,
+    byte_scales,
+    hand_on_bytes,
+    skip_identities,
+    sparse_graph,
+)
 from pruning.compact.traced_network import TracedNetwork
 from pruning.graph.tracing import (
     Example,
@@ -177,6 +184,7 @@ def _to_sparse(
         trace = traced(smaller, example, sizes=_sizes(example))
     before = _values(trace.graph)
     reason = _unavailable()
+    skip_identities(trace.graph.graph, {each.nodes[-1] for each in fused_layers(trace)})
     layers, lstms = list(fused_layers(trace)), [] if reason else list(lstm_calls(trace))
     scales = byte_scales(trace.graph, layers, _leaves(trace, calibration)) if calibration else {}
     layers = [replace(each, shape=replace(each.shape, rounding=scales.get(each.x))) for each in layers]

@@ -201,7 +201,7 @@ class Blocks(nn.Module):
         x = self.stem(x).relu()
         for one, other in zip(self.convs[::2], self.convs[1::2], strict=True):
             found = other(one(x).relu())
-            x = (x + found if self.shortcut else found).relu()
+            x = (x[:, :, ::1, ::1] + found if self.shortcut else found).relu()  # a slice of all, as ResNets have
         return x.mean((2, 3))
 
 
