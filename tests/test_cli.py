@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
+from sampling import sampled
 
 from orchestrator.__main__ import main
 from orchestrator.execution import interrupts
@@ -58,6 +59,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
     GlobalHydra.instance().clear()
 
 
+@sampled(2)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -135,6 +137,7 @@ def table(text: str) -> list[str]:
     return lines[start : lines.index("", start)]
 
 
+@pytest.mark.slow
 def test_a_users_own_preset_model_and_method(here: Here, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine" / "sweep").mkdir(parents=True)
     (tmp_path / "mine" / "model").mkdir()
@@ -176,6 +179,7 @@ def test_a_failing_target_is_refused_and_says_where(
     assert "Traceback" not in told
 
 
+@pytest.mark.slow
 def test_a_terminal_without_our_signs_sees_all_the_rest(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict", write_through=True)
     monkeypatch.setattr(sys, "stdout", terminal)

@@ -106,6 +106,7 @@ def test_the_stream_that_is_shown_is_read_in_full(tmp_path: Path, monkeypatch: p
     assert [int(value) for inputs in test for value in inputs] == [90, 91, 92]
 
 
+@pytest.mark.slow
 def test_a_network_is_pruned_and_runs_on_its_nonzeros_as_it_is_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,6 +172,7 @@ def test_a_network_is_pruned_block_by_block_as_it_is_shown(capsys: pytest.Captur
     assert sparsity == pytest.approx(0.59, abs=0.02), "floor(0.6 n) of each row"
 
 
+@pytest.mark.slow
 def test_experts_are_removed_and_loaded_as_it_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     from small_mixtures import TOKENS, network_of

@@ -32,6 +32,9 @@ SWEEP = (
 Start = Callable[..., subprocess.CompletedProcess[str]]
 
 
+pytestmark = pytest.mark.slow  # its sweep takes 20 seconds; test_cli.py runs a shorter one by default
+
+
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
     home = tmp_path_factory.mktemp("home")
@@ -125,6 +128,7 @@ def test_another_number_of_workers_gives_the_same_bits(inline: Path, start: Star
     assert results(tmp_path) == results(inline)
 
 
+@pytest.mark.slow
 def test_a_resumed_sweep_gives_the_same_bits(inline: Path, on_ray: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store, trial = Store(str(inline / "store")), plan(inline).trials[0]
     for key in trial.stages[1:]:
@@ -143,6 +147,7 @@ def test_the_same_command_again_trains_nothing(on_ray: Path, capsys: pytest.Capt
     assert records(on_ray) == before
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # mlflow's own, on import
 def test_mlflow_shows_every_trial_finished_with_masks_that_match(on_ray: Path) -> None:
     from mlflow import MlflowClient

@@ -57,6 +57,7 @@ def test_every_key_has_a_sentence() -> None:
     assert "## finetune" in page
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_first_keys_compose() -> None:
     for key, (example, _) in configuration.FIRST.items():
         settings = [word for word in shlex.split(example) if word != "-m"]

@@ -34,6 +34,7 @@ def test_every_command_of_every_protocol_can_be_planned(name: str, scale: str, t
         assert tool.planned([*command, "seed=0"]).trials
 
 
+@pytest.mark.slow
 def test_a_command_begins_from_the_network_that_the_command_before_has_trained(tmp_path: Path) -> None:
     given = (PROTOCOLS["movement"], "default", "data", str(tmp_path), [])
     first, unknown = tool.commands(*given)

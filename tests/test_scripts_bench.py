@@ -42,6 +42,7 @@ def test_a_sweep_of_sleeps_is_planned_run_shown_and_logged(tmp_path: Path) -> No
     assert found["logging_ms_per_trial"] > 0
 
 
+@pytest.mark.slow
 def test_simulated_nodes_run_each_stage_once_on_their_slots(tmp_path: Path) -> None:
     plan = plan_jobs([f"seed={index % 4}", f"schedule.sparsity={0.5 + index / 100}"] for index in range(24))
     store, tasks = Store(str(tmp_path / "store")), SimulatedTasks(nodes=3, slots=2, seconds=10.0)
@@ -109,6 +110,7 @@ def test_a_trial_is_as_long_as_asked_for_in_the_proportion_of_the_presets() -> N
     assert race.lengths_for(0.0, step=1.0) == Lengths(15, 6, 1)
 
 
+@pytest.mark.slow
 @NOLOAD
 def test_a_failure_is_not_measured() -> None:
     with pytest.raises(SystemExit, match="ended with 3"):

@@ -55,6 +55,7 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(16, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 5))
 
 
+@pytest.mark.slow
 def test_a_plain_network_is_right_in_all_parts() -> None:
     found = {part: parts.run(part, built(network())) for part in PARTS if part != "torch-pruning"}
 

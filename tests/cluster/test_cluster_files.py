@@ -24,6 +24,7 @@ def overrides(path: Path) -> list[str]:
     return list({each.partition("=")[0]: each for each in found}.values())
 
 
+@pytest.mark.slow
 def test_the_cluster_launcher_takes_the_file() -> None:
     file = FILES / "ray-cluster.yaml"
     code = (

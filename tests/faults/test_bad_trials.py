@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from composition import composed
 from fault_commands import Command
+from sampling import sampled
 
 from orchestrator.config import schema as schema
 from orchestrator.config.schema import ConfigError
@@ -44,6 +45,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return start
 
 
+@sampled(8)
 @pytest.mark.parametrize(
     ("line", "said"),
     [

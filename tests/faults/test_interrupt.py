@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from fault_commands import SWEEP, Command, finished_stages, results_of
+from sampling import sampled
 
 Start = Callable[..., Command]
 SLOW_FINETUNING = (*SWEEP, "finetune.epochs=3000", "finetune.eval_every=100000")
@@ -41,6 +42,7 @@ def test_an_interrupted_sweep_says_so_and_resumes_to_the_same_bits(
     assert results_of(folder) == results_of(undisturbed)
 
 
+@sampled(2)
 @pytest.mark.parametrize("seconds", [0.1, 0.4, 1.0])
 def test_an_interrupt_during_the_start_ends_without_a_traceback(start: Start, tmp_path: Path, seconds: float) -> None:
     command = start(tmp_path / "sweep", *SWEEP)

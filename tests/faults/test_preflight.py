@@ -229,7 +229,7 @@ def test_all_misfits_are_listed_once_with_their_trials_before_anything_trains(
     assert len(steps) <= 5
 
 
-@sampled(3)
+@sampled(12)
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -396,7 +396,7 @@ def holes(place: str, value: str, target: str = "holes") -> list[str]:
     return [*data, "data.val_fraction=null", "model=mlp", "model.hidden=[4]", "task=regression"]
 
 
-@sampled(2)
+@sampled(8)
 @pytest.mark.parametrize(
     ("line", "said"),
     [

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from fault_commands import SWEEP, Command
 from hydra.core.global_hydra import GlobalHydra
+from sampling import sampled
 
 from orchestrator.__main__ import main
 from orchestrator.execution import interrupts
@@ -81,6 +82,7 @@ def test_nor_do_the_view_and_the_commands_after_it(start: Callable[..., Command]
     assert (folder / "mlflow.db").stat().st_size > 0
 
 
+@sampled(2)
 @pytest.mark.parametrize(
     ("argument", "shown"),
     [

@@ -78,6 +78,7 @@ def test_a_store_that_cannot_be_written_stops_the_sweep(
     assert len(again.records) == 12
 
 
+@pytest.mark.slow
 def test_weights_that_another_sweep_drops_until_this_one_is_saved_are_trained_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +97,7 @@ def test_weights_that_another_sweep_drops_until_this_one_is_saved_are_trained_ag
     assert first.records[dense[0]].result() == second.records[dense[0]].result()
 
 
+@pytest.mark.slow
 def test_a_dry_run_leaves_a_damaged_stage_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -133,6 +135,7 @@ def test_a_store_where_a_file_lies_is_refused(tmp_path: Path, monkeypatch: pytes
     assert refused.value.exit_status == 2
 
 
+@pytest.mark.slow
 def test_a_damaged_layout_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "store.json").write_text("{")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sampling import sampled
 from small_trials import composed
 
 from orchestrator.config.schema import ConfigError
@@ -123,6 +124,7 @@ def test_a_further_test_set_is_measured_once_a_stage(swept: tuple[Path, Outcome]
     assert sum(record.details["measured"]["test_corrupted"]["of"]) == 60
 
 
+@sampled(3)
 @pytest.mark.parametrize(
     ("task", "overrides", "data", "words"),
     [

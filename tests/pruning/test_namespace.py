@@ -72,6 +72,7 @@ def test_no_torch_before_it_is_needed() -> None:
     subprocess.run([sys.executable, "-c", LIGHT], check=True, cwd=SOURCE.parent.parent)
 
 
+@pytest.mark.slow
 def test_the_package_imports_torch_and_numpy_only() -> None:
     converting = {"transformers"}  # imported where a network of transformers is there
     allowed = {"pruning", "torch", "numpy", "safetensors", "__future__"} | sys.stdlib_module_names

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from factories import make_plan, make_records, sweep_info
+from sampling import sampled
 
 from orchestrator.__main__ import main
 from orchestrator.execution import interrupts
@@ -59,6 +60,7 @@ def unread(folder: Path, arguments: Sequence[str], **more: str) -> tuple[int, st
     return ended.returncode, ended.stderr
 
 
+@sampled(2)
 @pytest.mark.parametrize(
     ("arguments", "unbuffered"),
     [
@@ -83,6 +85,7 @@ def test_a_module_of_a_command_runs_the_command_of_its_name(name: str, monkeypat
     assert begun == [name], "and so ends as each command does"
 
 
+@pytest.mark.slow
 def test_a_trial_whose_output_nobody_reads_ends_quietly_and_the_same_command_goes_on(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

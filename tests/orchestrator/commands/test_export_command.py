@@ -89,6 +89,7 @@ def test_the_readme_lists_latencies_from_the_smallest_batch_on() -> None:
     assert said[place + 1].startswith("| speed-up of a token at batch 8 as onnx | 1.50× [1.50, 1.50] |")
 
 
+@pytest.mark.slow
 def test_the_readme_s_code_runs_without_this_project(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -232,6 +233,7 @@ class Net(nn.Module):
 """
 
 
+@pytest.mark.slow
 def test_own_code_runs_only_if_asked_to_and_what_cannot_be_traced_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

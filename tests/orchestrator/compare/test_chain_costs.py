@@ -209,6 +209,7 @@ def test_the_figure_has_each_point_at_its_total_with_its_interval_and_dense() ->
     assert drawn == [pytest.approx(each) for each in ends]
 
 
+@pytest.mark.slow
 def test_totals_of_real_trainings_by_hand(tmp_path: Path) -> None:
     """A network of 4 x 8 + 8 x 2 = 48 weights, 60 examples, 3 epochs; forward once, backward twice."""
     plan = planned(

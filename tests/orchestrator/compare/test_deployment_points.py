@@ -255,6 +255,7 @@ def test_the_front_holds_what_no_other_is_better_than_in_both() -> None:
     assert front(places, lower) == [(1.0, 0.5)]
 
 
+@pytest.mark.slow
 def test_figures_show_points_and_dense_against_milliseconds_and_bytes() -> None:
     plan = deploying()
     comparison = compare_trials(plan, measured(plan, lambda seed: "Pen" if seed else "Abacus"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from factories import make_plan, make_record, make_records, sweep_info
 from searched_plans import crossing, grid, records_of, run_search
 
@@ -153,6 +154,7 @@ def test_a_run_of_a_stopped_trial_is_scheduled_and_says_why() -> None:
     assert content.status == "RUNNING"
 
 
+@pytest.mark.slow
 def test_a_frontier_is_drawn_with_intervals_and_what_was_stopped() -> None:
     plan = grid(("l1_unstructured", "random_unstructured"), (0.5, 0.7, 0.9), seeds=4)
     chosen = {"search": {"kind": "frontier", "against": ["parameters", "macs"]}}

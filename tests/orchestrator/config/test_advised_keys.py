@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import pytest
 import torch
 import yaml
 
@@ -157,12 +158,14 @@ def _is_inside(schema: type, field: Field[Any], names: list[str], value: str) ->
     return _is_field(nested, names, value) if nested else "dict" in str(hint) or names == ["_target_"]
 
 
+@pytest.mark.slow
 def test_every_key_that_a_message_advises_can_be_typed() -> None:
     found = ((place, *each) for place, text in strings("orchestrator") for each in advised(place, text))
 
     assert [each for each in found if not is_known(*each[1:])] == []
 
 
+@pytest.mark.slow
 def test_every_choice_that_the_engine_names_is_one_of_its_own_or_a_key() -> None:
     named = ((place, key) for place, text in strings("pruning") for key, _ in advised(place, text) if "." in key)
 

@@ -62,13 +62,14 @@ JOBS = (
 )
 
 
-@sampled(4)
+@sampled(16)
 @pytest.mark.parametrize("job", [jobs[-1] for jobs in JOBS])
 def test_the_compositions_of_the_tests_are_hydra_s(hydra: Hydra, job: list[str]) -> None:
     """The other tests of this file compare with them: Hydra takes forty times as long."""
     assert whole(*job) == compose.plain(hydra[0].load_sweep_config(hydra[1], list(job)))
 
 
+@sampled(6)
 @pytest.mark.parametrize("jobs", JOBS)
 def test_each_config_is_what_hydra_composes(hydra: Hydra, jobs: list[list[str]]) -> None:
     for job, made in zip(jobs, composed(hydra, jobs), strict=True):
@@ -91,6 +92,7 @@ def with_widths(tmp_path: Path) -> Iterator[Hydra]:
         yield loader, loader.load_configuration("config", search, RunMode.MULTIRUN)
 
 
+@pytest.mark.slow
 def test_an_interpolation_inside_a_list_follows_its_axis(with_widths: Hydra) -> None:
     jobs = [["model=theirs", f"model.width={width}"] for width in (8, 16, 32)]
     models = [job.config["model"] for job in composed(with_widths, jobs) if job.config]
@@ -138,6 +140,7 @@ def composed_alike(hydra: Hydra, jobs: list[list[str]], reference: Callable[...,
             assert made.config == expected, job
 
 
+@pytest.mark.slow
 @settings(max_examples=3)
 @given(sweeps())
 def test_any_sweep_is_composed_as_hydra_composes_it(hydra: Hydra, jobs: list[list[str]]) -> None:
@@ -151,6 +154,7 @@ def test_many_a_sweep_is_composed_as_hydra_composes_it(hydra: Hydra, jobs: list[
     composed_alike(hydra, jobs, lambda *job: compose.plain(hydra[0].load_sweep_config(hydra[1], list(job))))
 
 
+@pytest.mark.slow
 def test_jobs_do_not_see_each_others_values(hydra: Hydra) -> None:
     jobs = [["seed=1", "train.epochs=3"], ["seed=2"], ["train.epochs=4", "seed=1"]]
 
@@ -183,6 +187,7 @@ def test_an_axis_has_values_each_of_them_once(axis: str, said: str | None) -> No
         check_axes([compose.parse(axis)])
 
 
+@pytest.mark.slow
 def test_a_variable_of_the_users_own_may_be_an_axis(hydra: Hydra) -> None:
     jobs = [[f"+length={n}", "train.epochs='${length}'"] for n in (3, 5)]
     found = [job.config for job in composed(hydra, jobs) if job.config]
@@ -196,6 +201,7 @@ def test_an_own_key_that_nothing_refers_to_is_refused(hydra: Hydra) -> None:
         make_plan(composed(hydra, [["+widht=3"], ["+widht=5"]]))
 
 
+@pytest.mark.slow
 def test_a_refused_job_carries_the_sentence_and_the_others_go_on(hydra: Hydra) -> None:
     good, wrong_type, unknown = composed(hydra, [["seed=1"], ["seed=x"], ["sed=1"]])
 

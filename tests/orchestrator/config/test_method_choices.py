@@ -41,6 +41,7 @@ def chosen(config: Mapping[str, Any]) -> Choices:
     return replace(found, score=Score(found.score.kind), dynamics=Dynamics(found.dynamics.kind))
 
 
+@sampled(4)
 @pytest.mark.parametrize(
     ("unit", "read"),
     [("entry", set()), ("group", {"budget", "round_to"}), ("layer", {"budget", "round_to"})]
@@ -115,6 +116,7 @@ def test_a_score_alone_ranks_instead_of_magnitudes() -> None:
     assert plan.trials[0].config["method"]["name"] == "lamp"
 
 
+@sampled(5)
 @pytest.mark.parametrize(
     ("typed", "called"),
     [
@@ -171,6 +173,7 @@ def test_given_densities_are_reached_round_by_round() -> None:
     assert [each["scope"]["densities"]["classifier.*"] for each in rounds] == [1.0, 1.0]
 
 
+@sampled(6)
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [

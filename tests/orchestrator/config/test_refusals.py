@@ -13,6 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
+from sampling import sampled
 
 from orchestrator import __main__ as command_line
 from orchestrator.catalogue.data import DATA
@@ -148,6 +149,7 @@ TOGETHER: dict[tuple[str, ...], dict[str, str]] = {
 """Command line -> further mistakes on it, and their explanations."""
 
 
+@sampled(3)
 @pytest.mark.parametrize("line", TOGETHER)
 def test_all_mistakes_that_hydra_sees_are_answered_at_once(ask: Ask, line: tuple[str, ...]) -> None:
     typed = ask if any(each.startswith("-") for each in line) else told
@@ -165,6 +167,7 @@ def test_an_absent_choice_hides_no_other_mistake() -> None:
     assert "`modle` (=1)" in answers
 
 
+@sampled(2)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -213,6 +216,7 @@ def test_what_hydra_takes_is_held_to_types_and_rules(line: dict[str, str]) -> No
     assert [answer for answer in line.values() if answer not in answers] == [], answers
 
 
+@sampled(8)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -314,6 +318,7 @@ PRESETS: dict[str, str] = {
 """Content of a preset after its first line -> its explanation."""
 
 
+@pytest.mark.slow
 def test_what_is_wrong_in_a_preset_is_told_with_what_was_meant(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     folder.mkdir()
@@ -349,6 +354,7 @@ def test_a_preset_that_cannot_be_read_is_named(ask: Ask) -> None:
         assert answer.endswith(f"{said}\n")
 
 
+@pytest.mark.slow
 def test_an_axis_of_a_preset_is_told_to_have_no_brackets(ask: Ask) -> None:
     Path("mine/sweep/mysweep.yaml").write_text(
         "# @package _global_\nhydra: {mode: MULTIRUN, sweeper: {params: {schedule.sparsity: [0.5, 0.8]}}}\n"
@@ -356,6 +362,7 @@ def test_an_axis_of_a_preset_is_told_to_have_no_brackets(ask: Ask) -> None:
     assert "or null; an axis of a preset has no brackets: schedule.sparsity: 0.5,0.8." in ask(*OWN, "+sweep=mysweep")
 
 
+@pytest.mark.slow
 def test_what_the_axes_of_a_preset_cannot_be_is_told(ask: Ask) -> None:
     for axes, said in (
         ("params: {seed: 'range('}", "sweep/mysweep.yaml: the axis `seed: range(` cannot be parsed; write its values"),
@@ -371,6 +378,7 @@ def test_what_the_axes_of_a_preset_cannot_be_is_told(ask: Ask) -> None:
         assert said in ask(*OWN, "+sweep=mysweep")
 
 
+@pytest.mark.slow
 def test_axes_of_a_preset_that_nothing_would_run_are_refused(ask: Ask) -> None:
     Path("mine/sweep/mysweep.yaml").write_text("# @package _global_\nhydra: {sweeper: {params: {seed: '0,1'}}}\n")
     said = "`hydra.sweeper.params` has the axes seed, which a single run ignores; add `mode: MULTIRUN` under"
@@ -378,6 +386,7 @@ def test_axes_of_a_preset_that_nothing_would_run_are_refused(ask: Ask) -> None:
     assert said not in ask(*OWN, "+sweep=mysweep", "hydra.mode=RUN", "schedule.rounds=0")
 
 
+@sampled(2)
 @pytest.mark.parametrize("mode", ["RUN", "MULTIRUN"])
 def test_a_misspelled_override_of_a_preset_is_refused(ask: Ask, mode: str) -> None:
     text = f"# @package _global_\ndefaults: [overide /model: cnn]\nhydra: {{mode: {mode}}}\n"
@@ -405,10 +414,12 @@ def test_a_file_on_the_search_path_that_is_called_as_an_option_of_ours_is_refuse
     )
 
 
+@pytest.mark.slow
 def test_an_axis_that_is_no_key_is_told_once(ask: Ask) -> None:
     assert ask("-m", "sed=range(50)").count("is not a key") == 1
 
 
+@pytest.mark.slow
 def test_settings_and_options_stand_in_any_order(ask: Ask) -> None:
     assert "2 of 2 trials cannot be planned" in ask("schedule.rounds=0", "-m", "seed=0,1", *OWN, "model=mynet")
 
@@ -424,6 +435,7 @@ def test_a_margin_in_points_is_refused() -> None:
     assert said in told("compare.margin=2", "tracking=none")
 
 
+@pytest.mark.slow
 def test_several_presets_in_one_command_are_refused_as_presets(ask: Ask) -> None:
     said = ask("-m", "+sweep=random_amounts,methods")
     assert "`+sweep` (=random_amounts,methods) must be one preset" in said

@@ -12,6 +12,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from sampling import sampled
 from training_cases import CLASSES, job, network
 
 from orchestrator.catalogue.models import MODELS
@@ -90,6 +91,7 @@ def test_every_data_file_composes_and_keeps_the_rules(name: str) -> None:
 
 
 @pytest.mark.usefixtures("store")
+@sampled(5)
 @pytest.mark.parametrize("name", [(group, name) for group in ("train", "finetune") for name in files(group)])
 def test_every_training_file_keeps_the_rules_and_trains(name: tuple[str, str]) -> None:
     config = composed(f"+{name[0]}={name[1]}")[name[0]]

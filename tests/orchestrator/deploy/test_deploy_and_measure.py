@@ -271,6 +271,7 @@ def with_code(program: bytes, code: object) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.slow
 def test_no_code_in_a_deployment_of_the_store_is_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     outcome = swept(monkeypatch, tmp_path / "sweep", "deploy.formats=[torch]", "deploy.batch_sizes=[1]")
     (measured,), ran = of_kind(outcome, "measure"), tmp_path / "ran"

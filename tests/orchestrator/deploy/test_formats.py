@@ -190,6 +190,7 @@ class Airy(nn.Module):
         return torch.special.airy_ai(x)
 
 
+@pytest.mark.slow
 def test_an_operation_that_onnx_lacks_and_a_missing_package_are_told_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

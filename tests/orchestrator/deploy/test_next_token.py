@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from sampling import sampled
 
 from orchestrator.deploy.formats.huggingface_format import next_token
 
@@ -29,6 +30,7 @@ def written(name: str, config: Any, folder: Path) -> Any:
     return network
 
 
+@sampled(2)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_step_computes_the_last_token_of_the_whole_text_as_often_as_it_is_called(name: str, tmp_path: Path) -> None:
     network = written(name, CONFIGS[name](), tmp_path)

@@ -58,6 +58,7 @@ def graph(path: Path, tensors: Mapping[str, np.ndarray[Any, Any]], zero_point: s
     return path
 
 
+@pytest.mark.slow
 def test_zeros_are_zeros_in_the_file_and_integers_have_no_zero_point(tmp_path: Path) -> None:
     model = network()
     shown = images(64)

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+import pytest
 from fakes import chain, plan_of, record_of, stage
 
 from orchestrator.config.cluster import Cluster
@@ -213,6 +214,7 @@ def test_every_stage_ends_exactly_once_whatever_happens() -> None:
         assert ends.keys() == plan.stages.keys()
 
 
+@pytest.mark.slow
 def test_ten_thousand_trials_cost_the_same_each() -> None:
     """Check that an event costs O(1): a plan of 20,000 stages under one root takes seconds."""
     root = stage("root")

@@ -385,6 +385,7 @@ def test_max_concurrent_is_kept(make_ray: Make) -> None:
     assert most == 1
 
 
+@pytest.mark.slow
 def test_a_retry_that_is_due_and_finds_no_slot_is_waited_for_quietly(
     make_ray: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ def test_sizes_that_a_configuration_can_express_are_written_in_it(tmp_path: Path
         assert all(difference(run(each), kept.model(*each).logits) <= 1e-5 for each in kept.inputs)
 
 
+@pytest.mark.slow
 def test_sizes_that_the_configuration_does_not_say_are_refused(tmp_path: Path) -> None:
     kept = llama(5, 3)
     smaller = shrunk(kept.model, kept.inputs[0])

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from composition import composed
+from sampling import sampled
 from small_trials import planned, small
 
 from orchestrator.catalogue.tasks import AGAINST_DENSE
@@ -84,6 +85,7 @@ def test_what_is_finished_is_not_planned_again(config: Callable[..., Any]) -> No
     assert list(plan.without({dense, first}).segments()) == [tuple(rest)]
 
 
+@sampled(8)
 @pytest.mark.parametrize(
     ("change", "same_dense", "same_round"),
     [
@@ -409,6 +411,7 @@ def test_ten_thousand_trials_are_planned_at_a_thousand_a_second(config: Callable
     assert min(ratios) < 12, "1,000 copies take a twelfth of a second on the machine that this was set on"
 
 
+@sampled(2)
 @pytest.mark.parametrize("task", [(), ("task=language_modelling", f"task.{AGAINST_DENSE}=true")])
 def test_a_tuned_teacher_is_the_dense_network_trained_as_long_and_shared_by_all_trials(task: tuple[str, ...]) -> None:
     rounds = ("schedule.rounds=2", "schedule.kind=geometric", *task)

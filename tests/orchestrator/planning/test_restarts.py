@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from sampling import sampled
 from small_trials import composed, planned
 
 from orchestrator.config.schema import Config, ConfigError
@@ -106,6 +107,7 @@ def test_a_control_is_of_the_last_round_alone() -> None:
     )
 
 
+@sampled(8)
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -172,6 +174,7 @@ def test_a_dry_run_says_where_the_training_decides_the_sparsity() -> None:
     assert [row.split("  ")[-1].strip(" *") for row in rows] == ["as trained", "as given", "90.00%"]
 
 
+@pytest.mark.slow
 def test_methods_that_restart_give_way_to_what_is_typed() -> None:
     ticket, rates = composed("method=lottery_ticket"), composed("method=lr_rewinding")
 
@@ -191,6 +194,7 @@ def test_the_preview_says_where_a_score_of_untrained_networks_ranks_trained_ones
     assert "prunes " not in preview("usual", usual, ())
 
 
+@sampled(2)
 @pytest.mark.parametrize("method", ["method=ln_structured", "method=fpgm", "unit=group"])
 def test_the_small_control_is_of_what_takes_out_whole_channels(method: str) -> None:
     small, pruned = (planned(composed(*each, method)).trials[0].stages for each in (("+control=small",), ()))

@@ -224,6 +224,7 @@ def net(classes):
 """
 
 
+@pytest.mark.slow
 def test_own_code_builds_a_network_only_if_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -488,6 +489,7 @@ print(seconds)
 """
 
 
+@pytest.mark.slow
 def test_tables_need_neither_torch_nor_hydra_nor_ray_nor_mlflow(store: StoreResults) -> None:
     done = subprocess.run([sys.executable, "-c", LIGHT, store.store.uri], capture_output=True, text=True, check=False)
 
@@ -504,6 +506,7 @@ print(json.dumps([name for name in ("ray", "mlflow") if name in sys.modules]))
 """
 
 
+@pytest.mark.slow
 def test_a_network_needs_neither_ray_nor_mlflow(store: StoreResults) -> None:
     done = subprocess.run([sys.executable, "-c", MODEL, store.store.uri], capture_output=True, text=True, check=True)
 

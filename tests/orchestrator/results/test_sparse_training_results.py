@@ -248,6 +248,7 @@ def test_lines_whose_masks_stay_have_no_history() -> None:
         changing({0: (10,), 1: (10,), 2: ()}).plot.mask_history()
 
 
+@pytest.mark.slow
 def test_a_real_sparse_training_has_its_costs_and_history_in_the_report(tmp_path: Path) -> None:
     """RigL reads all gradients where its masks change: 24 of 48 weights in a step of 60 examples, and 48 for those."""
     own = ("finetune.steps=3", "finetune.epochs=null", "finetune.batch_size=60")

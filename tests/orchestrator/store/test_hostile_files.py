@@ -152,6 +152,7 @@ def hold(store: Store, reader: str, capsys: pytest.CaptureFixture[str]) -> str:
     return told
 
 
+@sampled(16)
 @pytest.mark.parametrize(
     ("name", "operator", "reader"),
     [(*damage, sorted(READERS)[number % len(READERS)]) for number, damage in enumerate(DAMAGES)],

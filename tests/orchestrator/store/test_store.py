@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fakes import trial_of
+from sampling import sampled
 from store_cases import FILES, Content, altered, chain, fresh, key_of, record_for, record_of, store_of
 
 from orchestrator.core import plain_data
@@ -98,6 +99,7 @@ def harm(store: Store, path: str, content: bytes, damage: str) -> None:
         store.backend.write(path, harmed[damage])
 
 
+@sampled(4)
 @pytest.mark.parametrize(
     "content",
     [

@@ -98,7 +98,7 @@ def assert_whole(store: Store, key: str = KEY) -> bool:
     return record is not None
 
 
-@sampled(3)
+@sampled(12)
 @pytest.mark.parametrize("act", ["commit", "put back", "drop", "discard", "save sweep", "set aside"])
 def test_a_writer_killed_at_any_step_leaves_the_old_state_or_the_new(tmp_path: Path, act: str) -> None:
     ended = run_script(KILL_AT_EVERY_STEP, str(tmp_path), act)
@@ -235,6 +235,7 @@ def test_processes_that_commit_the_same_stages_agree_on_one_winner_each(store: S
     assert store.backend.names("quarantine") == []
 
 
+@pytest.mark.slow
 def test_writers_killed_at_random_moments_leave_whole_stages_only(tmp_path: Path) -> None:
     moments = random.Random(4)
     store = Store(str(tmp_path / "store"))

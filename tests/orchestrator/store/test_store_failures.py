@@ -287,6 +287,7 @@ print(sorted({"torch", "ray", "mlflow", "hydra", "fsspec", "numpy"} & set(sys.mo
     assert run(code, "/nonexistent").stdout == "[]\n"
 
 
+@pytest.mark.slow
 def test_a_thousand_stages_are_looked_up_in_a_second(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = Store(str(tmp_path))
     stages = {spec.key: spec for trial in range(250) for spec in chain(1, 2, 3, seed=trial)}

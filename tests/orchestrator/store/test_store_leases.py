@@ -286,6 +286,7 @@ with store.leases() as leases:
 """
 
 
+@pytest.mark.slow
 def test_processes_share_stages_without_overlap(tmp_path: Path) -> None:
     environment = {"PYTHONPATH": f"{HERE}:{HERE.parent.parent}"}
     arguments = [sys.executable, "-c", RACE, str(tmp_path)]

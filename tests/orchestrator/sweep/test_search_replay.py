@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sampling import sampled
 from searched_plans import crossing, grid, records_of, run_search, settings
 
 from orchestrator.config.schema import ConfigError
@@ -33,6 +34,7 @@ POLICIES = [
 ]
 
 
+@sampled(3)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_decisions_are_equal_in_any_order_and_after_any_kill(policy: Policy) -> None:
     plain, ran = run_search(policy, PLAN, RECORDS)

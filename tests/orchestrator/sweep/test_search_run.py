@@ -92,6 +92,7 @@ def saved() -> saved_sweep.SavedSweep:
     return saved_sweep.load(store, saved_sweep.chosen_sweep(store, None))
 
 
+@pytest.mark.slow
 def test_a_search_runs_what_it_asks_for_and_says_what_it_has_not_run(capsys: pytest.CaptureFixture[str]) -> None:
     outcome = conductor.run(jobs(*MATCHING))
     told, sweep = capsys.readouterr().out, saved()
@@ -185,6 +186,7 @@ def test_a_wider_search_keeps_all_work_and_confirms_with_seeds_that_no_search_ha
     assert conductor.run(jobs(*MATCHING)).decision == first.decision, "the narrow search stands as it was"
 
 
+@pytest.mark.slow
 def test_each_decision_is_saved_before_its_stages_run(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Decision | None] = []
 
@@ -203,6 +205,7 @@ def test_each_decision_is_saved_before_its_stages_run(monkeypatch: pytest.Monkey
     assert found
 
 
+@pytest.mark.slow
 def test_a_killed_driver_changes_no_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver is killed after 1 stage, then in the midst of two looks and at the end."""
     left = [0]

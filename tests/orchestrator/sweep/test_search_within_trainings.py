@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sampling import sampled
 from searched_plans import grid, in_parts, noisy, records_of, run_search, titles
 from small_trials import planned, small, train
 
@@ -196,6 +197,7 @@ def test_a_search_that_is_turned_off_goes_on_from_the_parts(
     assert not store.stages.known(), "parts of the earlier search belong to the sweep"
 
 
+@sampled(3)
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [

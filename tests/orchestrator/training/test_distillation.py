@@ -167,6 +167,7 @@ def test_a_language_model_of_transformers_learns_the_teacher_s_distribution_of_e
     assert all(each.grad is None for each in teacher.parameters())
 
 
+@pytest.mark.slow
 def test_a_tuned_teacher_is_the_network_of_the_control_that_trains_as_long(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from composition import composed
+from sampling import sampled
 from small_trials import planned
 
 import pruning
@@ -44,6 +45,7 @@ def run(*line: str) -> Outcome:
     return conductor.run([Job(line, composed(*SHORT, *line))])
 
 
+@pytest.mark.slow
 def test_rounds_remove_experts_of_each_group(capsys: pytest.CaptureFixture[str]) -> None:
     outcome = run("schedule=geometric", "schedule.sparsity=0.5", "schedule.rounds=2")
     rounds = sorted((r for r in outcome.records.values() if r.kind == "round"), key=lambda r: r.sparsity)
@@ -62,6 +64,7 @@ def test_rounds_remove_experts_of_each_group(capsys: pytest.CaptureFixture[str])
     assert "50.00% of experts" in said
 
 
+@sampled(2)
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -101,6 +104,7 @@ def test_experts_out_of_reach_are_refused_before_anything_is_trained() -> None:
         run("schedule.sparsity=0.75", "schedule.rounds=3")
 
 
+@pytest.mark.slow
 def test_every_token_counts_for_every_expert_if_asked() -> None:
     layer_by_layer = ("unit=entry", "method=wanda", "score=wanda", "score.examples=8", "schedule.sparsity=0.5")
     found = {}

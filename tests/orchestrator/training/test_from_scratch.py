@@ -45,6 +45,7 @@ def by_hand(spec: StageSpec) -> tuple[nn.Module, FitResult]:
     return model, training_loop.fit(job(model, task, spec.fields["train"], data=known, seed=derive(0, "0/fit")))
 
 
+@pytest.mark.slow
 def test_it_is_trained_as_a_network_of_that_size_is(store: Store) -> None:
     plan = planned(settings("+control=small"), settings())
     records = train(plan, store)
@@ -73,6 +74,7 @@ def test_it_is_trained_as_a_network_of_that_size_is(store: Store) -> None:
     assert records[key].sparsity == records[pruned].sparsity
 
 
+@pytest.mark.slow
 def test_it_stands_at_the_sparsity_of_what_it_is_the_control_of_on_a_line_of_its_own(store: Store) -> None:
     plan = planned(*(settings(f"restart.control={each}", f"seed={n}") for each in ("none", "small") for n in (0, 1)))
     records = train(plan, store)
@@ -88,6 +90,7 @@ def test_it_stands_at_the_sparsity_of_what_it_is_the_control_of_on_a_line_of_its
     assert (control.verdict, control.reason) == ("pass", "small")
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_goes_on_to_the_same_record(store: Store, tmp_path: Path) -> None:
     plan, other = planned(settings("+control=small")), Store(str(tmp_path / "other"))
     expected = train(plan, other)[plan.trials[0].stages[-1]]
@@ -117,6 +120,7 @@ def test_a_network_that_cannot_be_made_small_is_told_before_any_is_trained(store
         list(run_preflight(WorkOrder((spec,), Worker(store), lineage=plan.lineage(spec.key))))
 
 
+@pytest.mark.slow
 def test_a_network_draws_in_its_own_way_in_the_sizes_that_it_has() -> None:
     """Glorot's variance is 2 / (fan_in + fan_out): 784 + 300 inputs and outputs become 784 + 30."""
     model = MODELS["lenet_300_100"].load()([1, 28, 28], 10)

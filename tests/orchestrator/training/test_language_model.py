@@ -91,6 +91,7 @@ def test_losses_are_those_of_a_plain_loop_at_every_step(book: Path) -> None:
     assert losses[-1] < 0.8 * losses[0]
 
 
+@pytest.mark.slow
 def test_a_gpt_is_swept_by_perplexity(book: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outcome = run(*([*TINY, f"method={name}_unstructured"] for name in ("l1", "random")))
     dense = next(record for record in outcome.records.values() if record.kind == "dense")
@@ -139,6 +140,7 @@ def test_what_a_task_asks_for_is_measured_on_test_once_and_kept(book: Path) -> N
         assert all(len(each["text"]) == 6 and set(each["text"]) <= vocabulary for each in found)
 
 
+@pytest.mark.slow
 def test_an_equal_network_agrees_with_dense(book: Path) -> None:
     outcome = run([*TINY, "method=identity", "schedule.sparsity=null", "task.against_dense=true", "finetune.steps=0"])
     pruned = next(record for record in outcome.records.values() if record.kind == "round")

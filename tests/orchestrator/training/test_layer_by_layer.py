@@ -230,6 +230,7 @@ def measure_noting(pruned: list[list[bool]]) -> Any:
     return noting
 
 
+@pytest.mark.slow
 def test_an_order_that_follows_the_score_is_no_other_stage() -> None:
     def keys(*overrides: str) -> tuple[str, ...]:
         return planned(composed(*SHORT, *ONE_ROUND, *overrides)).trials[0].stages
@@ -245,7 +246,7 @@ def test_an_order_that_follows_the_score_is_no_other_stage() -> None:
     assert keys("method=sparsegpt") == keys("method=sparsegpt", "schedule.order=sequential")
 
 
-@sampled(4)
+@sampled(16)
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [

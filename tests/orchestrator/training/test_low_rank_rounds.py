@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load
+from sampling import sampled
 from small_trials import planned, small
 from test_checkpointing import bits, run
 from test_training_stages import TRAIN, chain
@@ -94,6 +95,7 @@ def test_settings_of_low_rank_updates_are_in_the_keys_of_their_rounds_alone() ->
     assert [each["versions"].get("lora") for each in fields] == [None, 1]
 
 
+@sampled(3)
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [

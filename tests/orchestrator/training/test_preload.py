@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 FIRST_STEP = """
 import gc, sys
 import orchestrator.training.preload
@@ -24,6 +26,7 @@ print(len([name for name in set(sys.modules) - before if not name.startswith("om
 """
 
 
+@pytest.mark.slow
 def test_a_worker_has_imported_what_its_first_step_needs() -> None:
     said = subprocess.run([sys.executable, "-c", FIRST_STEP], capture_output=True, text=True, check=True).stdout
 

@@ -81,7 +81,7 @@ def test_where_nothing_is_pruned_a_rewound_round_is_the_dense_training(
     assert [point.metrics for point in found.curve] == [p.metrics for p in dense.curve if p.step > taken]
 
 
-@sampled(2)
+@sampled(8)
 @pytest.mark.parametrize("damage", ["gone", "altered"])
 @pytest.mark.parametrize(
     "options", [("restart.step=5",), ("restart.step=0", "restart.rates=5"), ("schedule.at=start",)]
@@ -253,6 +253,7 @@ def test_a_shuffled_mask_keeps_its_counts_and_the_weights_that_it_uncovers(store
     assert one.kept() == other.kept()
 
 
+@sampled(2)
 @pytest.mark.parametrize(("method", "dim"), [("random_structured", 0), ("ln_structured", 1), ("l1_unstructured", None)])
 def test_whole_channels_are_shuffled_where_a_class_prunes_these(store: Store, method: str, dim: int | None) -> None:
     options = (

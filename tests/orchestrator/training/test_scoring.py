@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 from composition import composed
+from sampling import sampled
 from torch import nn
 from training_cases import CLASSES, CPU, TRAIN, network, points, problem
 
@@ -73,6 +74,7 @@ def test_there_are_as_many_as_asked_for_and_at_most_all(score: ScoreFields, size
     assert [len(labels) for _, labels in drawn(score)] == sizes
 
 
+@pytest.mark.slow
 def test_dependency_groups_go_as_wholes_and_further_in_a_later_round() -> None:
     groups = {
         "unit": {"kind": "group"},
@@ -340,6 +342,7 @@ def test_a_preflight_scores_once_where_a_round_scores_anew(home: Path) -> None:
     assert (home / "calls").read_text() == "." * (1 + 5)
 
 
+@sampled(2)
 @pytest.mark.parametrize("method", ["synflow", "slimming", "obs"])
 def test_a_method_is_trained_through_and_holds_its_laws(home: Path, method: str) -> None:
     others = {

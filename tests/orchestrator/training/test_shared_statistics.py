@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from sampling import sampled
 from small_trials import composed, planned, train
 
 from orchestrator.core.specs import Plan
@@ -97,6 +98,7 @@ def test_statistics_that_are_damaged_are_computed_again(
     assert len(passes) == 2 * BATCHES
 
 
+@sampled(3)
 @pytest.mark.parametrize(
     ("trials", "expected"),
     [

@@ -110,6 +110,7 @@ def whole_of(store: Store, key: str) -> list[nn.Module]:
     return [model]
 
 
+@pytest.mark.slow
 def test_a_narrower_residual_stream_trains_masked_and_from_scratch_by_itself(folder: Path) -> None:
     """Its norms have other scales, so that a step of the optimizer would be another one."""
     plan = planned(*(settings("unit=residual", f"restart.control={each}") for each in ("none", "small")))
@@ -127,6 +128,7 @@ def test_a_narrower_residual_stream_trains_masked_and_from_scratch_by_itself(fol
     assert records[key].steps == 15
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_goes_on_to_the_same_bits(folder: Path) -> None:
     plan, one, other = planned(settings("unit=layer")), Store(str(folder / "one")), Store(str(folder / "other"))
     expected = train(plan, other)[plan.trials[0].stages[-1]]

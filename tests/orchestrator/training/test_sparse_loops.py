@@ -10,6 +10,7 @@ import pytest
 import torch
 from hydra.utils import instantiate
 from safetensors.torch import load
+from sampling import sampled
 from small_trials import composed, planned, train
 from test_own_loop import resumable
 from test_sparse_training import METHODS, SHORT, bits, chain, interrupted, masks_of, pruned
@@ -71,6 +72,7 @@ class Beginning:
         self.dynamics: Dynamics = getattr(pruning.dynamics, method)(**OPTIONS[method])
 
 
+@sampled(3)
 @pytest.mark.parametrize("method", CHANGING)
 def test_a_plain_loop_gives_the_same_masks(method: str, store: Store) -> None:
     masks, weights = trained(method, store)
@@ -88,6 +90,7 @@ def test_a_plain_loop_gives_the_same_masks(method: str, store: Store) -> None:
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
 
 
+@sampled(2)
 @pytest.mark.parametrize("method", A_FEW)
 def test_a_function_of_ones_own_gives_the_same_masks_and_goes_on_from_checkpoints(
     method: str, store: Store, tmp_path: Path

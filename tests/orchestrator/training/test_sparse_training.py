@@ -239,7 +239,7 @@ def test_masks_change_in_the_fine_tuning_of_a_trained_network_and_of_a_pruned_on
     )
 
 
-@sampled(3)
+@sampled(12)
 @pytest.mark.parametrize(
     ("overrides", "where"),
     [
@@ -348,6 +348,7 @@ def own(name: str, *overrides: str) -> Plan:
     return planned(composed(*with_own_options([*SHORT, *chosen, *overrides])))
 
 
+@pytest.mark.slow
 def test_a_dynamics_of_ones_own_changes_masks_as_it_is_shown(store: Store, tmp_path: Path) -> None:
     plan = own("Rotating", "dynamics.every=4")
     found = pruned(plan, store)
@@ -389,6 +390,7 @@ def test_a_mistake_in_ones_own_dynamics_is_told_in_a_sentence(
 REWOUND = ("schedule=one_shot", "restart=rewind", "restart.step=10", "train.optimizer.lr=0.3")
 
 
+@sampled(2)
 @pytest.mark.parametrize("method", ["gradual", "movement", "sr_ste", "rigl"])
 def test_a_rewound_round_forgets_what_the_dense_training_measured(method: str, store: Store) -> None:
     """The dense network at step 10 is better than the pruned one, and its patience is almost used up."""
@@ -434,6 +436,7 @@ def test_frozen_weights_keep_their_values(store: Store) -> None:
     assert torch.equal(weights["0.weight"], start["0.weight"] * masks["0.weight"])
 
 
+@pytest.mark.slow
 def test_a_line_is_named_after_its_dynamics() -> None:
     def name(*overrides: str) -> str:
         return str(planned(composed(*with_own_options(overrides))).trials[0].config["method"]["name"])

@@ -132,6 +132,7 @@ def test_what_is_read_example_by_example_counts_by_a_few(form: str, changes: dic
     assert [name for name in first if first[name] != second[name]] == [split]
 
 
+@pytest.mark.slow
 def test_of_a_large_split_evenly_spaced_inputs_are_read_and_all_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspection, "MOST", N * 8)  # enough for the labels and two thirds of the inputs
     first = anew("tensors", split="train", part=0, row=0).digest

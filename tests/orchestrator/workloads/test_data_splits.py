@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sampling import sampled
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
@@ -97,6 +98,7 @@ def test_the_shares_of_several_processes_are_the_split(split: Split, ranks: int)
     assert shared(split, ranks) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10], "the last batch has 3 examples"
 
 
+@sampled(2)
 @pytest.mark.parametrize(
     "split", [LoaderSplit(TensorDataset(X, Y), 1), StreamSplit(Ordered())], ids=["loader", "stream"]
 )
@@ -122,6 +124,7 @@ def test_a_subset_has_the_examples_of_its_rows(split: TensorSplit | LoaderSplit)
     assert len(split) == N
 
 
+@pytest.mark.slow
 def test_worker_processes_change_no_order_and_draw_from_the_seed() -> None:
     assert epochs(LoaderSplit(TensorDataset(X, Y), num_workers=2)) == epochs(LoaderSplit(TensorDataset(X, Y)))
 

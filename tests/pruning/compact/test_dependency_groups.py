@@ -177,7 +177,7 @@ def one_less_misses(
     return gone(groups, more) < s
 
 
-@sampled(2)
+@sampled(8)
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_a_budget_is_met_to_one_channel(budget: Any) -> None:
     torch.manual_seed(0)
@@ -189,7 +189,7 @@ def test_a_budget_is_met_to_one_channel(budget: Any) -> None:
     assert one_less_misses(groups, kept, scores, 0.4)
 
 
-@sampled(2)
+@sampled(8)
 @pytest.mark.parametrize("sparsity", [0.2, 0.5])
 def test_a_budget_in_multiply_accumulates_counts_those_of_attention(sparsity: float) -> None:
     torch.manual_seed(4)
@@ -228,7 +228,7 @@ def test_the_largest_step_is_what_the_costliest_channel_brings_back(budget: Any,
     assert largest_step(groups, groups.alive()) == 0
 
 
-@sampled(2)
+@sampled(8)
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_groups_that_lose_channels_keep_a_multiple_and_a_minimum(budget: Any) -> None:
     torch.manual_seed(1)
@@ -267,6 +267,7 @@ def test_what_cannot_be_reached_is_told_and_what_was_pruned_stays_so() -> None:
     assert groups.alive(groups.expand(kept))["hidden.weight"].tolist() == kept["hidden.weight"].tolist()
 
 
+@pytest.mark.slow
 def test_one_call_prunes_groups_further_and_shrink_takes_them_out() -> None:
     torch.manual_seed(2)
     model = Mixed().eval()
@@ -291,6 +292,7 @@ def classes(count: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_controls_free_entries_and_named_weights_hold_for_groups() -> None:
     torch.manual_seed(3)
     options: dict[str, Any] = {"sparsity": 0.5, "unit": "group", "example": IMAGES}
@@ -356,7 +358,7 @@ def check(seed: int) -> None:
     hold(model, x, scope, min(0.05, most_removable(groups, groups.alive({}))))
 
 
-@sampled(2)
+@sampled(8)
 @pytest.mark.parametrize("seed", [0, 9])
 def test_networks_drawn_at_random_lose_what_was_chosen(seed: int) -> None:
     check(seed)
@@ -482,6 +484,7 @@ class WithAttention(nn.Module):
         return found
 
 
+@pytest.mark.slow
 def test_heads_go_with_as_many_channels_of_the_input_from_which_the_forward_takes_their_width() -> None:
     torch.manual_seed(0)
     model, x = WithAttention().eval(), torch.randn(2, 3, 5, 5)
@@ -557,7 +560,7 @@ class Between(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:.*stay dense. weight")  # not all operations read it
-@sampled(3)
+@sampled(12)
 @pytest.mark.parametrize("function", COMPOSITE.values(), ids=COMPOSITE)
 def test_operations_that_stand_for_several_lose_channels(function: Callable[[Tensor, Tensor], Tensor]) -> None:
     torch.manual_seed(0)

@@ -100,6 +100,7 @@ def by_hand(model: Residual, x: Tensor, batches: Tensor) -> Tensor:
         return model(x.double())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_bytes_win")
 def test_outputs_are_those_of_rounding_by_hand_at_any_batch_size_and_beyond_the_range() -> None:
     model, batches = network(), images(16)
@@ -114,6 +115,7 @@ def test_outputs_are_those_of_rounding_by_hand_at_any_batch_size_and_beyond_the_
     assert 1e-4 < float(off.abs().max() / exact.abs().max()) < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_bytes_win")
 def test_the_report_says_by_how_much_each_layer_moves_its_outputs() -> None:
     batches = images(8)
@@ -131,6 +133,7 @@ def test_the_report_says_by_how_much_each_layer_moves_its_outputs() -> None:
     assert sparse.sparse.error > 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_bytes_win")
 def test_copies_and_pickles_have_equal_bits() -> None:
     batches = images(4)
@@ -142,6 +145,7 @@ def test_copies_and_pickles_have_equal_bits() -> None:
         assert torch.equal(other(batches), sparse(batches))
 
 
+@pytest.mark.slow
 def test_without_int8_nothing_is_rounded() -> None:
     batches = images(4)
     sparse = pruning.to_sparse(network(), batches[:2])
@@ -154,6 +158,7 @@ def test_without_int8_nothing_is_rounded() -> None:
             assert not any(KERNELS[choice.kernel].rounds for choice in module.plan.choices)
 
 
+@pytest.mark.slow
 def test_calibration_that_cannot_be_is_refused_in_a_sentence() -> None:
     model, x = network(), images(4)
     with pytest.raises(ValueError, match=r"`batches` \(1 of them\) calibrate int8 kernels; pass int8=True with them"):
@@ -183,6 +188,7 @@ def test_batches_in_another_form_than_the_example_are_named(given: Any, said: st
         pruning.to_sparse(network(), images(2), int8=True, batches=given)
 
 
+@pytest.mark.slow
 def test_batches_may_be_read_once() -> None:
     sparse = pruning.to_sparse(network(), images(2), int8=True, batches=(images(2, seed) for seed in range(3)))
     assert sparse.sparse.layers

@@ -79,7 +79,7 @@ NETWORKS: dict[str, Any] = {
 }
 
 
-@sampled(4)
+@sampled(16)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_hidden_units_go_and_the_layer_is_told(name: str) -> None:
     torch.manual_seed(0)

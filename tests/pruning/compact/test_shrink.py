@@ -272,6 +272,7 @@ class Tied(nn.Module):
         return self.head(x + self.attention(x, x, x, need_weights=False)[0])
 
 
+@pytest.mark.slow
 def test_an_embedding_is_narrowed_where_it_is_tied_and_a_forward_that_does_not_take_it_becomes_a_graph() -> None:
     torch.manual_seed(0)
     model = Tied().double().eval()
@@ -722,6 +723,7 @@ class Turning(nn.Module):
         return found
 
 
+@pytest.mark.slow
 def test_a_graph_runs_where_smaller_sizes_lie_in_memory_in_another_order() -> None:
     torch.manual_seed(0)
     model, tokens = Turning().eval(), torch.randn(2, 6, 16)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from sampling import sampled
 from torch import Tensor, nn
 
 import pruning
@@ -55,6 +56,7 @@ def _always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_always")
+@sampled(2)
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_outputs_and_last_states_are_those_of_pytorch(options: dict[str, Any], tmp_path: Path) -> None:
     reader = pruned(**options)
@@ -82,6 +84,7 @@ def test_outputs_and_last_states_are_those_of_pytorch(options: dict[str, Any], t
 
 
 @pytest.mark.usefixtures("_always")
+@sampled(3)
 @pytest.mark.parametrize(
     ("change", "said"),
     [

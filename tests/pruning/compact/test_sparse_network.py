@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from sampling import sampled
 from sparse_networks import case
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
@@ -223,6 +224,7 @@ def test_copies_and_files_are_the_same_network() -> None:
     agree(sparse, model, x)
 
 
+@sampled(2)
 @pytest.mark.parametrize("convert", ["double", "half", "meta", "to_empty"])
 def test_a_refused_conversion_leaves_the_whole_network_unharmed(convert: str) -> None:
     _, sparse, x = small()
@@ -325,6 +327,7 @@ class Written(nn.Module):
         return F.relu(more), view.sum()
 
 
+@sampled(2)
 @pytest.mark.parametrize("kind", range(4))
 def test_operations_that_write_to_their_inputs_keep_their_order(kind: int) -> None:
     torch.manual_seed(0)
@@ -343,6 +346,7 @@ class Sliced(nn.Module):
         return torch.cat([x[:, :end], self.linear(x)], 1)[: x.shape[0]]
 
 
+@sampled(2)
 @pytest.mark.parametrize("end", [0, 3, 2**63 - 1])
 def test_slices_keep_their_ends(end: int) -> None:
     torch.manual_seed(0)
@@ -393,6 +397,7 @@ class Told(nn.Module):
         return found * 2 if x.shape[0] <= 3 else found
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")  # torch's own, on unpickling a traced graph
 def test_a_call_that_the_trace_does_not_cover_is_refused() -> None:
     model, x = Told().eval(), torch.randn(2, 5, 16)
@@ -410,6 +415,7 @@ def test_a_call_that_the_trace_does_not_cover_is_refused() -> None:
                 copied(torch.randn(4, 5, 16), 2)
 
 
+@pytest.mark.slow
 def test_an_example_stays_and_wrong_ones_are_refused_in_a_sentence() -> None:
     model, x = Told().eval(), torch.randn(2, 5, 16)
     before = x.clone()
@@ -431,6 +437,7 @@ def test_an_example_stays_and_wrong_ones_are_refused_in_a_sentence() -> None:
         pruning.to_sparse(pruning.to_sparse(model, x), x)
 
 
+@pytest.mark.slow
 def test_autocast_does_not_reach_the_choice_of_kernels_and_functorch_takes_the_operator() -> None:
     model, sparse, x = small()
     with torch.no_grad():

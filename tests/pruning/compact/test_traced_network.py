@@ -103,6 +103,7 @@ def test_a_branch_that_the_example_did_not_take_is_refused_or_right(name: str, s
         assert came or not same or (name, x.is_contiguous()) == ("contiguous", False), x.shape
 
 
+@pytest.mark.slow
 def test_arguments_of_other_values_are_refused() -> None:
     model, smaller = pruned(lambda x, more=1: isinstance(more, int) and more == 1, (IMAGES[1], 1), split=True)
     assert agrees(smaller, model, IMAGES[1], 1)
@@ -111,6 +112,7 @@ def test_arguments_of_other_values_are_refused() -> None:
         assert not agrees(smaller, model, IMAGES[1], *given), given
 
 
+@pytest.mark.slow
 def test_an_example_of_batch_one_makes_a_network_for_any_batch_and_size() -> None:
     model, smaller = pruned(lambda _: True, IMAGES[0], split=True)
     assert isinstance(smaller, TracedNetwork)
@@ -139,6 +141,7 @@ class OneApart(nn.Module):
         return found
 
 
+@sampled(2)
 @pytest.mark.parametrize("scale", [1.0, 1.5])
 def test_a_size_that_a_branch_excludes_is_taken_if_the_outputs_agree_at_it(scale: float) -> None:
     torch.manual_seed(0)
@@ -155,6 +158,7 @@ def test_a_size_that_a_branch_excludes_is_taken_if_the_outputs_agree_at_it(scale
             smaller(x[:1])
 
 
+@pytest.mark.slow
 def test_a_traced_network_refuses_to_train_and_can_be_copied_saved_and_converted() -> None:
     model, smaller = pruned(lambda x: x.shape[0] < 4, IMAGES[1], split=True)
     with pytest.raises(
@@ -198,6 +202,7 @@ RECURRENT: list[Any] = [
 
 
 @pytest.mark.filterwarnings("ignore")
+@sampled(2)
 @pytest.mark.parametrize(("kind", "options", "states"), RECURRENT)
 def test_sparse_recurrent_networks_are_loaded(kind: Any, options: dict[str, Any], states: int) -> None:
     torch.manual_seed(0)
@@ -234,6 +239,7 @@ class Positions(nn.Module):
         return found
 
 
+@sampled(2)
 @pytest.mark.parametrize("split", [True, False])
 def test_a_table_of_positions_stays_for_longer_inputs(split: bool) -> None:
     torch.manual_seed(0)
@@ -295,7 +301,7 @@ class Halves(nn.Module):
         return self.out(one * torch.sigmoid(two) + queries), states[0] if isinstance(states, tuple) else states
 
 
-@sampled(4)
+@sampled(16)
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -341,6 +347,7 @@ def saved(network: Any) -> Any:
     return torch.load(file, weights_only=False)
 
 
+@pytest.mark.slow
 def test_a_graph_that_is_traced_again_keeps_the_conditions_of_its_first_trace() -> None:
     torch.manual_seed(0)
     model, x = EvenLengths().eval(), torch.randn(1, 6, 6)
@@ -368,6 +375,7 @@ class LinearAttention(nn.Module):
         return found
 
 
+@pytest.mark.slow
 def test_sizes_that_a_decomposition_fixes_are_conditions() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(LinearAttention(), nn.GRU(3, 4, batch_first=True)).eval()
@@ -416,7 +424,7 @@ class OfOne(nn.Module):
         return found
 
 
-@sampled(3)
+@sampled(12)
 @pytest.mark.parametrize("given", [{"x": torch.randn(2, 4)}, [torch.randn(2, 4)], (torch.randn(2, 4),)])
 def test_an_input_may_be_a_container_of_one_tensor(given: Any) -> None:
     model = OfOne().eval()
@@ -437,6 +445,7 @@ class Two(nn.Module):
         return found
 
 
+@pytest.mark.slow
 def test_inputs_by_position_are_those_of_the_forward_in_whatever_order_the_example_names_them() -> None:
     torch.manual_seed(0)
     model, x, last = Two().eval(), torch.randn(3, 4), torch.randn(3, 4)

@@ -148,6 +148,7 @@ def test_a_weight_that_is_also_read_outside_keeps_its_channels(reads: str, units
             pruning.dependency_groups(model, example)
 
 
+@pytest.mark.slow
 def test_a_part_that_needs_graph_form_becomes_a_graph() -> None:
     torch.manual_seed(0)
     model, example = Branch(Halves()), torch.randn(4, 8)
@@ -209,6 +210,7 @@ def test_only_the_part_that_fails_on_other_sizes_becomes_a_graph() -> None:
     assert len(smaller.one[0].weight) == len(smaller.get_parameter("other.one.weight")) == 8
 
 
+@pytest.mark.slow
 def test_only_the_part_that_cannot_be_made_smaller_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(flow: Any, decision: Any) -> Any:
         if any(str(node.target).startswith("other.") for node in flow.fields):

@@ -59,7 +59,7 @@ BETWEEN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-@sampled(3)
+@sampled(12)
 @pytest.mark.parametrize("name", BETWEEN)
 def test_channels_are_followed_through_tensors_without_values_of_the_inputs(name: str) -> None:
     torch.manual_seed(0)
@@ -218,6 +218,7 @@ def check(seed: int) -> None:
     agree(smaller, model, torch.randn(3, 4, 6))
 
 
+@pytest.mark.slow
 def test_a_network_with_odd_operations_computes_what_it_did() -> None:
     check(0)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from sampling import sampled
 from torch import Tensor, nn
 
 import pruning
@@ -91,6 +92,7 @@ def prune(model: Any, sparsity: float = 0.5) -> pruning.PruningPlan:
     return pruning.prune(model, "reap", sparsity=sparsity, batches=[TOKENS])
 
 
+@sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_masked_equals_smaller_by_hand(kind: str) -> None:
     model = network_of(kind).float()

@@ -137,7 +137,7 @@ def test_masked_equals_smaller_and_loaded(kind: str, unit: FamilyUnit, tmp_path:
         hold_law(kind, (unit,), tmp_path, seed, **random_sizes(kind, random.Random(f"{kind} {unit} {seed}")))
 
 
-@sampled(4)
+@sampled(16)
 @pytest.mark.parametrize("kind", ["qwen3_next", "gpt_oss", "deepseek_v3", "llama4_text", "ernie4_5_moe"])
 def test_units_go_one_after_another(kind: str, tmp_path: Path) -> None:
     family = family_of(kind)

@@ -65,7 +65,7 @@ def products(network: nn.Module) -> int:
 CASES = [(kind, unit) for kind in KINDS for unit in UNITS.get(kind, UNITS_OF_KINDS)]
 
 
-@sampled(3)
+@sampled(12)
 @pytest.mark.parametrize(("kind", "unit"), CASES)
 def test_masked_equals_smaller(kind: str, unit: FamilyUnit) -> None:
     hold_law(kind, unit, seed=0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from sampling import sampled
 from torch import Tensor, nn
 
 import pruning
@@ -131,6 +132,7 @@ REFUSED: list[tuple[str, FamilyUnit]] = [
 ]
 
 
+@sampled(2)
 @pytest.mark.parametrize(("kind", "unit"), CELLS)
 def test_masked_equals_smaller_equals_loaded(kind: str, unit: FamilyUnit, tmp_path: Path) -> None:
     hold_law(kind, unit, tmp_path)
@@ -271,6 +273,7 @@ def test_a_wrong_reading_is_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:
         pruning.prune(network_of("fused and gated in halves"), "magnitude", unit="mlp", sparsity=0.3)
 
 
+@pytest.mark.slow
 def test_a_network_of_images_is_proven_on_its_example_whatever_failed_before(monkeypatch: pytest.MonkeyPatch) -> None:
     forget(monkeypatch)
     sizes = {**SIZES, "image_size": 8, "patch_size": 4, "num_channels": 2, "num_labels": 3}

@@ -73,6 +73,7 @@ def test_layers_reach_their_part_and_hidden_units_the_rest(kind: str, by_layers:
     torch.testing.assert_close(logits(smaller), logits(network), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_rounds_end_with_the_sizes_of_one_pruning() -> None:
     network, at_once = (network_of("Llama", **DEEP) for _ in range(2))
     given: dict[str, Any] = {"unit": "layer_and_mlp", "budget": "parameters"}
@@ -108,7 +109,7 @@ def test_batches_and_names_may_be_iterators() -> None:
 
 
 @pytest.mark.parametrize("budget", ["parameters", "bytes", "macs"])
-@sampled(2)
+@sampled(8)
 @pytest.mark.parametrize("kind", ["Llama", "ViT"])
 def test_a_budget_counts_what_other_units_removed(kind: str, budget: str) -> None:
     network = network_of(kind, **DEEP)

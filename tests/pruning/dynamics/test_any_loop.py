@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from sampling import sampled
 from test_plain_loops import ALTERNATELY, CASES, STEPS, batches, drawn, masks, network, optimizer, trained
 from torch import Tensor, nn
 
@@ -105,6 +106,7 @@ def test_an_optimizer_that_calls_its_closure_again_is_refused_where_gradients_ar
             steps.step(lambda: 0.0)
 
 
+@pytest.mark.slow
 def test_stepping_by_hand_gives_the_same_training() -> None:
     for case in CASES:
         model, steps, dynamics = attached(case)
@@ -196,6 +198,7 @@ def test_bfloat16_stays_masked(case: str) -> None:
         assert weight.isfinite().all()
 
 
+@pytest.mark.slow
 def test_torch_compile_computes_with_the_masks_of_now() -> None:
     (model, steps, dynamics), (other, moved, _) = attached("sr_ste"), attached("sr_ste")
     torch._dynamo.reset()
@@ -259,6 +262,7 @@ class Convolutional(nn.Module):
         return found
 
 
+@sampled(3)
 @pytest.mark.parametrize(
     ("options", "sparsity"),
     [

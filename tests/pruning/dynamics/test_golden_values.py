@@ -99,6 +99,7 @@ def test_n_m_masks_and_dense_gradients_of_straight_through() -> None:
     )
 
 
+@pytest.mark.slow
 def test_gradual_sparsities_and_the_cosine_of_rigl() -> None:
     wanted = {0: 0.0, 25: 0.5203125, 50: 0.7875, 75: 0.8859375, 100: 0.9}
     model = nn.Linear(100, 100)

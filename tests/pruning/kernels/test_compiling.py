@@ -103,6 +103,7 @@ def _loading() -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_processes_compile_at_once(cache: Path) -> None:
     for each in [_loading() for _ in range(2)]:
         output, errors = each.communicate()
@@ -111,6 +112,7 @@ def test_processes_compile_at_once(cache: Path) -> None:
     assert [file.suffix for file in cache.iterdir()] == [".so"]
 
 
+@pytest.mark.slow
 def test_importing_pruning_compiles_and_imports_nothing_of_it() -> None:
     code = (
         "import sys, pruning, pruning.catalogue.kernels\n"

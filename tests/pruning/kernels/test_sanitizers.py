@@ -125,7 +125,7 @@ def test_a_sanitizer_catches_a_kernel_that_reads_too_far(tmp_path: Path) -> None
         assert (done.stdout.strip() == "[[8.0, 8.0]]") != caught
 
 
-@sampled(4)
+@sampled(16)
 @pytest.mark.parametrize("isa", _isas())
 def test_the_sources_compile_without_a_warning(isa: str, tmp_path: Path) -> None:
     compiler = shutil.which("gcc") or shutil.which("cc")

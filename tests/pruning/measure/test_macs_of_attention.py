@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from sampling import sampled
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -95,6 +96,7 @@ def test_attention_that_compiles_itself_is_counted() -> None:
     assert macs(nn.Sequential(compiled), torch.randn(1, 2)).total == 4
 
 
+@sampled(2)
 @pytest.mark.parametrize("mix", [MIXES[name] for name in ("sdpa", "kernel", "matmul", "bmm")])
 def test_what_is_left_of_attention_is_that_of_its_heads_that_are_not_empty(mix: Mix) -> None:
     torch.manual_seed(0)

@@ -13,6 +13,7 @@ from pruning.selection import random_subset, smallest
 from pruning.selection.random_subset import prune_random_
 
 
+@pytest.mark.slow
 @given(case=cases(), seed=st.integers(0, 2**32))
 @settings(max_examples=300)
 def test_random_prunes_exactly_the_count_of_survivors(case, seed):

@@ -21,6 +21,7 @@ DEVICES = [
 ]
 
 
+@pytest.mark.slow
 @given(case=cases(), magnitude=st.booleans())
 @settings(max_examples=300)
 def test_smallest_is_a_stable_sort(case, magnitude):

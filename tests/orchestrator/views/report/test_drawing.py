@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from factories import ACCURACY, DENSE_STEPS, ROUND_STEPS, SIZES, make_plan, make_records
 from matplotlib.figure import Figure
+from sampling import sampled
 
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.round_columns import scoring_steps
@@ -207,6 +208,7 @@ def test_densities_far_apart_have_plain_numbers_at_their_axis() -> None:
     assert not any("$" in text for text in said)
 
 
+@pytest.mark.slow
 def test_what_one_method_cannot_show_is_not_drawn() -> None:
     plan = make_plan(methods=("l1_unstructured",))
     records = make_records(plan)
@@ -287,6 +289,7 @@ def test_cost_counts_what_scores_read_in_steps() -> None:
     assert with_scoring(key, examples=0, passes=0, rescorings=1) == 0.0
 
 
+@sampled(2)
 @pytest.mark.parametrize("name", ["tradeoff", "fine_tuning", "cost"])
 def test_drawing_is_deterministic_and_valid(name: str) -> None:
     data = FIGURES[name].data(Source(PLAN, {}, COSTLIER))

@@ -180,6 +180,7 @@ def test_names_cannot_break_out_of_the_page() -> None:
     assert b"<b>&<" not in text
 
 
+@pytest.mark.slow
 def test_names_are_no_formula_no_markup_and_steer_no_terminal() -> None:
     plan = plan_of([config("=1+1|<img src=x>[a](http://h)*", 0.9, seed, 1) for seed in (0, 1)])
     found = compare_trials(plan, make_records(plan), {plan.trials[0].stages[-1]: "\x1b[2J"})
@@ -236,6 +237,7 @@ def test_a_saved_sweep_is_loaded_as_it_was(stored: Store) -> None:
     assert "hunter2" not in repr(sweep)
 
 
+@pytest.mark.slow
 def test_compare_rebuilds_and_merges_from_the_store(stored: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare_main(["first", "second-2", "--merge", "--output", "out"]) == 0
 
@@ -320,6 +322,7 @@ def test_a_users_mistake_is_a_sentence(stored: Store, capsys: pytest.CaptureFixt
     assert capsys.readouterr().err.startswith("`")
 
 
+@pytest.mark.slow
 def test_sync_completes_mlflow_from_the_store(stored: Store, capsys: pytest.CaptureFixture[str]) -> None:
     from mlflow import MlflowClient
 
@@ -341,6 +344,7 @@ def test_sync_completes_mlflow_from_the_store(stored: Store, capsys: pytest.Capt
     assert f"/runs/{parent.info.run_id}/artifacts/comparison/report.html" in parent.data.tags["mlflow.note.content"]
 
 
+@pytest.mark.slow
 def test_no_command_but_a_sweep_runs_what_a_configuration_names(
     stored: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,6 +365,7 @@ def test_no_command_but_a_sweep_runs_what_a_configuration_names(
     assert "planted" not in sys.modules
 
 
+@pytest.mark.slow
 def test_a_comparison_can_be_rebuilt_from_mlflow_alone(stored: Store, capsys: pytest.CaptureFixture[str]) -> None:
     uri = f"sqlite:///{Path('mlflow.db').absolute()}"
     assert sync_main(["first"]) == 0
@@ -546,6 +551,7 @@ def test_masks_none_of_which_can_be_read_have_no_figure(caplog: pytest.LogCaptur
     assert len(caplog.messages) == 6
 
 
+@pytest.mark.slow
 def test_masks_of_networks_of_other_shapes_are_not_compared() -> None:
     channels = [{"name": "cnn", "channels": channels} for channels in ([8, 8], [16, 16])]
     methods = ("l1_unstructured", "random_unstructured")

@@ -11,6 +11,7 @@ from factories import ACCURACY, EPOCH, failed, finished, make_plan, make_record,
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from sampling import sampled
 
 from orchestrator.core.events import Decision, Failure, KnownAmount, Look, StageEvent
 from orchestrator.core.records import NOWHERE, CurvePoint, Reached
@@ -261,6 +262,7 @@ def test_examples_a_second_are_shown_where_nothing_is_cut_for_them(width: int, f
     assert line.rstrip().endswith("1:10")
 
 
+@sampled(2)
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50), (80, 10), (20, 3)])
 def test_the_display_of_a_long_sweep_fits_and_says_how_far_each_axis_is(width: int, height: int) -> None:
     plan = make_plan(sparsities=(0.5, 0.75, 0.9), seeds=range(100))

@@ -122,6 +122,7 @@ def test_a_network_without_work_left_has_no_speedup() -> None:
     assert "macs/speedup" not in {point.key for point in points_of(replace(CHAIN[1], macs_remaining=0.0))}
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["started", "finished", "failed", "killed", "retried"]))))
 def test_whatever_happens_a_view_says_something_sensible(steps: list[tuple[int, str]]) -> None:
     found = SweepView(sweep_info(), PLAN, {})

@@ -157,6 +157,7 @@ def test_secrets_are_not_shown(whole: tuple[Run, dict[str, Run]]) -> None:
         assert "hunter2" not in repr(run)
 
 
+@pytest.mark.slow
 def test_a_second_run_of_a_finished_sweep_changes_nothing(kept: Kept) -> None:
     plan = make_plan(seeds=(0,))
     run_sweep(kept, plan)
@@ -168,6 +169,7 @@ def test_a_second_run_of_a_finished_sweep_changes_nothing(kept: Kept) -> None:
     assert {run.status for run in kept.children().values()} == {"FINISHED"}
 
 
+@pytest.mark.slow
 def test_a_driver_that_dies_leaves_a_view_that_the_next_completes(kept: Kept) -> None:
     plan = make_plan(seeds=(0,))
     records = make_records(plan)
@@ -190,6 +192,7 @@ def stages_of(run: Run) -> int:
     return sum(len(run.points.get(f"{prefix}steps", ())) for prefix in ("dense/", "rounds/"))
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_that_went_on_looks_like_an_undisturbed_one(kept: Kept) -> None:
     plan = make_plan(seeds=(0,))
     half = frozenset(list(plan.stages)[: len(plan.stages) // 2])
@@ -215,6 +218,7 @@ def test_an_interrupted_sweep_that_went_on_looks_like_an_undisturbed_one(kept: K
         assert "pruning.failure" not in run.tags
 
 
+@pytest.mark.slow
 def test_failures_are_told_where_they_happened(kept: Kept) -> None:
     plan = make_plan(methods=("l1_unstructured",), seeds=(0, 1))
     broken = plan.trials[0].stages[1]
@@ -237,6 +241,7 @@ def test_failures_are_told_where_they_happened(kept: Kept) -> None:
     assert kept.parent().status == "FAILED"
 
 
+@pytest.mark.slow
 def test_what_failed_or_was_killed_can_finish_later(kept: Kept) -> None:
     plan = make_plan(methods=("l1_unstructured",), sparsities=(0.5,), seeds=(0, 1))
     tracker = kept.tracker()
@@ -404,6 +409,7 @@ def test_a_run_whose_artifacts_lie_outside_is_refused_too(kept: Kept, tmp_path: 
     assert not (tmp_path / "outside").exists()
 
 
+@pytest.mark.slow
 def test_the_curve_of_a_stage_that_runs_is_there_once_a_checkpoint_holds_it(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def test_what_the_driver_says_arrives_in_order_in_another_process(tmp_path: Path
     assert said == ["almost done"]
 
 
+@pytest.mark.slow
 def test_nothing_waits_but_the_end(tmp_path: Path) -> None:
     begun = time.monotonic()
     tracker = TrackerProcess(diary(tmp_path, slow=2.0), print)
@@ -65,6 +66,7 @@ def test_nothing_waits_but_the_end(tmp_path: Path) -> None:
     assert (tmp_path / "diary").read_text().count("record ") == 200 * len(RECORDS)
 
 
+@pytest.mark.slow
 def test_an_end_that_waits_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "PAUSE", 0.1)
     said: list[str] = []
@@ -92,6 +94,7 @@ def test_a_process_that_dies_is_told_started_again_and_told_everything_again(tmp
     assert said == ["The process that writes to MLflow has died; it is started again.", "almost done"]
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_each_time_is_given_up(tmp_path: Path) -> None:
     said: list[str] = []
     tracker = TrackerProcess(diary(tmp_path), said.append)
@@ -105,6 +108,7 @@ def test_a_process_that_dies_each_time_is_given_up(tmp_path: Path) -> None:
     assert said[-1] == "The process that writes to MLflow has died; the store holds everything."
 
 
+@pytest.mark.slow
 def test_one_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "SILENCE", 0.5)
     tracker = TrackerProcess(diary(tmp_path, slow=60), print)
@@ -181,6 +185,7 @@ def test_it_dies_with_its_driver(tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
 def test_mlflow_is_written_without_being_imported_here(tmp_path: Path, empty_database: bytes) -> None:
     (tmp_path / "mlflow.db").write_bytes(empty_database)

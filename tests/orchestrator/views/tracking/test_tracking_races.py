@@ -151,6 +151,7 @@ def test_drivers_that_both_write_settle_on_one_run_a_trial(uri: str, order: tupl
     assert_whole(uri)
 
 
+@pytest.mark.slow
 def test_drivers_that_both_create_runs_as_they_end_settle_on_one_a_trial(
     uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,7 @@ def assert_whole(folder: Path) -> None:
     assert not [path.name for path in folder.iterdir() if path.name not in ("mlflow.db", "mlruns")]
 
 
+@pytest.mark.slow
 def test_a_new_database_is_what_mlflow_would_have_made(
     tmp_path: Path, empty_database: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +108,7 @@ def test_two_drivers_at_once_in_an_empty_folder_make_one(tmp_path: Path) -> None
     assert_whole(tmp_path)
 
 
+@pytest.mark.slow
 def test_an_empty_file_counts_as_none_even_beside_the_journal_of_another(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db").touch()
     (tmp_path / "mlflow.db-journal").write_bytes(bytes.fromhex("d9d505f920a163d7") + bytes(4096))

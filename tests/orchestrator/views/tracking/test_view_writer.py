@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from factories import finished, make_plan, make_records, sweep_info
+from sampling import sampled
 
 from orchestrator.core.errors import CannotKeep
 from orchestrator.views.tracking import view_writer
@@ -122,6 +123,7 @@ def test_an_outage_of_a_thousand_attempts_is_made_up_for(
     wait_for(lambda: runs.writes == EVERYTHING)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_given_up_within_a_few_seconds(make: Callable[..., FakeRuns]) -> None:
     def fault(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -171,6 +173,7 @@ def test_what_stays_away_is_given_up(make: Callable[..., FakeRuns], monkeypatch:
     assert time.monotonic() - begun < 3.0
 
 
+@sampled(2)
 @pytest.mark.parametrize("status", ["finished", "killed"])
 def test_a_slow_server_is_waited_for_as_long_as_it_moves(
     status: str, make: Callable[..., FakeRuns], monkeypatch: pytest.MonkeyPatch
