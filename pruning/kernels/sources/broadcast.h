@@ -69,14 +69,6 @@ static inline Terms byte_terms(long group, const void *values, const void *first
     return (Terms){group == 1 ? of_bytes : NULL, values, first, scale, bias};
 }
 
-static inline void open_terms(const Terms *terms) {
-    if (!terms->products) open_tiles();
-}
-
-static inline void close_terms(const Terms *terms) {
-    if (!terms->products) close_tiles();
-}
-
 /* The number of starts, but for the last one. */
 static inline long started(const Terms *terms, long outputs, long blocks) {
     return terms->products ? outputs * blocks : up(outputs, GROUP);

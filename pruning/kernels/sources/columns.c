@@ -71,10 +71,7 @@ static int tiles_of(const Call *call, const float *x, long inputs, const Terms *
             if (held < end - n)
                 for (long i = 0; i < width; i++) memset(to + i * pitch + held, 0, sizeof(float) * (end - n - held));
         }
-#pragma omp parallel num_threads(threads) if (threads > 1)
-        {
-        open_terms(terms);
-#pragma omp for
+#pragma omp parallel for num_threads(threads) if (threads > 1)
         for (long unit = 0; unit < now * chunks; unit++) {
             long t = unit / chunks, first = unit % chunks * ROWS_AT_ONCE, rows = least(ROWS_AT_ONCE, outputs - first);
             long v = tile_start(vectors, tile + t, tiles), wide = tile_start(vectors, tile + t + 1, tiles) - v;
@@ -89,8 +86,6 @@ static int tiles_of(const Call *call, const float *x, long inputs, const Terms *
             if (made) join_rows(sums, rows, wide * LANES, call->low, call->high, *made);
             else for (long i = 0; i < rows * wide * LANES; i++) sums[i] = clamped(sums[i], call->low, call->high);
             transpose(sums, wide * LANES, y + n * columns_out + first / step, columns_out, up(rows, step), held);
-        }
-        close_terms(terms);
         }
     }
     free(turned);

@@ -35,8 +35,7 @@ int has_tiles(void) {
 }
 
 /* Tiles of 16 rows of 64 bytes: 0 to 3 sums, 4 weights, 5 to 7 inputs. */
-void open_tiles(void) {
-    if (!has_tiles()) return;
+static void configure(void) {
     struct {
         uint8_t palette, start, reserved[14];
         uint16_t bytes[16];
@@ -45,10 +44,6 @@ void open_tiles(void) {
     for (int i = 0; i < 8; i++) tiles.bytes[i] = 4 * GROUP, tiles.rows[i] = GROUP;
     __asm__ volatile("" : : "r"(&tiles) : "memory"); /* the compiler sees only its first eight bytes read */
     _tile_loadconfig(&tiles);
-}
-
-void close_tiles(void) {
-    if (has_tiles()) _tile_release();
 }
 
 #define MEMORY_IS_READ __asm__ volatile("" ::: "memory") /* the compiler does not know that tiles are read from it */
@@ -70,6 +65,10 @@ static inline void gather(const int32_t *places, int shift, Column column, int32
     }
 }
 
+static inline void gather_first(const int32_t *places, int shift, Column column, int32_t *to) {
+    if (column.from < column.to) gather(places + column.from * GROUP, shift, column, to);
+}
+
 /* The inputs of the next sixteen blocks, of this column or of the next, are copied before the products of these, which
    so wait for no store. */
 static void sums_in_tiles(long rows, int vectors, const int32_t *starts, const int32_t *places, int shift,
@@ -77,15 +76,16 @@ static void sums_in_tiles(long rows, int vectors, const int32_t *starts, const i
     int32_t copies[2][MOST_TILES * SIXTEEN] __attribute__((aligned(64)));
     long columns = up(vectors, MOST_TILES), all = up(rows, GROUP) * columns, turn = 0, pitch = vectors * LANES;
     Column next = column_of(0, columns, vectors, starts, inputs);
-    if (next.from < next.to) gather(places + next.from * GROUP, shift, next, copies[turn]);
+    configure();
+    gather_first(places, shift, next, copies[turn]);
     for (long number = 0; number < all; number++) {
         Column own = next;
-        if (number + 1 < all) next = column_of(number + 1, columns, vectors, starts, inputs);
+        next = number + 1 < all ? column_of(number + 1, columns, vectors, starts, inputs) : (Column){0};
         _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
         for (long t = own.from; t < own.to; t++, turn = !turn) {
             const int32_t *held = copies[turn];
             if (t + 1 < own.to) gather(places + (t + 1) * GROUP, shift, own, copies[!turn]);
-            else if (number + 1 < all && next.from < next.to) gather(places + next.from * GROUP, shift, next, copies[!turn]);
+            else gather_first(places, shift, next, copies[!turn]);
             MEMORY_IS_READ;
             _tile_loadd(4, values + t * SIXTEEN, 4 * GROUP);
             _tile_loadd(5, held, 4 * GROUP);
@@ -95,8 +95,7 @@ static void sums_in_tiles(long rows, int vectors, const int32_t *starts, const i
             if (own.vectors > 3) { _tile_loadd(5, held + 3 * SIXTEEN, 4 * GROUP); _tile_dpbsud(3, 4, 5); }
             MEMORY_IS_READ;
         }
-        if (own.from == own.to && number + 1 < all && next.from < next.to)
-            gather(places + next.from * GROUP, shift, next, copies[turn]);
+        if (own.from == own.to) gather_first(places, shift, next, copies[turn]);
         int32_t *to = sums + number / columns * GROUP * pitch + number % columns * MOST_TILES * LANES;
         _tile_stored(0, to, 4 * pitch);
         if (own.vectors > 1) _tile_stored(1, to + GROUP, 4 * pitch);
@@ -104,11 +103,10 @@ static void sums_in_tiles(long rows, int vectors, const int32_t *starts, const i
         if (own.vectors > 3) _tile_stored(3, to + 3 * GROUP, 4 * pitch);
         MEMORY_IS_READ;
     }
+    _tile_release();
 }
 #else
 int has_tiles(void) { return 0; }
-void open_tiles(void) {}
-void close_tiles(void) {}
 #endif
 
 void group_sums(long rows, int vectors, const int32_t *starts, const int32_t *places, int shift, const int32_t *values,

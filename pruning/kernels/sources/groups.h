@@ -13,10 +13,6 @@
 /* Whether this processor multiplies tiles of bytes (AMX), and the system allows it to this process. */
 int has_tiles(void);
 
-/* A thread does these before its first `group_sums` and after its last: either takes a microsecond. */
-void open_tiles(void);
-void close_tiles(void);
-
 /* sums[r][v] = the sums of output r, for `rows` outputs, those of the last group filled up, and `vectors` vectors of
    inputs. `starts`: the place of each group's first block. Every machine computes the same sums. */
 void group_sums(long rows, int vectors, const int32_t *starts, const int32_t *places, int shift, const int32_t *values,

@@ -196,10 +196,7 @@ static int convolve(const Call *call, const float *x, int zero, const Terms *ter
         for (long p = 0; p < all; p++)
             fill_plane(&g, &l, from + p / g.phases * g.height * g.width, images, p % g.phases, zero,
                        held + p * l.plane);
-#pragma omp parallel num_threads(threads) if (threads > 1)
-        {
-        open_terms(terms);
-#pragma omp for
+#pragma omp parallel for num_threads(threads) if (threads > 1)
         for (long unit = 0; unit < segments * tiles * chunks; unit++) {
             long tile = unit / chunks % tiles, first = unit % chunks * ROWS_AT_ONCE;
             long v = vectors * tile / tiles, wide = vectors * (tile + 1) / tiles - v, pitch = wide * LANES;
@@ -211,8 +208,6 @@ static int convolve(const Call *call, const float *x, int zero, const Terms *ter
             if (own.added && own.bytes) add_bytes(&g, pieces, found, first, rows, pitch, &own, sums);
             if (own.made) store_bytes(&g, pieces, found, first, rows, pitch, &own, sums, to);
             else store(&g, pieces, found, first, rows, pitch, sums, &own, to);
-        }
-        close_terms(terms);
         }
     }
     free(held), free(places);
