@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import pytest
 
 Test = TypeVar("Test", bound=Callable[..., None])
+PARAM = type(pytest.param())
 
 
 def sampled(every: int = 3, *, quick: Callable[..., bool] | None = None) -> Callable[[Test], Test]:
@@ -25,9 +26,11 @@ def sampled(every: int = 3, *, quick: Callable[..., bool] | None = None) -> Call
         one = isinstance(names, str) and "," not in names
         found: list[Any] = []
         for number, case in enumerate(cases):
-            values = (case,) if one else tuple(case)
+            marked = isinstance(case, PARAM)
+            values = case.values if marked else (case,) if one else tuple(case)
+            more = {"marks": (*case.marks, pytest.mark.slow), "id": case.id} if marked else {"marks": pytest.mark.slow}
             taken = quick(*values) if quick else number % every == 0
-            found.append(case if taken else pytest.param(*values, marks=pytest.mark.slow))
+            found.append(case if taken else pytest.param(*values, **more))
         marks[place] = pytest.mark.parametrize(names, found, **marks[place].kwargs).mark
         return test
 
