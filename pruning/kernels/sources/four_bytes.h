@@ -70,6 +70,7 @@ static inline uint32_t byte_of(float x, Rounding r) {
     return (uint32_t)((int32_t)(value + 12582912.0f - 12582912.0f) + r.zero);
 }
 
+/* The same for the elements of a vector. */
 static inline ivec bytes_of(vec x, Rounding r) {
     vec value = smaller(larger(x * r.inverse, r.low - (vec){0}), r.high - (vec){0});
     return __builtin_convertvector(value + 12582912.0f - 12582912.0f, ivec) + r.zero;

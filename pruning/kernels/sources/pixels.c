@@ -20,14 +20,16 @@ typedef struct {
     long segments, segment, pixels;   /* tiles begin anew in each segment, and cover `pixels` of it */
 } Layout;
 
-/* Lanes of a vector of a tile: outputs of an image from `pixel` on, in its first plane the element `to` of y. */
-typedef struct { long start; Lanes lanes; long image, pixel, to; } Piece;
+/* Up to LANES elements of a tile from `start`: outputs of an image in a row of it, in its first plane the element `to` of
+   y and `from` of what is added. */
+typedef struct { long start, count, to, from; } Piece;
 
 /* Steps after the sums: a tensor to add, in floats or in bytes, and the rounding of outputs. */
 typedef struct {
     const float *added;    /* NULL: nothing is added */
-    const float *bytes;    /* scale and zero point of `added`; NULL: it holds floats */
-    const Rounding *made;  /* NULL: outputs are floats */
+    int adds_bytes, zero;
+    float scale;           /* bytes are added as (byte - zero) * scale */
+    Rounding made;         /* its inverse is 0: outputs are floats */
     float low, high;
 } Ends;
 
@@ -94,78 +96,63 @@ static void fill_plane(const Geometry *g, const Layout *l, const float *x, long 
         }
 }
 
-/* The parts of a tile that are pixels of the output, which has so many planes for an image; returns their number. The
-   pixels of a vector that an image has follow one another in its planes, since only those between its rows are left out. */
-static long pieces_of(const Geometry *g, const Layout *l, long start, long count, long images, long planes,
+/* The parts of a tile that are pixels of the output; returns their number. `to` and `from`: planes of an image of y and
+   of what is added. */
+static long pieces_of(const Geometry *g, const Layout *l, long start, long count, long images, long to, long from,
                       Piece *pieces) {
     long found = 0, size = g->out_height * g->out_width;
     for (long pixel = start; pixel < start + count;) {
         long n = pixel / l->image, h = pixel % l->image / l->row, w = pixel % l->image % l->row;
         if (n >= images) break;
-        long stop = h < g->out_height ? pixel - w + l->row : (n + 1) * l->image;
-        if (h < g->out_height && w < g->out_width) {
-            long end = least(pixel + g->out_width - w, start + count), own = h * g->out_width + w;
-            for (long at = pixel; at < end;) {
-                long vector = (at - start) / LANES * LANES, after = least(end, start + vector + LANES);
-                if (!found || pieces[found - 1].start != vector || pieces[found - 1].image != n) {
-                    long of_image = own + at - pixel;
-                    pieces[found++] = (Piece){vector, 0, n, of_image, n * planes * size + of_image};
-                }
-                pieces[found - 1].lanes |= ALL_LANES >> (LANES - (after - at)) << (at - start - vector);
-                at = after;
+        if (h >= g->out_height) pixel = (n + 1) * l->image;
+        else if (w >= g->out_width) pixel += l->row - w;
+        else
+            for (long end = least(pixel - w + g->out_width, start + count); pixel < end;) {
+                long held = least(LANES, end - pixel), own = h * g->out_width + w;
+                pieces[found++] = (Piece){pixel - start, held, n * to * size + own, n * from * size + own};
+                pixel += held, w += held;
             }
-        }
-        pixel = stop;
     }
     return found;
 }
 
-static void store(const Geometry *g, const Piece *pieces, long found, long first, long rows, long pitch,
-                  const float *sums, const Ends *ends, float *y) {
-    long size = g->out_height * g->out_width;
-    const float *added = ends->bytes ? NULL : ends->added;
-    float low = ends->low, high = ends->high;
-    for (long r = 0; r < rows; r++)
-        for (const Piece *each = pieces; each < pieces + found; each++) {
-            long place = each->to + (first + r) * size;
-            vec value = *(const vec *)(sums + r * pitch + each->start);
-            if (added) value += got(added + place, each->lanes, (vec){0});
-            put(y + place, clamped_vector(value, low, high), each->lanes);
-        }
+/* The sums of a piece with what is added, clamped. All is passed by value: a store of vectors might change memory. */
+static inline vec ended(Ends ends, Piece piece, const float *sums, const float *added, int shift) {
+    vec value = *(const vec *)(sums + piece.start);
+    if (ends.adds_bytes) {
+        ivec byte = (ivec)got(added + piece.from, piece.count) >> shift & 255;
+        value = fused(__builtin_convertvector(byte - ends.zero, vec), ends.scale - (vec){0}, value);
+    } else if (added) value += got(added + piece.from, piece.count);
+    return clamped_vector(value, ends.low, ends.high);
 }
 
-/* Add bytes to the sums: (byte - zero point) * scale. */
-static void add_bytes(const Geometry *g, const Piece *pieces, long found, long first, long rows, long pitch,
-                      const Ends *ends, float *sums) {
-    long size = g->out_height * g->out_width, fours = up(g->outputs, 4);
-    vec scale = ends->bytes[0] - (vec){0};
-    int zero = (int)ends->bytes[1];
-    ivec zeros = (int)(zero * 0x01010101u) - (ivec){0}; /* of lanes of another image, which add nothing */
-    for (long r = 0; r < rows; r += 4)
-        for (const Piece *each = pieces; each < pieces + found; each++) {
-            long plane = each->image * fours + (first + r) / 4;
-            ivec from = (ivec)got(ends->added + plane * size + each->pixel, each->lanes, (vec)zeros);
-            for (long k = 0; k < least(4, rows - r); k++) {
-                vec *to = (vec *)(sums + (r + k) * pitch + each->start);
-                *to = fused(__builtin_convertvector((from >> 8 * (int)k & 255) - zero, vec), scale, *to);
-            }
-        }
+static inline const float *plane_of(Ends ends, long output, long size) {
+    return ends.added ? ends.added + (ends.adds_bytes ? output / 4 : output) * size : NULL;
 }
 
-static void store_bytes(const Geometry *g, const Piece *pieces, long found, long first, long rows, long pitch,
-                        const Ends *ends, float *sums, float *y) {
-    long size = g->out_height * g->out_width;
-    if (ends->added && !ends->bytes)
-        for (long r = 0; r < rows; r++)
-            for (const Piece *each = pieces; each < pieces + found; each++) {
-                const float *more = ends->added + (each->image * g->outputs + first + r) * size + each->pixel;
-                *(vec *)(sums + r * pitch + each->start) += got(more, each->lanes, (vec){0});
+static void store(long size, const Piece *pieces, long found, long first, long rows, long pitch, const float *sums,
+                  Ends ends, float *y) {
+    for (long output = first; output < first + rows; output++, sums += pitch) {
+        const float *added = plane_of(ends, output, size);
+        for (long i = 0; i < found; i++) {
+            Piece piece = pieces[i];
+            put(y + output * size + piece.to, ended(ends, piece, sums, added, 8 * (int)(output % 4)), piece.count);
+        }
+    }
+}
+
+static void store_bytes(long size, const Piece *pieces, long found, long first, long rows, long pitch,
+                        const float *sums, Ends ends, float *y) {
+    for (long output = first; output < first + rows; output += 4, sums += 4 * pitch)
+        for (long i = 0; i < found; i++) {
+            Piece piece = pieces[i];
+            ivec four = {0};
+            for (long k = 0; k < least(4, first + rows - output); k++) {
+                vec value = ended(ends, piece, sums + k * pitch, plane_of(ends, output + k, size), 8 * (int)k);
+                four |= bytes_of(value, ends.made) << 8 * (int)k;
             }
-    for (long r = 0; r < rows; r += 4)
-        for (const Piece *each = pieces; each < pieces + found; each++)
-            put(y + each->to + (first + r) / 4 * size,
-                joined(sums + r * pitch, least(4, rows - r), pitch, each->start, ends->low, ends->high, *ends->made),
-                each->lanes);
+            put(y + output / 4 * size + piece.to, (vec)four, piece.count);
+        }
 }
 
 /* y = clamp(added + convolution of x with the weights), for elements of four bytes; each byte of padding is `zero`
@@ -180,6 +167,8 @@ static int convolve(const Call *call, const float *x, int zero, const Terms *ter
     long count = starts[started(terms, g.outputs, g.blocks)], all = g.channels * g.phases;
     long chunks = up(g.outputs, ROWS_AT_ONCE);
     long vectors = up(l.pixels, LANES), tiles = up(vectors, g.vectors);
+    long size = g.out_height * g.out_width, fours = up(g.outputs, 4);
+    long planes_made = ends.made.inverse ? fours : g.outputs, planes_added = ends.adds_bytes ? fours : g.outputs;
     if (all * l.plane > INT32_MAX) return TOO_LARGE;
     float *held = malloc(sizeof(float) * all * l.plane);
     int32_t *places = malloc(sizeof(int32_t) * most(1, count));
@@ -188,10 +177,8 @@ static int convolve(const Call *call, const float *x, int zero, const Terms *ter
     for (long n = 0; n < g.examples; n += l.images) {
         long images = least(l.images, g.examples - n), segments = l.segments > 1 ? images : 1;
         const float *from = x + n * g.channels * g.height * g.width;
-        long size = g.out_height * g.out_width, fours = up(g.outputs, 4), made = ends.made ? fours : g.outputs;
-        float *to = y + n * made * size;
         Ends own = ends;
-        if (ends.added) own.added += n * (ends.bytes ? fours : g.outputs) * size;
+        if (ends.added) own.added += n * planes_added * size;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
         for (long p = 0; p < all; p++)
             fill_plane(&g, &l, from + p / g.phases * g.height * g.width, images, p % g.phases, zero,
@@ -201,13 +188,13 @@ static int convolve(const Call *call, const float *x, int zero, const Terms *ter
             long tile = unit / chunks % tiles, first = unit % chunks * ROWS_AT_ONCE;
             long v = vectors * tile / tiles, wide = vectors * (tile + 1) / tiles - v, pitch = wide * LANES;
             long start = unit / chunks / tiles * l.segment + v * LANES, rows = least(ROWS_AT_ONCE, g.outputs - first);
-            float sums[SUMS];
+            float sums[SUMS + LANES]; /* the last piece is read as a whole vector */
             Piece pieces[MOST_PIECES];
-            long found = pieces_of(&g, &l, start, least(pitch, l.pixels - v * LANES), images, made, pieces);
+            long count = least(pitch, l.pixels - v * LANES);
+            long found = pieces_of(&g, &l, start, count, images, planes_made, planes_added, pieces);
             tile_sums(first, rows, g.outputs, g.blocks, (int)wide, starts, places, 0, terms, held + start, sums);
-            if (own.added && own.bytes) add_bytes(&g, pieces, found, first, rows, pitch, &own, sums);
-            if (own.made) store_bytes(&g, pieces, found, first, rows, pitch, &own, sums, to);
-            else store(&g, pieces, found, first, rows, pitch, sums, &own, to);
+            (ends.made.inverse ? store_bytes : store)(size, pieces, found, first, rows, pitch, sums, own,
+                                                      y + n * planes_made * size);
         }
     }
     free(held), free(places);
@@ -217,7 +204,7 @@ static int convolve(const Call *call, const float *x, int zero, const Terms *ter
 /* The last array is the bias. */
 int pixels(const Call *call, const float *x, const float *added, float *y, int threads) {
     Terms terms = float_terms(call->arrays[5], call->arrays[6]);
-    return convolve(call, x, 0, &terms, (Ends){added, NULL, NULL, call->low, call->high}, y, threads);
+    return convolve(call, x, 0, &terms, (Ends){.added = added, .low = call->low, .high = call->high}, y, threads);
 }
 
 /* The same on bytes: a channel of the geometry is up to four channels of a group. The further arrays: first sums,
@@ -229,7 +216,7 @@ int pixels_int8(const Call *call, const float *x, const float *added, float *y, 
     const float *roundings = call->arrays[8];
     Terms terms = byte_terms(call->numbers[3], call->arrays[5], call->arrays[6], call->arrays[7], call->arrays[9]);
     Rounding rounding = rounding_of(roundings), made = rounding_of(roundings + 2);
-    Ends ends = {added, roundings[4] ? roundings + 4 : NULL, made.inverse ? &made : NULL, call->low, call->high};
+    Ends ends = {added, added && roundings[4], (int)roundings[5], roundings[4], made, call->low, call->high};
     if (call->numbers[2]) return convolve(call, x, rounding.zero, &terms, ends, y, threads);
     Geometry g;
     memcpy(&g, call->arrays[0], sizeof g);

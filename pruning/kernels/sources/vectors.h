@@ -52,6 +52,9 @@ static inline vec smaller(vec a, vec b) { return (vec)_mm512_min_ps((__m512)a, (
 #elif defined(__AVX__)
 static inline vec larger(vec a, vec b) { return (vec)_mm256_max_ps((__m256)a, (__m256)b); }
 static inline vec smaller(vec a, vec b) { return (vec)_mm256_min_ps((__m256)a, (__m256)b); }
+#elif defined(__SSE__)
+static inline vec larger(vec a, vec b) { return (vec)_mm_max_ps((__m128)a, (__m128)b); }
+static inline vec smaller(vec a, vec b) { return (vec)_mm_min_ps((__m128)a, (__m128)b); }
 #else
 static inline vec chosen(ivec which, vec yes, vec no) { return (vec)((which & (ivec)yes) | (~which & (ivec)no)); }
 static inline vec larger(vec a, vec b) { return chosen(a > b, a, b); }
@@ -75,35 +78,41 @@ static inline vec fused(vec a, vec b, vec c) {
 #endif
 }
 
-/* Lanes of a vector, a bit each. Those that are set lie one after another in memory. */
-typedef uint32_t Lanes;
-#define ALL_LANES ((Lanes)((1UL << LANES) - 1))
+#if defined(__AVX512F__)
+#define FIRST(count) ((__mmask16)((1U << (count)) - 1))
+#elif defined(__AVX__)
+static inline __m256i first_of(long count) {
+    static const int32_t lanes[2 * LANES] = {-1, -1, -1, -1, -1, -1, -1, -1};
+    return _mm256_loadu_si256((const __m256i *)(lanes + LANES - count));
+}
+#endif
 
-static inline void put(void *to, vec value, Lanes lanes) {
-    if (lanes == ALL_LANES) {
+/* Write the first elements of a vector, and no other memory. */
+static inline void put(void *to, vec value, long count) {
+    if (count == LANES) {
         *(vec *)to = value;
         return;
     }
 #if defined(__AVX512F__)
-    __mmask16 first = (__mmask16)((1UL << __builtin_popcount(lanes)) - 1);
-    _mm512_mask_storeu_ps(to, first, _mm512_maskz_compress_ps((__mmask16)lanes, (__m512)value));
+    _mm512_mask_storeu_ps(to, FIRST(count), (__m512)value);
+#elif defined(__AVX__)
+    _mm256_maskstore_ps(to, first_of(count), (__m256)value);
 #else
-    float *next = to;
-    for (int i = 0; i < LANES; i++)
-        if (lanes >> i & 1) *next++ = value[i];
+    vec last = value; /* a copy, so that whole vectors stay in registers */
+    memcpy(to, &last, sizeof(float) * count);
 #endif
 }
 
-/* The other lanes are those of `found`. */
-static inline vec got(const void *from, Lanes lanes, vec found) {
-    if (lanes == ALL_LANES) return *(const vec *)from;
+/* Read the first elements of a vector, and no other memory; the others are 0. */
+static inline vec got(const void *from, long count) {
+    if (count == LANES) return *(const vec *)from;
 #if defined(__AVX512F__)
-    __mmask16 first = (__mmask16)((1UL << __builtin_popcount(lanes)) - 1);
-    return (vec)_mm512_mask_expand_ps((__m512)found, (__mmask16)lanes, _mm512_maskz_loadu_ps(first, from));
+    return (vec)_mm512_maskz_loadu_ps(FIRST(count), from);
+#elif defined(__AVX__)
+    return (vec)_mm256_maskload_ps(from, first_of(count));
 #else
-    const float *next = from;
-    for (int i = 0; i < LANES; i++)
-        if (lanes >> i & 1) found[i] = *next++;
+    vec found = {0};
+    memcpy(&found, from, sizeof(float) * count);
     return found;
 #endif
 }
