@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from orchestrator.catalogue.data import DATA
@@ -185,11 +185,16 @@ class Group:
     built_in: tuple[Option, ...]
     check: Check = _nothing
 
-    def options(self, row: Row | None) -> Iterator[Option]:
-        """Yield the keys of a row, or of a custom component for None, with their defaults in a sweep."""
-        if row is None:
-            yield from self.own
-            return
+    def options(self, row: Row | None) -> tuple[Option, ...]:
+        """Return the keys of a row, or of a custom component for None, with their defaults in a sweep."""
+        return self.own if row is None else self._options_of_rows[row.name]
+
+    @cached_property
+    def _options_of_rows(self) -> Mapping[str, tuple[Option, ...]]:
+        """Name of a row -> its keys: made once, as a plan asks for them many times a trial."""
+        return {name: tuple(self._options_of(row)) for name, row in self.rows.items()}
+
+    def _options_of(self, row: Row) -> Iterator[Option]:
         for option in (*self.built_in, *row.options):
             if option.name in row.elsewhere:
                 continue

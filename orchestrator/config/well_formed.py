@@ -103,7 +103,9 @@ def keys(schema: Any) -> Mapping[str, Any]:
 def _is_ordinary(value: Any) -> bool:
     """Whether a value needs no further check; a shortcut, as plans check very many values."""
     kind = type(value)
-    return value is None or kind is bool or kind is int or (kind is str and value.isascii())
+    if kind is str:
+        return bool(value.isascii())
+    return value is None or kind is bool or kind is int or (kind is float and math.isfinite(value))
 
 
 def values_unfit_for_json(value: Any, path: str = "") -> Iterator[str]:
@@ -116,7 +118,8 @@ def values_unfit_for_json(value: Any, path: str = "") -> Iterator[str]:
                 yield from values_unfit_for_json(item, f"{path}.{key}" if path else key)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from values_unfit_for_json(item, path)
+            if not _is_ordinary(item):
+                yield from values_unfit_for_json(item, path)
     elif isinstance(value, float):
         if not math.isfinite(value):
             yield f"`{path}` (={value}) must be a finite number; pass a finite number, or null for none."

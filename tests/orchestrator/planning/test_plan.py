@@ -399,7 +399,7 @@ def test_trials_are_named_after_what_tells_them_apart(config: Callable[..., Any]
 def test_ten_thousand_trials_are_planned_at_a_thousand_a_second(config: Callable[..., Any]) -> None:
     made = [config(seed=seed, schedule__sparsity=s / 100) for seed in range(20) for s in range(1, 100, 2)]
     ratios: list[float] = []
-    while min(ratios, default=12) >= 12 and len(ratios) < 12:  # once or twice, on an idle machine
+    while min(ratios, default=12) >= 12 and len(ratios) < 3:  # once, on an idle machine
         start = time.process_time()
         plan = make_plan(jobs(*made))
         planned = time.process_time()
