@@ -26,11 +26,10 @@ def sampled(every: int = 3, *, quick: Callable[..., bool] | None = None) -> Call
         one = isinstance(names, str) and "," not in names
         found: list[Any] = []
         for number, case in enumerate(cases):
-            marked = isinstance(case, PARAM)
-            values = case.values if marked else (case,) if one else tuple(case)
-            more = {"marks": (*case.marks, pytest.mark.slow), "id": case.id} if marked else {"marks": pytest.mark.slow}
-            taken = quick(*values) if quick else number % every == 0
-            found.append(case if taken else pytest.param(*values, **more))
+            each = case if isinstance(case, PARAM) else pytest.param(*((case,) if one else case))
+            taken = quick(*each.values) if quick else number % every == 0
+            slow = pytest.param(*each.values, marks=(*each.marks, pytest.mark.slow), id=each.id)
+            found.append(case if taken else slow)
         marks[place] = pytest.mark.parametrize(names, found, **marks[place].kwargs).mark
         return test
 

@@ -121,14 +121,12 @@ def test_another_executor_gives_the_same_bits(on_ray: Path, inline: Path) -> Non
     assert results(inline) == results(on_ray)
 
 
-@pytest.mark.slow
 def test_another_number_of_workers_gives_the_same_bits(inline: Path, start: Start, tmp_path: Path) -> None:
     start(tmp_path, "cluster.num_cpus=1", "tracking=none")
 
     assert results(tmp_path) == results(inline)
 
 
-@pytest.mark.slow
 def test_a_resumed_sweep_gives_the_same_bits(inline: Path, on_ray: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store, trial = Store(str(inline / "store")), plan(inline).trials[0]
     for key in trial.stages[1:]:

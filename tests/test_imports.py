@@ -55,7 +55,6 @@ def floor(module: str) -> int | None:
     return FLOORS.index(room)
 
 
-@pytest.mark.slow
 def test_each_room_imports_only_from_those_below_it() -> None:
     for module in FILES:
         if not module.startswith("orchestrator") or (own := floor(module)) is None:

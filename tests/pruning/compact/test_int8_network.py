@@ -100,7 +100,6 @@ def by_hand(model: Residual, x: Tensor, batches: Tensor) -> Tensor:
         return model(x.double())
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("_bytes_win")
 def test_outputs_are_those_of_rounding_by_hand_at_any_batch_size_and_beyond_the_range() -> None:
     model, batches = network(), images(16)
