@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -15,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from pruning.compact.traced_network import TracedNetwork
 from pruning.graph.input_guard import REASON, other_inputs
 from pruning.graph.tracing import caching_configs, first_line, output_difference, outputs_of
-from pruning.holding.copies import values_with_history
+from pruning.holding.copies import to_run
 from pruning.holding.parameter import hooked
 from pruning.measure.macs import Inputs
 
@@ -33,7 +32,7 @@ class OtherInputs:
     """
 
     def __init__(self, model: nn.Module, given: Inputs, rules: Iterable[str]) -> None:
-        self._model = model = copy.deepcopy(model, values_with_history(model))
+        self._model = model = to_run(model)
         self.unsteady: dict[str, None] = {}
         """Inputs at which rounding alone changes the masked network's outputs, so that they show nothing."""
         self._expected: list[tuple[Inputs, list[Tensor]]] = []

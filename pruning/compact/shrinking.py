@@ -7,9 +7,8 @@ channels are added to the biases of the layers that read them.
 from __future__ import annotations
 
 import copy
-import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -91,7 +90,7 @@ def folds(flow: Flow, decision: Decision) -> list[Fold]:
 
 def _sum(flow: Flow, site: Site, constant: Tensor) -> Tensor:
     assert site.weight is not None
-    weight = flow.value(site.weight)
+    weight = flow.value(site.weight).double()
     if name_of(site.node) not in CONVOLUTIONS:
         return (weight.T if name_of(site.node) == "addmm" else weight) @ constant
     groups = int(arguments(site.node)["groups"])
@@ -623,17 +622,24 @@ class Comparison:
         found: dict[str, dict[torch.dtype, float]] = {path: {} for path in self._calls}
         failed: dict[str, str] = {}
         for dtype in TOLERANCES:
-            built = functools.cache(build)
-            for path, expected in self._expected.items():
-                if dtype not in expected or path in failed:
-                    continue
-                smaller = built(dtype)  # an error here is one of the whole network
-                try:
-                    outputs = self._outputs(smaller, path, dtype)
-                    found[path][dtype] = max(map(output_difference, outputs, expected[dtype]))
-                except Exception as error:  # a forward may raise anything
-                    failed[path] = first_line(error)
+            paths = [path for path in self._calls if dtype in self._expected[path] and path not in failed]
+            for path, error in self._differences(build(dtype), paths, dtype) if paths else ():
+                if isinstance(error, str):
+                    failed[path] = error
+                else:
+                    found[path][dtype] = error
         return found, failed
+
+    def _differences(
+        self, smaller: nn.Module, paths: Iterable[str], dtype: torch.dtype
+    ) -> Iterator[tuple[str, float | str]]:
+        """Yield each part with the largest difference of its outputs, or with the reason why it failed."""
+        for path in paths:
+            try:
+                outputs = self._outputs(smaller, path, dtype)
+                yield path, max(map(output_difference, outputs, self._expected[path][dtype]))
+            except Exception as error:  # a forward may raise anything
+                yield path, first_line(error)
 
     def _rounding(self, path: str, dtype: torch.dtype) -> float:
         """Return how far two results in float32 may lie apart: twice the distance of the masked one from float64."""

@@ -47,7 +47,11 @@ Rule: TypeAlias = Callable[[Mapping[str, Any]], Any]
 
 
 class Constants(fx.Interpreter):
-    """Run a traced network; `values` maps each node to its result, with NaN where the result varies."""
+    """Run a traced network; `values` maps each node to its result, with NaN where the result varies.
+
+    Results are in float64; parameters and buffers are the network's own tensors, of which copies would take twice the
+    memory.
+    """
 
     def __init__(self, traced: Traced) -> None:
         super().__init__(traced.graph)
@@ -79,21 +83,25 @@ class Constants(fx.Interpreter):
         if node.op == "placeholder":
             return self._input(node, super().run_node(node))
         if node.op == "get_attr":
-            return _wide(self._traced.tensor(str(node.target)).detach())
+            return self._traced.tensor(str(node.target)).detach()
         if node.op == "output" or not self._varies(node):
             return _wide(super().run_node(node))
         name = name_of(node)
         if name in _RULES and not any(_is_complex(self.values[each]) for each in node.all_input_nodes):
-            return _RULES[name](fx.map_arg(arguments(node), lambda each: self.values[each]))
+            return _RULES[name](fx.map_arg(arguments(node), lambda each: _wide(self.values[each])))
         result = _wide(super().run_node(node))
         if name in ("to", "_to_copy", "type_as") and _is_float(result):
-            given = self.values[node.all_input_nodes[0]]
+            given = _wide(self.values[node.all_input_nodes[0]])
             return given if _is_float(given) else self._marked(node, name, result)
         if node.target is operator.getitem:
             if node.args[0] in self.varying:
                 self.varying.add(node)
             return result
         return self._marked(node, name, result)
+
+    def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        given: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(_wide, super().fetch_args_kwargs_from_env(n))
+        return given
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
@@ -142,7 +150,7 @@ def constant_along(value: Tensor, dim: int) -> Tensor:
     rows = value.movedim(dim, 0).reshape(value.shape[dim], -1)
     low, high = rows.amin(1), rows.amax(1)
     same = high - low <= ROUNDING * torch.maximum(high.abs(), low.abs())
-    return torch.where(same, rows[:, 0], float("nan"))
+    return torch.where(same, rows[:, 0].double(), float("nan"))
 
 
 def _by_channel(result: Any, given: Tensor, name: str) -> Any:

@@ -103,7 +103,7 @@ class Labels:
                 if field.shape[dim] > 1 and bool((roots == roots.narrow(dim, 0, 1)).all()):
                     field, roots = field.narrow(dim, 0, 1), roots.narrow(dim, 0, 1)
             if covered(field):
-                packed.append(field)
+                packed.append(field.clone())  # a view would hold the labels of all entries
             else:
                 self.pin(field.flatten(), because)
         meeting = [

@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from pruning.graph.input_guard import ANY_SIZE, InputGuard
-from pruning.holding.copies import values_with_history
+from pruning.holding.copies import to_run, values_with_history
 from pruning.holding.parameter import check_all_have_values, unwrapped
 from pruning.measure import macs
 from pruning.measure.macs import Inputs
@@ -270,7 +270,7 @@ def _of_two(model: nn.Module, given: Inputs) -> Iterator[Inputs]:
             continue
         doubled: Inputs = tree_map(partial(_twice, dim=dim), given)
         with contextlib.suppress(Exception):  # a forward may raise anything
-            outputs_of(copy.deepcopy(model, values_with_history(model)), doubled)
+            outputs_of(to_run(model), doubled)
             yield doubled
             return
 
@@ -290,7 +290,7 @@ class _Strides(TorchFunctionMode):
 
 
 def _asks_for_strides(model: nn.Module, given: Inputs) -> bool:
-    copied_model = copy.deepcopy(model, values_with_history(model))
+    copied_model = to_run(model)
     with _Strides() as strides, contextlib.suppress(Exception):  # a trace says why a forward fails
         outputs_of(copied_model, given)
     return bool(strides.asked)

@@ -61,6 +61,12 @@ def values_with_history(model: nn.Module) -> dict[int, Any]:
     return memo
 
 
+def to_run(model: nn.Module) -> nn.Module:
+    """Return a copy with the same parameters, for calls that may change buffers and attributes."""
+    memo = values_with_history(model)
+    return copy.deepcopy(model, {**{id(each): each for each in model.parameters()}, **memo})
+
+
 def _copied_tensor(tensor: Tensor | None, memo: dict[int, Any]) -> Any:
     if tensor is None or id(tensor) in memo:
         return None if tensor is None else memo[id(tensor)]
