@@ -19,6 +19,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import pruning
 from pruning.graph.constant_tensors import Constants
+from pruning.graph.label_rules import flow_of
 from pruning.graph.tracing import output_difference, traced
 from pruning.measure.latency import calling
 
@@ -696,6 +697,19 @@ def test_outputs_differ_by_a_part_of_the_largest_or_altogether() -> None:
     assert output_difference([torch.tensor([[4.0, -8.0, nan]]), torch.tensor([1, 2])], one) == inf
     assert output_difference(one[:1], one) == inf
     assert output_difference([torch.tensor([nan])], [torch.tensor([nan])]) == 0
+
+
+def test_labels_and_parameters_take_no_memory_by_the_entry() -> None:
+    network = nn.Sequential(nn.Linear(48, 64), nn.Unflatten(2, (4, 16)), nn.Flatten(2), nn.Linear(64, 48))
+    trace = traced(network, torch.randn(2, 200, 48))
+    flow = flow_of(trace)
+    parameters = {each.untyped_storage().data_ptr() for each in trace.model.parameters()}
+    own = {value.untyped_storage().data_ptr() for value in flow.constants.values.values() if isinstance(value, Tensor)}
+
+    assert parameters <= own, "no copies"
+    fields = [field for each in flow.fields.values() for field in each if isinstance(field, Tensor)]
+    assert len(fields) >= 10
+    assert max(field.untyped_storage().nbytes() for field in fields) <= 64 * 8, "a label for each channel"
 
 
 def test_values_that_vary_take_no_memory() -> None:
