@@ -267,6 +267,24 @@ MODELS: Mapping[str, Model] = named(
             extra="timm",
             named_by=("architecture",),
         ),
+        Model(
+            "yolo",
+            "orchestrator.workloads.networks.libraries:yolo",
+            "YOLO of ultralytics for `task=detection`, with random weights or with `weights`: pip install ultralytics, "
+            "whose license is AGPL-3.0.",
+            (
+                Option(
+                    "architecture",
+                    str,
+                    "yolo11n",
+                    "Name of a detector in ultralytics, such as yolov8n.",
+                    (PLAIN_NAME,),
+                    stored=PLAIN_NAME,
+                ),
+            ),
+            packages=("ultralytics",),
+            named_by=("architecture",),
+        ),
     )
 )
 """Name -> network."""

@@ -1,4 +1,4 @@
-"""Networks from transformers and timm, with random weights; `model.weights` loads others."""
+"""Networks from transformers, timm and ultralytics, with random weights; `model.weights` loads others."""
 
 from __future__ import annotations
 
@@ -158,6 +158,33 @@ def timm(
     except Exception as error:  # the library raises many types
         raise ModelError(_refusal("architecture", architecture, "timm.create_model", error)) from error
     return model
+
+
+def yolo(input_shape: Sequence[int], classes: int, architecture: str) -> nn.Module:
+    """Return a detector of ultralytics for the images and labels of the data.
+
+    Args:
+        input_shape: [channels, height, width], with sides that are multiples of the detector's largest stride.
+        classes: number of labels, with label 0, which YOLOs do not have.
+        architecture: name in ultralytics, such as yolo11n.
+
+    Raises:
+        ModelError: ultralytics cannot be imported, or has no such detector.
+    """
+    try:
+        from ultralytics.nn.tasks import DetectionModel, yaml_model_load
+    except ImportError as error:
+        raise ModelError(
+            f"`model.kind` (=yolo) needs ultralytics ({error}); pip install ultralytics. Its license is "
+            "AGPL-3.0, so no extra of this project installs it."
+        ) from error
+    try:
+        described = yaml_model_load(f"{architecture}.yaml")
+        model: Any = DetectionModel({**described, "nc": classes - 1}, input_shape[0], verbose=False)
+        model.model[-1].dynamic = True  # else it keeps anchors of the last shape, and a trace holds for no other batch
+    except Exception as error:  # the library raises many types
+        raise ModelError(_refusal("architecture", architecture, "ultralytics", error)) from error
+    return model  # type: ignore[no-any-return]
 
 
 def _torchvision_refusal(error: Exception) -> str:

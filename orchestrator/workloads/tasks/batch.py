@@ -126,8 +126,11 @@ def answer_of(model: nn.Module, batch: Any, *, labels: bool = True) -> Any:
 def outputs_of(answer: Any) -> Tensor:
     """Return the outputs in a model's result: the tensor itself, or `logits` of an object or dict (transformers).
 
-    The boxes of a detector of transformers follow its logits in the last dimension.
+    The boxes of a detector of transformers follow its logits in the last dimension. A pair of a tensor and a dict is
+    that of a detector of ultralytics.
     """
+    if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping):
+        answer = answer[0]
     if isinstance(answer, Tensor):
         return answer
     if isinstance(boxes := getattr(answer, "pred_boxes", None), Tensor):

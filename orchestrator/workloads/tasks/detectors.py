@@ -6,6 +6,7 @@
   `boxes`, `labels` and `scores` in evaluation. A network of your own may do the same.
 - A detector of transformers: forward(pixel_values, labels=...) returns a loss, and logits and boxes that the image
   processor of the library turns into detections.
+- A YOLO of ultralytics, with the loss of its trainer and the suppression of its validation.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.workloads.data_sets.box_images import Target
-from orchestrator.workloads.tasks.batch import BatchError, kind, own_loss
+from orchestrator.workloads.tasks.batch import BatchError, kind, outputs_of, own_loss
 
 Found = Mapping[str, Tensor]
 """`boxes` (detections, 4) in pixels as x1, y1, x2, y2; `labels` and `scores` (detections,)."""
 PROCESSORS = {"rt_detr_v2": "rt_detr", "d_fine": "rt_detr", "dab-detr": "conditional_detr"}
 """Type of model without an image processor of its own -> the type whose processor reads its outputs."""
+
+YOLO = ("ultralytics.nn.tasks", "DetectionModel")
+"""Module and name of the class of ultralytics' detectors of boxes."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,50 @@ class Transformers(Form):
         return self.model(pixel_values=images, labels=labels)
 
 
+class Ultralytics(Form):
+    """YOLO of ultralytics, whose class 0 has the label 1; another runtime computes no loss for it."""
+
+    def loss(self, images: Any, targets: Sequence[Target]) -> Tensor:
+        return self._mean(self.model(self._batch(images, targets))[0], targets)
+
+    def measured(self, images: Any, targets: Sequence[Target]) -> tuple[Tensor, Sequence[Found]]:
+        from ultralytics.utils.nms import non_max_suppression
+
+        if self.model.training:
+            return self.loss(images, targets), ()
+        batch, answer, loss = self._batch(images, targets), self.model(images), torch.tensor(math.nan)
+        if not isinstance(answer, Tensor):  # else of another runtime, see `outputs_of`
+            loss = self._mean(self.inner.loss(batch, answer)[0], targets)
+        options = {"conf_thres": 0.001, "iou_thres": 0.7, "multi_label": True, "max_time_img": math.inf}
+        rows = non_max_suppression(outputs_of(answer).clone(), **options, end2end=self.inner.end2end)
+        return loss, [{"boxes": each[:, :4], "scores": each[:, 4], "labels": each[:, 5].long() + 1} for each in rows]
+
+    def _batch(self, images: Any, targets: Sequence[Target]) -> dict[str, Any]:
+        if not isinstance(images, Tensor):
+            raise BatchError(f"a YOLO needs images of one size in a tensor, not {kind(images)}; resize them.")
+        if not hasattr(getattr(self.inner, "args", None), "box"):  # the weights of the parts of its loss
+            from ultralytics.cfg import get_cfg
+
+            self.inner.args = get_cfg()
+        labels, most = torch.cat([each["labels"] for each in targets]), int(self.inner.model[-1].nc)
+        if len(labels) and not 1 <= int(labels.min()) <= int(labels.max()) <= most:
+            raise BatchError(
+                f"a YOLO of {most} classes needs labels from 1 to {most}, as its class 0 has the label 1, found labels "
+                f"from {int(labels.min())} to {int(labels.max())}; build it for other classes, or renumber the labels."
+            )
+        sides = images.new_tensor([images.shape[-1], images.shape[-2]]).repeat(2)
+        places = torch.arange(len(targets), device=images.device)
+        return {
+            "img": images,
+            "batch_idx": places.repeat_interleave(places.new_tensor([len(each["labels"]) for each in targets])),
+            "cls": labels.to(images)[:, None] - 1,
+            "bboxes": torch.cat([_centred(each["boxes"]) for each in targets]).to(images) / sides,
+        }
+
+    def _mean(self, losses: Tensor, targets: Sequence[Target]) -> Tensor:
+        return losses.sum() / len(targets)  # ultralytics returns sums over images
+
+
 def form_of(model: nn.Module) -> Form:
     """Return a detector by its form; raise `OrchestratorError` if it has none of them."""
     inner = model if hasattr(model, "detections") or hasattr(model, "config") else getattr(model, "network", model)
@@ -117,11 +165,19 @@ def form_of(model: nn.Module) -> Form:
         return Torchvision(model, inner)
     if "pixel_values" in takes and "labels" in takes:
         return Transformers(model, inner)
+    if _is_yolo(type(inner)):
+        return Ultralytics(model, inner)
     raise OrchestratorError(
         f"`task` (=detection) needs a detector, not {type(model).__name__}: a network of torchvision.models.detection, "
-        "an object detection network of transformers, one with `losses(outputs, targets)` and `detections(outputs)`, "
-        "or model=centernet."
+        "an object detection network of transformers, a YOLO of ultralytics for boxes, one with "
+        "`losses(outputs, targets)` and `detections(outputs)`, or model=centernet."
     )
+
+
+def _is_yolo(kind_of: Any) -> bool:
+    """Return whether a class is ultralytics' own for boxes; those for masks, poses and RT-DETR have other losses."""
+    own = [each for each in kind_of.__mro__ if (each.__module__, each.__name__) == YOLO]
+    return bool(own) and (kind_of.init_criterion, kind_of.loss) == (own[0].init_criterion, own[0].loss)
 
 
 @contextmanager

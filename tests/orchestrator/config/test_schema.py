@@ -70,7 +70,7 @@ def test_conf_has_a_file_for_every_built_in() -> None:
 
 
 @pytest.mark.usefixtures("store")
-@pytest.mark.parametrize("name", sorted({*MODELS} - {"huggingface", "smollm2", "timm"}))
+@pytest.mark.parametrize("name", sorted({*MODELS} - {"huggingface", "smollm2", "timm", "yolo"}))
 def test_every_model_file_builds(name: str) -> None:
     config = composed(f"+model={name}")["model"]
 

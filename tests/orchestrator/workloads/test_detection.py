@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import pickle
 import random
+import sys
 from collections.abc import Mapping, Sequence
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -230,6 +232,77 @@ def test_a_detector_of_each_form_gives_a_loss_and_boxes_also_without_objects(bui
         assert bool((each["scores"] >= 0).all())
     assert task.size(batch) == 2
     assert 0 <= task.measure(model, [batch]).figures["mAP"] <= 1
+
+
+class Suppressed:
+    """Stands for modules of ultralytics: a detector that sees one box for each image, and its suppression."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        class DetectionModel(nn.Module):
+            end2end = False
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.model = nn.ModuleList([nn.Identity()])
+                self.model[0].nc = 2  # type: ignore[assignment]
+
+            def init_criterion(self) -> None: ...
+
+            def loss(self, batch: dict[str, Any], _preds: Any = None) -> tuple[Tensor, None]:
+                self.batch = batch
+                return batch["img"].new_tensor([3.0, 4.0, 5.0]), None
+
+            def forward(self, x: Any) -> Any:
+                return self.loss(x) if isinstance(x, dict) else (x.new_zeros(len(x), 6, 1), {"boxes": x})
+
+        DetectionModel.__module__ = "ultralytics.nn.tasks"
+        self.detector, self.options = DetectionModel, dict[str, Any]()
+        for name in ("ultralytics", "ultralytics.utils"):
+            patch.setitem(sys.modules, name, ModuleType(name))
+        parts = {"ultralytics.utils.nms": self.non_max_suppression, "ultralytics.cfg": lambda: SimpleNamespace(box=7.5)}
+        for name, function in parts.items():
+            made = ModuleType(name)
+            made.non_max_suppression = made.get_cfg = function  # type: ignore[attr-defined]
+            patch.setitem(sys.modules, name, made)
+
+    def non_max_suppression(self, rows: Tensor, **options: Any) -> list[Tensor]:
+        self.options = options
+        return [torch.tensor([[1.0, 2.0, 5.0, 6.0, 0.25, 1.0]]) for _ in rows]
+
+
+def test_a_yolo_gets_its_own_batches_and_gives_the_labels_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Suppressed(monkeypatch)
+    model = library.detector()
+    truth = [target(0, [[2.0, 0.0, 6.0, 4.0]], [1]), target(1, [], []), target(2, [[0.0, 0.0, 8.0, 16.0]] * 2, [2, 1])]
+    batch = torch.zeros(3, 3, 16, 8), truth
+
+    assert float(Detection().loss(model.train(), batch)) == 4.0, "12 for three images"
+    assert model.batch["batch_idx"].tolist() == [0, 2, 2]
+    assert model.batch["cls"].tolist() == [[0.0], [1.0], [0.0]]
+    assert model.batch["bboxes"].tolist() == [[0.5, 0.125, 0.5, 0.25], *[[0.5, 0.5, 1.0, 1.0]] * 2]
+    assert model.args.box == 7.5, "ultralytics' own weights of the parts of the loss"
+    loss, found = form_of(model.eval()).measured(*batch)
+    assert float(loss) == 4.0
+    assert [each["labels"].tolist() for each in found] == [[2]] * 3
+    assert found[0]["boxes"].tolist() == [[1.0, 2.0, 5.0, 6.0]]
+    assert library.options["max_time_img"] == math.inf, "no detection depends on the time"
+    for wrong in (0, 3):
+        with pytest.raises(
+            BatchError, match=f"a YOLO of 2 classes needs labels from 1 to 2, .* from {wrong} to {wrong}"
+        ):
+            Detection().loss(model, (batch[0][:1], [target(0, [[0.0, 0.0, 1.0, 1.0]], [wrong])]))
+
+
+def test_yolos_with_other_losses_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    detector: Any = Suppressed(monkeypatch).detector
+
+    class SegmentationModel(detector):  # type: ignore[misc]
+        def init_criterion(self) -> None: ...
+
+    with pytest.raises(
+        OrchestratorError, match=r"needs a detector, not SegmentationModel: .* a YOLO of ultralytics for boxes"
+    ):
+        form_of(SegmentationModel())
 
 
 def test_losses_of_a_detector_in_evaluation_leave_its_statistics_and_modes() -> None:

@@ -126,7 +126,9 @@ def test_lenets_have_gaussian_glorot_weights_and_zero_biases(name: str) -> None:
     assert torch.count_nonzero(layer.bias) == 0
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("gpt", "huggingface", "smollm2", "timm")])
+@pytest.mark.parametrize(
+    "name", [name for name in MODELS if name not in ("gpt", "huggingface", "smollm2", "timm", "yolo")]
+)
 def test_every_built_in_is_filled_from_the_data_and_depends_on_the_seed_alone(name: str) -> None:
     config = dict(vars(schema_of("model", name)()))
     torch.manual_seed(1)

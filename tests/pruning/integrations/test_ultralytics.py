@@ -157,3 +157,33 @@ def test_other_classes_a_fused_network_and_a_dynamics_without_masks_are_refused(
     yolo.model.fuse()
     with pytest.raises(ValueError, match=r"^The network is fused: yolo\.val, predict and export fold"):
         masked_trainer(yolo)
+
+
+def test_a_yolo_of_a_sweep_learns_its_boxes_and_runs_in_batches_of_any_size(libraries: Any) -> None:
+    from orchestrator.deploy.formats.format import with_outputs_alone
+    from orchestrator.deploy.formats.programs import program_of
+    from orchestrator.workloads import model_building
+    from orchestrator.workloads.data_sets.box_images import in_a_batch
+    from orchestrator.workloads.data_sets.shapes import shapes
+    from orchestrator.workloads.tasks.detection import Detection
+    from orchestrator.workloads.tasks.detectors import form_of
+
+    node = {"kind": "yolo", "input_shape": None, "classes": None, "architecture": "yolo11n"}
+    drawn = shapes(size=64, train=8, val=0, test=0)["train"]
+    batch, task = in_a_batch([drawn[number] for number in range(8)]), Detection()
+    model = model_building.build(node, input_shape=(3, 64, 64), classes=4, seed=0)
+    assert model.model[-1].nc == 3, "without label 0"
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    for _ in range(150):
+        optimizer.zero_grad()
+        task.loss(model.train(), batch).backward()
+        optimizer.step()
+
+    with torch.no_grad():
+        found = task.measure(model.eval(), [batch]).figures
+        loss, _ = form_of(model).measured(*batch)
+    assert found["mAP_50"] > 0.1, "random weights find no box"
+    assert float(loss) == pytest.approx(found["loss"])
+    program = program_of(with_outputs_alone(model, batch[0]), batch[0]).module()
+    for size in (1, 3, 8):
+        torch.testing.assert_close(program(batch[0][:size]), model(batch[0][:size])[0])
