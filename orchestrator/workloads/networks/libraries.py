@@ -169,7 +169,7 @@ def yolo(input_shape: Sequence[int], classes: int, architecture: str) -> nn.Modu
         architecture: name in ultralytics, such as yolo11n.
 
     Raises:
-        ModelError: ultralytics cannot be imported, or has no such detector.
+        ModelError: ultralytics cannot be imported or has no such detector, or the images have other sides.
     """
     try:
         from ultralytics.nn.tasks import DetectionModel, yaml_model_load
@@ -184,6 +184,12 @@ def yolo(input_shape: Sequence[int], classes: int, architecture: str) -> nn.Modu
         model.model[-1].dynamic = True  # else it keeps anchors of the last shape, and a trace holds for no other batch
     except Exception as error:  # the library raises many types
         raise ModelError(_refusal("architecture", architecture, "ultralytics", error)) from error
+    stride = int(model.stride.max())
+    if len(input_shape) != 3 or any(side % stride for side in input_shape[1:]):
+        raise ModelError(
+            f"`model.input_shape` (={list(input_shape)}) must be [channels, height, width] with sides that are "
+            f"multiples of {stride} for {architecture}; resize the images."
+        )
     return model  # type: ignore[no-any-return]
 
 

@@ -175,6 +175,38 @@ def test_timm_that_is_not_installed_is_told_as_that(monkeypatch: pytest.MonkeyPa
         build("timm", (1, 8, 8), 10, architecture="test_resnet")
 
 
+def test_a_yolo_has_the_classes_of_the_data_and_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    class DetectionModel(nn.Module):
+        def __init__(self, described: dict[str, Any], channels: int, verbose: bool) -> None:
+            super().__init__()
+            assert not verbose
+            self.model = nn.ModuleList([nn.Conv2d(channels, described["nc"] * described["width"], 1)])
+            self.stride = torch.tensor([8.0, 16.0, 32.0])
+
+    tasks = ModuleType("ultralytics.nn.tasks")
+    tasks.DetectionModel = DetectionModel  # type: ignore[attr-defined]
+    tasks.yaml_model_load = {"yolo0.yaml": {"nc": 80, "width": 2}}.__getitem__  # type: ignore[attr-defined]
+    for name, module in (("ultralytics", ModuleType("ultralytics")), ("ultralytics.nn", None), (tasks.__name__, tasks)):
+        monkeypatch.setitem(sys.modules, name, module)
+
+    made = build("yolo", (3, 64, 96), 4, architecture="yolo0")
+    assert made.model[0].weight.shape[:2] == (6, 3), "three classes, since label 0 is none"  # type: ignore[index,union-attr]
+    assert made.model[0].dynamic, "anchors of each shape"  # type: ignore[index,union-attr]
+    with pytest.raises(
+        OrchestratorError, match=r"`model.input_shape` \(=\[3, 64, 40\]\) must be .* multiples of 32 for"
+    ):
+        build("yolo", (3, 64, 40), 4, architecture="yolo0")
+    with pytest.raises(
+        OrchestratorError, match=r"`model.architecture` \(=yolo1\) cannot be built by ultralytics: KeyError"
+    ):
+        build("yolo", (3, 64, 64), 4, architecture="yolo1")
+    monkeypatch.setitem(sys.modules, tasks.__name__, None)
+    with pytest.raises(
+        OrchestratorError, match=r"`model.kind` \(=yolo\) needs ultralytics .*; pip install ultralytics"
+    ):
+        build("yolo", (3, 64, 64), 4, architecture="yolo0")
+
+
 @pytest.fixture
 def timm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Import timm with a stand-in for torchvision: torchvision's wheels fit one torch build, and no network uses it."""
