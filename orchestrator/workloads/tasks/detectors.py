@@ -35,7 +35,9 @@ PROCESSORS = {"rt_detr_v2": "rt_detr", "d_fine": "rt_detr", "dab-detr": "conditi
 """Type of model without an image processor of its own -> the type whose processor reads its outputs."""
 
 YOLO = ("ultralytics.nn.tasks", "DetectionModel")
-"""Module and name of the class of ultralytics' detectors of boxes."""
+"""Module and name of the class of ultralytics' detectors."""
+HEADS = ("Detect", "v10Detect")
+"""Classes of the last module of those that detect boxes alone."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ def form_of(model: nn.Module) -> Form:
         return Torchvision(model, inner)
     if "pixel_values" in takes and "labels" in takes:
         return Transformers(model, inner)
-    if _is_yolo(type(inner)):
+    if _is_yolo(inner):
         return Ultralytics(model, inner)
     raise OrchestratorError(
         f"`task` (=detection) needs a detector, not {type(model).__name__}: a network of torchvision.models.detection, "
@@ -174,10 +176,13 @@ def form_of(model: nn.Module) -> Form:
     )
 
 
-def _is_yolo(kind_of: Any) -> bool:
-    """Return whether a class is ultralytics' own for boxes; those for masks, poses and RT-DETR have other losses."""
-    own = [each for each in kind_of.__mro__ if (each.__module__, each.__name__) == YOLO]
-    return bool(own) and (kind_of.init_criterion, kind_of.loss) == (own[0].init_criterion, own[0].loss)
+def _is_yolo(inner: Any) -> bool:
+    """Return whether a network is ultralytics' own for boxes; those for masks, poses and RT-DETR have other losses."""
+    kinds: Any = type(inner)
+    own = [each for each in kinds.__mro__ if (each.__module__, each.__name__) == YOLO]
+    if not own or type(inner.model[-1]).__name__ not in HEADS:
+        return False
+    return (kinds.init_criterion, kinds.loss) == (own[0].init_criterion, own[0].loss)
 
 
 @contextmanager

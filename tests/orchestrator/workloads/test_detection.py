@@ -237,14 +237,13 @@ def test_a_detector_of_each_form_gives_a_loss_and_boxes_also_without_objects(bui
 class Suppressed:
     """Stands for modules of ultralytics: a detector that sees one box for each image, and its suppression."""
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, head: str = "Detect") -> None:
         class DetectionModel(nn.Module):
             end2end = False
 
             def __init__(self) -> None:
                 super().__init__()
-                self.model = nn.ModuleList([nn.Identity()])
-                self.model[0].nc = 2  # type: ignore[assignment]
+                self.model = nn.ModuleList([type(head, (nn.Identity,), {"nc": 2})()])
 
             def init_criterion(self) -> None: ...
 
@@ -299,10 +298,10 @@ def test_yolos_with_other_losses_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     class SegmentationModel(detector):  # type: ignore[misc]
         def init_criterion(self) -> None: ...
 
-    with pytest.raises(
-        OrchestratorError, match=r"needs a detector, not SegmentationModel: .* a YOLO of ultralytics for boxes"
-    ):
-        form_of(SegmentationModel())
+    for other in (SegmentationModel, Suppressed(monkeypatch, "Segment").detector):
+        said = f"needs a detector, not {other.__name__}: .* a YOLO of ultralytics for boxes"
+        with pytest.raises(OrchestratorError, match=said):
+            form_of(other())
 
 
 def test_losses_of_a_detector_in_evaluation_leave_its_statistics_and_modes() -> None:
