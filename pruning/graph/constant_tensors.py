@@ -100,6 +100,7 @@ class Constants(fx.Interpreter):
         return self._marked(node, name, result)
 
     def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        # here, and not where a parameter is read: the wide copy goes as soon as the operation has run
         given: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(_wide, super().fetch_args_kwargs_from_env(n))
         return given
 

@@ -6,7 +6,6 @@ whose channels stay, because the operations between the parts are unknown.
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -35,7 +34,7 @@ from pruning.graph.tracing import (
     traced,
     traced_part,
 )
-from pruning.holding.copies import values_with_history
+from pruning.holding.copies import to_run
 from pruning.holding.parameter import joined
 from pruning.measure.macs import Inputs, Watching
 
@@ -186,7 +185,7 @@ class _Calls(Watching):  # type: ignore[no-untyped-call]
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._model = copy.deepcopy(model, values_with_history(model))
+        self._model = to_run(model)
         each = (self._model.named_parameters, self._model.named_buffers)
         self._names = {id(tensor): name for named in each for name, tensor in named()}
         self.inputs: dict[str, list[Inputs]] = defaultdict(list)

@@ -113,8 +113,15 @@ class Transformers(Form):
         return self.model(pixel_values=images, labels=labels)
 
 
+@dataclass(frozen=True)
 class Ultralytics(Form):
     """YOLO of ultralytics, whose class 0 has the label 1; another runtime computes no loss for it."""
+
+    def __post_init__(self) -> None:
+        if not hasattr(getattr(self.inner, "args", None), "box"):  # the loss reads the weights of its parts there
+            from ultralytics.cfg import get_cfg
+
+            self.inner.args = get_cfg()
 
     def loss(self, images: Any, targets: Sequence[Target]) -> Tensor:
         return self._mean(self.model(self._batch(images, targets))[0], targets)
@@ -134,10 +141,6 @@ class Ultralytics(Form):
     def _batch(self, images: Any, targets: Sequence[Target]) -> dict[str, Any]:
         if not isinstance(images, Tensor):
             raise BatchError(f"a YOLO needs images of one size in a tensor, not {kind(images)}; resize them.")
-        if not hasattr(getattr(self.inner, "args", None), "box"):  # the weights of the parts of its loss
-            from ultralytics.cfg import get_cfg
-
-            self.inner.args = get_cfg()
         labels, most = torch.cat([each["labels"] for each in targets]), int(self.inner.model[-1].nc)
         if len(labels) and not 1 <= int(labels.min()) <= int(labels.max()) <= most:
             raise BatchError(
@@ -177,12 +180,9 @@ def form_of(model: nn.Module) -> Form:
 
 
 def _is_yolo(inner: Any) -> bool:
-    """Return whether a network is ultralytics' own for boxes; those for masks, poses and RT-DETR have other losses."""
-    kinds: Any = type(inner)
-    own = [each for each in kinds.__mro__ if (each.__module__, each.__name__) == YOLO]
-    if not own or type(inner.model[-1]).__name__ not in HEADS:
-        return False
-    return (kinds.init_criterion, kinds.loss) == (own[0].init_criterion, own[0].loss)
+    """Return whether a network is ultralytics' own for boxes; heads for masks, poses and RT-DETR have other losses."""
+    own = any((each.__module__, each.__name__) == YOLO for each in type(inner).__mro__)
+    return own and type(inner.model[-1]).__name__ in HEADS
 
 
 @contextmanager
