@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from msgspec import Meta
@@ -297,7 +298,7 @@ class StageRecord:
             return None
         return sum(round(phase.forward) + round(phase.backward) for phase in phases.values())
 
-    @property
+    @cached_property
     def typed(self) -> Details:
         """`details`, checked and with types."""
         return read_as(Details, self.details)
