@@ -181,6 +181,8 @@ def _traced(plain: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], siz
             program = program.run_decompositions(table)
         guard = InputGuard.of(program.graph, args, kwargs, order, strided=strided)
         if _writes_to_views(program.graph):
+            _write_to_new_tensors(program.graph)
+        if _writes_to_views(program.graph):
             program = program.run_decompositions(table)
         if isinstance(earlier := getattr(plain, "guard", None), InputGuard):
             guard = guard.within(earlier)
@@ -471,15 +473,48 @@ def _writes_to_views(graph: fx.Graph) -> bool:
     return False
 
 
+def _write_to_new_tensors(graph: fx.Graph) -> None:
+    """Let operations return a new tensor where they write to one that no view shares.
+
+    torch's own way, `run_decompositions`, traces the network again, which takes twice as long as the export.
+    """
+    for node in list(graph.nodes):
+        name, given = name_of(node), node.args[0] if node.args else None
+        if "dropout" in name and not arguments(node)["train"]:  # returns its input itself
+            if not any(user.op == "output" for user in node.users):
+                node.replace_all_uses_with(given)
+                graph.erase_node(node)
+        elif is_in_place(node) and isinstance(given, fx.Node):
+            pure = getattr(getattr(torch.ops.aten, name, None), node.target._overloadname, None)
+            if pure is not None and _is_alone(given, node):
+                node.target = pure
+                for user in [each for each in given.users if node < each]:
+                    user.replace_input_with(given, node)
+
+
+def _is_alone(written: fx.Node, by: fx.Node) -> bool:
+    """Return whether a new tensor can take the place of one that an operation writes to."""
+    given = [each.meta["val"] for each in by.all_input_nodes]
+    users = [user for user in written.users if user is not by]
+    return (
+        written.op == "call_function"
+        and len({each.dtype for each in given if isinstance(each, Tensor)}) == 1  # else the new one has another dtype
+        and not any(_may_alias(target) for target in (written.target, *(user.target for user in users)))
+    )
+
+
 def is_in_place(node: fx.Node) -> bool:
     """Return whether an operation of the graph writes to its arguments."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def _may_alias(target: Any) -> bool:
+    """Return whether a result may share memory with an input; composite operations need not declare it."""
     if not isinstance(target, torch._ops.OpOverload):
         return True
-    return any(each.alias_info is not None for each in target._schema.returns) or target.is_view
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(target._name, "CompositeImplicitAutograd")
+    declared = target.is_view or any(each.alias_info is not None for each in target._schema.returns)
+    return declared or (composite and target.overloadpacket.__name__ not in NEW_RESULTS)
 
 
 @contextlib.contextmanager
@@ -538,6 +573,8 @@ NORMALISATIONS = _names("layer_norm rms_norm group_norm native_layer_norm native
 CHANNELWISE_NORMALISATIONS = _names("batch_norm instance_norm _native_batch_norm_legit_no_training")
 RECURRENCES = _names("lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell")
 SOFTMAXES = _names("softmax _softmax log_softmax _log_softmax cumsum")
+NEW_RESULTS = CONVOLUTIONS | PRODUCTS | NORMALISATIONS | CHANNELWISE_NORMALISATIONS | SPATIAL | _names("linear")
+"""Operations whose result is a tensor of its own, although their schema need not say so."""
 
 
 def name_of(node: fx.Node) -> str:

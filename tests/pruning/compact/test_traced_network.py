@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import pruning
 from pruning.compact.traced_network import TracedNetwork
 from pruning.graph.input_guard import other_inputs
-from pruning.graph.tracing import traced
+from pruning.graph.tracing import output_difference, outputs_of, traced
 
 Condition = Callable[..., bool]
 
@@ -472,3 +472,68 @@ def test_batches_are_tried_at_which_a_condition_fails_or_may_fail(rule: str, bat
     given = ((torch.zeros(4, 8),), {})
     tried = {len(args[0]) for args, _ in other_inputs(given, [rule])}
     assert tried - {len(args[0]) for args, _ in other_inputs(given, [])} == batches
+
+
+class Writing(nn.Module):
+    """Writes to the outputs of its first layer."""
+
+    def __init__(self, write: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1)
+        self.write = write
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(self.write(self.norm(self.first(x)), x[:, :1, 1:-1, 1:-1]))
+        return found
+
+
+def _added(y: Tensor, x: Tensor) -> Tensor:
+    before = y.mul(2.0)
+    y += x
+    y.relu_()
+    return y + before
+
+
+def _through_a_view(y: Tensor, x: Tensor) -> Tensor:
+    seen = y.flatten(1)
+    y += x
+    return y + seen.view_as(y)
+
+
+def _through_dropout(y: Tensor, x: Tensor) -> Tensor:
+    """Dropout returns its input itself in evaluation mode."""
+    seen = F.dropout(y, 0.5, training=False)
+    seen += x
+    return y + seen
+
+
+def _of_another_dtype(y: Tensor, x: Tensor) -> Tensor:
+    before = y.mul(2.0)
+    y += x.double()
+    return y + before
+
+
+def _nothing(y: Tensor, _x: Tensor) -> Tensor:
+    return F.dropout(y.flatten(2), 0.5, training=False, inplace=True).view_as(y)
+
+
+@pytest.mark.parametrize(
+    ("write", "again"),
+    [(_added, 0), (_nothing, 0), (_through_a_view, 1), (_through_dropout, 0), (_of_another_dtype, 1)],
+)
+def test_what_a_forward_writes_in_place_is_traced_once_where_no_view_shares_it(
+    write: Callable[[Tensor, Tensor], Tensor], again: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retraced, original = [], torch.export.ExportedProgram.run_decompositions
+    monkeypatch.setattr(
+        torch.export.ExportedProgram,
+        "run_decompositions",
+        lambda program, table: retraced.append(table) or original(program, table),
+    )
+    torch.manual_seed(0)
+    model, x = Writing(write).eval(), torch.randn(2, 3, 8, 8)
+
+    trace = traced(model, x, sizes="batch")
+
+    assert len(retraced) == again
+    assert output_difference(outputs_of(trace.graph, ((x,), {})), outputs_of(model, ((x,), {}))) < 1e-6
