@@ -25,6 +25,7 @@ from pruning.graph.tracing import first_line, without_key_caches
 from pruning.holding.default_weights import default_weights
 from pruning.holding.parameter import check_generator, joined
 from pruning.measure.macs import arguments_on, called
+from pruning.measure.matrix_weights import NAMED
 from pruning.refused import RefusedValue, unfit_call
 from pruning.scores.readings.network import Weight, network, weights_of
 from pruning.scores.readings.scoring_data import ScoringInput, tensors
@@ -90,20 +91,28 @@ def groups_of_weights(
             found = dependency_groups(model, example, choices.unit, choices.scope)
         except ValueError as error:
             raise RefusedValue("unit.kind", "group").because(f"needs to trace the network: {error}") from error
-    left, on_request = [], dict[str, None]()
+    left, on_request = [], list[list[str]]()
     for group in found:
         outputs = {each.tensor for each in group.members if each.dims == (found.tensors[each.tensor].outputs,)}
-        masked = dict.fromkeys(each.tensor for each in group.members if each.masked)
+        masked = [*dict.fromkeys(each.tensor for each in group.members if each.masked)]
         if (known | named).isdisjoint(masked):
-            on_request |= masked
+            on_request.append(masked)
         elif not outputs & spared:
             left.append(group)
     if not any(group.units for group in left):
+        if on_request and not named:
+            first = [repr(each[0]) for each in on_request]
+            raise ValueError(
+                f"`parameters` (=None) leaves none of {len(found.groups)} dependency groups: their layers are of no "
+                f"known kind; name a weight of each to prune: {', '.join(first[:NAMED])}{' ...' * (len(first) > NAMED)}"
+            )
         raise ValueError(
             "`parameters` must name all weights of at least one of the network's "
             f"{len(found.groups)} dependency groups, whose outputs are removed together; name more weights."
         )
-    return replace(found, groups=tuple(left), on_request=tuple(on_request))
+    return replace(
+        found, groups=tuple(left), on_request=tuple({name: None for masked in on_request for name in masked})
+    )
 
 
 def scored_names(cut: Cut, model: nn.Module, named: Iterable[str] | None) -> list[str]:

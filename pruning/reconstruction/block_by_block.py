@@ -24,6 +24,7 @@ from pruning.holding.parameter import check_masks, check_prunable, hooked
 from pruning.layouts import WeightLayout, has_plain_forward, required_layout
 from pruning.masks.mask_set import MaskSet
 from pruning.measure.macs import eagerly, in_mode
+from pruning.measure.matrix_weights import NAMED, Considered, considered
 from pruning.measure.report import unreached
 from pruning.mixtures.routing import eager_experts, without_tokens
 from pruning.reconstruction.block_calls import Batch, BlockCalls, call_model
@@ -159,7 +160,7 @@ def layerwise(  # twenty parameters: one call prunes a network from files to fil
                     run.prune_part(part, partial(calls.of, index))
                     on_block(run.result)
     if unseen := [part.name for part in parts if part not in order]:
-        warnings.warn(f"no batch calls {', '.join(unseen[:3])}: not pruned", stacklevel=2)
+        warnings.warn(_not_called(unseen, considered(model, run.result.masks)), stacklevel=2)
     for said in _limits(run.result.layers):
         warnings.warn(said, stacklevel=2)
     if run.streamed is None and not all(map(has_plain_forward, filter(is_layer, weights.values()))):
@@ -167,6 +168,15 @@ def layerwise(  # twenty parameters: one call prunes a network from files to fil
         if said := unreached(model, example, run.result.masks):
             warnings.warn(said, stacklevel=2)
     return run.result
+
+
+def _not_called(names: Sequence[str], left: Considered) -> str:
+    """Return which parts no batch calls, and the share of the network that stays dense with them."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return (
+        f"no batch calls {', '.join(names[:NAMED])}{more}: not pruned; {1 - left.share:.0%} of the network's matrix "
+        "weights stay dense; give batches whose inputs reach them"
+    )
 
 
 ALL_TOKENS = ", or calibrate_all_experts=True, in a sweep score.calibrate_all_experts=true"

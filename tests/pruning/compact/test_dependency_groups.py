@@ -617,3 +617,35 @@ def test_hidden_units_of_fused_experts_are_a_group() -> None:
         torch.testing.assert_close(smaller(rows), model(rows))
     counts = {each.applied * each.shape.numel() for each in groups.products}
     assert counts == {7 * 6 * 16, 7 * 8 * 6}, "each of 7 rows by one of three matrices"
+
+
+class OwnLinear(nn.Module):
+    """Layer of a kind that nobody knows, as layers with rounded weights."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outputs, inputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+
+class Beside(nn.Module):
+    """Two layers of an unknown kind, and beside them a known one between the network's input and output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.known = OwnLinear(4, 8), OwnLinear(8, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x).relu()) + self.known(x)  # type: ignore[no-any-return]
+
+
+def test_groups_of_unknown_layers_alone_are_asked_for_by_name() -> None:
+    model, x = Beside(), torch.randn(2, 4)
+
+    with pytest.raises(ValueError, match=r"leaves none of 1 .* name a weight of each to prune: 'up\.weight'$"):
+        pruning.prune(model, "magnitude", sparsity=0.5, unit="group", example=x)
+    plan = pruning.prune(model, "magnitude", sparsity=0.5, unit="group", example=x, parameters=["up.weight"])
+
+    assert plan.details["kept"] == {"up.weight": 4}

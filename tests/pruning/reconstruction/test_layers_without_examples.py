@@ -166,3 +166,24 @@ def test_a_pattern_behind_one_that_takes_its_weights_is_named() -> None:
         ValueError, match=r"`sparsity` \(with '1.weight'\) .* an earlier pattern names its weights; put it first"
     ):
         pruning.layerwise(net, "wanda", [normal(16, 8)], sparsity={"*": 0.5, "1.weight": 0.6})
+
+
+class Towers(nn.Module):
+    """Two towers of blocks, of which a call without images runs one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image = nn.ModuleList([nn.Linear(16, 16, bias=False) for _ in range(4)])
+        self.text = nn.ModuleList([nn.Linear(16, 16, bias=False) for _ in range(2)])
+
+    def forward(self, text: Tensor) -> Tensor:
+        return self.text[1](self.text[0](text).relu())  # type: ignore[no-any-return]
+
+
+def test_blocks_that_no_batch_calls_stay_dense_and_the_share_is_said() -> None:
+    net, blocks = Towers(), ["image", "text"]
+
+    with pytest.warns(UserWarning, match=r"no batch calls image\.0, image\.1, image\.2 and 1 more: not pruned; 67% of"):
+        result = pruning.layerwise(net, "wanda", [normal(4, 16)], sparsity=0.5, blocks=blocks)
+
+    assert set(result.masks) == {"text.0.weight", "text.1.weight"}
