@@ -124,6 +124,8 @@ ALWAYS = (
 )
 """Those of them that all small networks set."""
 WIDTH, HEAD_COUNT, HEAD_SIZE, HIDDEN = 32, 4, 8, 48
+SECTIONS = [2, 1, 1]
+"""Frequencies of a head's positions in time, height and width, one for two of its values; no configuration has them."""
 
 
 def names(tasks: Sequence[str] = OF_ZOO) -> list[str]:
@@ -198,6 +200,8 @@ def _smaller(config: Any, name: str, value: Any, level: int) -> Any:
         return UNSET.get(name)
     if name == "is_decoder" and level == 3:
         return True
+    if name == "rope_parameters" and level:
+        return {**(value or {"rope_type": "default", "rope_theta": 10_000.0}), "mrope_section": SECTIONS}
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, list | tuple) and value:
