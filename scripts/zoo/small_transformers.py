@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -287,7 +288,8 @@ def _that_run(model: nn.Module, task: str) -> tuple[str, Callable[[int, int], An
 def _inputs(model: Any, task: str) -> Iterator[tuple[str, Callable[[int, int], Any]]]:
     """Yield the inputs that a network of a task may take."""
     main = str(getattr(model, "main_input_name", "input_ids"))
-    decoder = {"decoder_input_ids": 6} if task in ("seq2seq", "speech") else {}
+    taken = inspect.signature(model.forward).parameters
+    decoder = {"decoder_input_ids": 6} if task in ("seq2seq", "speech") and "decoder_input_ids" in taken else {}
     if task in ("causal", "masked", "seq2seq") or main == "input_ids":
         tokens = {main: LENGTH, **decoder}
         yield f"{LENGTH} tokens", lambda batch, seed: _tokens(tokens, batch, seed)
