@@ -56,12 +56,17 @@ def convolution(
     kernel = drawn.choice([1, 2, 3, 5]), drawn.choice([1, 3, 4])
     stride, dilation = ((drawn.choice(of), drawn.choice(of)) for of in ([1, 1, 2, 3], [1, 1, 2]))
     padding = tuple(drawn.choice([0, 1, 2]) for _ in range(4))
-    weight = sparse((outputs, inputs // groups, *kernel), drawn, generator)
+    flat = drawn.random() < 0.25
+    if flat:  # one-dimensional
+        kernel, stride, dilation = (1, kernel[1]), (1, stride[1]), (1, dilation[1])
+        padding = 0, padding[1], 0, padding[3]
+    weight = sparse((outputs, inputs // groups, *kernel[flat:]), drawn, generator)
     bias = torch.randn(outputs, generator=generator)
-    x = torch.randn(drawn.choice([1, 2, 7, 33]), inputs, drawn.choice([5, 8, 13]), drawn.choice([7, 9, 16, 33]))
+    sizes = drawn.choice([5, 8, 13]), drawn.choice([7, 9, 16, 33])
+    x = torch.randn(drawn.choice([1, 2, 7, 33]), inputs, *sizes[flat:])
     top, left, bottom, right = padding
     layer = LayerShape(
-        *("convolution", inputs, outputs, False, kernel, stride, (top, left, bottom, right), dilation, groups),
+        *("convolution", inputs, outputs, flat, kernel, stride, (top, left, bottom, right), dilation, groups),
         low=drawn.choice([0.0, ALL]),
     )
     shape = layer.output(x.shape)
@@ -77,8 +82,10 @@ def expected(layer: LayerShape, weight: Tensor, bias: Tensor, x: Tensor, added: 
         found = F.linear(x, weight, bias)
     else:
         top, left, bottom, right = layer.padding
-        padded = F.pad(x, (left, right, top, bottom))
-        found = F.conv2d(padded, weight, bias, layer.stride, 0, layer.dilation, layer.groups)
+        padded = F.pad(x, (left, right, top, bottom)[: 2 * (x.ndim - 2)])
+        stride, dilation = layer.stride[layer.flat :], layer.dilation[layer.flat :]
+        call = F.conv1d if layer.flat else F.conv2d
+        found = call(padded, weight, bias, stride, 0, dilation, layer.groups)
     return (found if added is None else found + added).clamp(layer.low, layer.high)
 
 
