@@ -15,7 +15,6 @@ from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, fx, nn
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
 from pruning.graph.label_rules import flow_of
@@ -66,6 +65,8 @@ def _followed(trace: Traced) -> Traced:
     Raises:
         ValueError: the channels cannot be followed.
     """
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols  # half a second, where a network is loaded
+
     name, nodes = type(trace.model).__name__, trace.graph.graph.nodes
     if sized := next((node for node in nodes if free_unbacked_symbols(node.meta.get("val"))), None):
         try:
