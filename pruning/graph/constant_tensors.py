@@ -6,6 +6,7 @@ so NaN does not spread through zero weights.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -109,7 +110,12 @@ class Constants(fx.Interpreter):
             return super().call_function(target, args, kwargs)
         except RuntimeError:  # strides differ from the traced run, so a view may fail
             plain = tree_map(lambda leaf: leaf.contiguous() if isinstance(leaf, Tensor) else leaf, (args, kwargs))
-            return super().call_function(target, *plain)
+            with contextlib.suppress(RuntimeError):
+                return super().call_function(target, *plain)
+            # some operations refuse NaN, as histc; the caller marks what depends on inputs
+            return super().call_function(
+                target, *tree_map(lambda leaf: leaf.nan_to_num() if _is_float(leaf) else leaf, plain)
+            )
 
     def _input(self, node: fx.Node, value: Any) -> Any:
         if isinstance(value, Tensor) and not value.is_floating_point():

@@ -176,6 +176,7 @@ def _traced(plain: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], siz
     strided = sizes != "example" and _asks_for_strides(plain, (args, kwargs))
     with quiet(), _any_size(), _any_length():
         program = exported(plain, args, kwargs, sizes=sizes)
+        _check_no_vmap(program.graph, plain)
         table = _decompositions()
         if any(node.target in table for node in program.graph.nodes):  # these may fix sizes
             program = program.run_decompositions(table)
@@ -194,6 +195,17 @@ def _traced(plain: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], siz
         if (node.op == "get_attr" and not node.users) or node.target is torch.ops.aten._assert_tensor_metadata.default:
             graph.graph.erase_node(node)
     return Part("", graph, args, kwargs, guard, sizes)
+
+
+def _check_no_vmap(graph: fx.Graph, model: nn.Module) -> None:
+    """Raise ValueError if a graph has the steps of `torch.vmap` itself, whose tensors live inside of it alone."""
+    for node in graph.nodes:
+        if str(getattr(node.target, "__module__", "")).startswith("torch._functorch"):
+            place = f"`{path}`" if (path := in_module(node)) else "its forward"
+            raise ValueError(
+                f"{type(model).__name__} cannot be traced by torch.export: it calls torch.vmap in {place}; compute the "
+                "same by broadcasting."
+            )
 
 
 def _decompositions() -> dict[Any, Any]:

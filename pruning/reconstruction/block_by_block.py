@@ -175,7 +175,7 @@ def _not_called(names: Sequence[str], left: Considered) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return (
         f"no batch calls {', '.join(names[:NAMED])}{more}: not pruned; {1 - left.share:.0%} of the network's matrix "
-        "weights stay dense; give batches whose inputs reach them"
+        "weights stay dense; give batches that call them, or prune them with pruning.prune, which needs no calls"
     )
 
 

@@ -228,3 +228,51 @@ def test_a_network_with_odd_operations_computes_what_it_did() -> None:
 def test_many_networks_with_odd_operations_compute_what_they_did(first: int) -> None:
     for seed in range(first, first + 20):
         check(seed)
+
+
+class Counts(nn.Module):
+    """Scales by a histogram of what it computes, which torch refuses to make of NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.beside = nn.Linear(4, 8), nn.Linear(8, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x).relu()) * self.beside(x).detach().histc(3, 0, 1)  # type: ignore[no-any-return]
+
+
+def test_an_operation_that_refuses_nan_is_followed() -> None:
+    torch.manual_seed(0)
+    model, x = Counts().eval(), torch.randn(2, 4)
+    pruning.prune(model, "magnitude", sparsity=0.5, unit="group", example=x)
+
+    smaller: Any = pruning.shrink(model, x)
+
+    assert smaller.shrunk.form == "module"
+    agree(smaller, model, torch.randn(3, 4))
+
+
+class Mapped(nn.Module):
+    """Maps a function over positions, as masks of attention may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, columns = torch.arange(x.shape[0]), torch.arange(x.shape[1])
+        each = torch.vmap(torch.vmap(lambda row, column: row >= column, (None, 0)), (0, None))
+        return self.inner(x) * each(rows, columns)  # type: ignore[no-any-return]
+
+
+def test_a_network_that_maps_a_function_is_pruned_part_by_part_and_its_whole_refused_in_a_sentence() -> None:
+    model, x = Mapped().eval(), torch.randn(4, 4)
+    with pytest.warns(UserWarning, match=r"within the modules inner, .* it calls torch\.vmap in its forward; compute"):
+        pruning.prune(model, "magnitude", sparsity=0.5, unit="group", example=x)
+
+    smaller: Any = pruning.shrink(model, x)
+
+    assert smaller.inner[0].weight.shape == (4, 4)
+    agree(smaller, model, torch.randn(4, 4))
+    with pytest.raises(ValueError, match=r"Mapped cannot be traced .* it calls torch\.vmap in its forward"):
+        pruning.to_sparse(model, x)
