@@ -199,6 +199,7 @@ DATA: Mapping[str, DataSet] = named(
                 *_normalisation(0.0, 1.0),
             ),
             files=("train", "test", "val"),
+            version=2,
         ),
     )
 )

@@ -49,13 +49,7 @@ class Letterboxed(Dataset[tuple[Tensor, Target]]):
         from PIL import Image
 
         labelled = self.images[index]
-        try:
-            with Image.open(labelled.path) as opened:
-                image = opened.convert("RGB")
-        except OSError as error:
-            raise DataError(
-                f"`data` (=boxes) cannot read {labelled.path} ({error}); save it again, or take it out."
-            ) from None
+        image = _opened(labelled.path)
         sides = np.array(image.size)
         whole = np.array(self.size)[::-1]
         fitted = (sides * min(whole / sides)).round().astype(int).clip(1)
@@ -70,6 +64,20 @@ class Letterboxed(Dataset[tuple[Tensor, Target]]):
         labels, crowds = [row[0] for row in rows], [int(row[3]) for row in rows]
         known = target(index, boxes.tolist(), labels, area=areas, iscrowd=crowds)
         return self.normalise(torch.from_numpy(pixels.transpose(2, 0, 1)).unsqueeze(0))[0], known
+
+
+def _opened(path: Path) -> Any:
+    """Return an image in RGB, upright as its camera says, with the upper 8 of 16 bits."""
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(path) as opened:
+            upright = ImageOps.exif_transpose(opened)
+            if upright.mode.startswith("I;16"):  # of which Pillow would clip values above 255
+                upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
+            return upright.convert("RGB")
+    except (OSError, Image.DecompressionBombError) as error:
+        raise DataError(f"`data` (=boxes) cannot read {path} ({error}); save it again, or take it out.") from None
 
 
 def boxes(
@@ -113,15 +121,17 @@ def _coco(file: Path, folder: Path) -> Iterator[Labelled]:
     try:
         found = json.loads(file.read_bytes())
         rows: dict[Any, list[Row]] = {image["id"]: [] for image in found["images"]}
-        for each in found["annotations"]:
-            x, y, width, height = map(float, each["bbox"])
-            area, crowd = float(each.get("area", width * height)), bool(each.get("iscrowd"))
-            rows[each["image_id"]].append((int(each["category_id"]), [x, y, x + width, y + height], area, crowd))
+        if len(rows) < len(found["images"]):
+            raise ValueError("two images have one id")
+        for place, each in enumerate(found["annotations"]):
+            if each["image_id"] not in rows:
+                raise ValueError(f"annotations[{place}].image_id={each['image_id']!r} is no image's id")
+            rows[each["image_id"]].append(_annotation(each, f"annotations[{place}]"))
         named = [(folder / image["file_name"], rows[image["id"]]) for image in found["images"]]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"`data` (=boxes) cannot read {file} ({type(error).__name__}: {error}); it must be JSON with `images` (id, "
-            "file_name) and `annotations` (image_id, category_id, bbox: [x, y, width, height]), as COCO's."
+            "file_name) and `annotations` (image_id, category_id from 1, bbox: [x, y, width, height]), as COCO's."
         ) from None
     for path, own in named:
         if not path.is_file():
@@ -129,12 +139,28 @@ def _coco(file: Path, folder: Path) -> Iterator[Labelled]:
         yield Labelled(path, own, relative=False)
 
 
+def _annotation(given: Any, where: str) -> Row:
+    """Read an annotation in COCO's form; raise ValueError for a category below 1 or a box that is no numbers."""
+    x, y, width, height = map(float, given["bbox"])
+    category, area = float(given["category_id"]), float(given.get("area", width * height))
+    if category < 1 or category % 1:
+        raise ValueError(
+            f"{where}.category_id={given['category_id']!r}: 0 is the background of detectors; add 1 to all"
+        )
+    if not np.isfinite([x, y, width, height, area]).all():
+        raise ValueError(f"{where} has the box {given['bbox']} with the area {area}")
+    return int(category), [x, y, x + width, y + height], area, bool(int(given.get("iscrowd") or 0))
+
+
 def _yolo(labels: Path, folder: Path) -> Iterator[Labelled]:
     """Yield the images of a directory; an image without a file of labels has no boxes."""
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
     for path in paths:
         file = (labels / path.relative_to(folder)).with_suffix(".txt")
-        lines = file.read_text().splitlines() if file.is_file() else []
+        try:
+            lines = file.read_text("utf-8-sig").splitlines() if file.is_file() else []
+        except UnicodeDecodeError as error:
+            raise DataError(f"`data` (=boxes) cannot read {file} ({error}); save it as UTF-8.") from None
         found = [_row(line, f"line {n} of {file}") for n, line in enumerate(lines, 1) if line.strip()]
         yield Labelled(path, found, relative=True)
 
@@ -142,7 +168,7 @@ def _yolo(labels: Path, folder: Path) -> Iterator[Labelled]:
 def _row(line: str, where: str) -> Row:
     try:
         kind, x, y, width, height = map(float, line.split())
-        if kind < 0 or kind % 1 or max(x, y, width, height) > 1 or min(x, y, width, height) < 0:
+        if kind < 0 or kind % 1 or not all(0 <= each <= 1 for each in (x, y, width, height)):
             raise ValueError
     except ValueError:
         raise DataError(

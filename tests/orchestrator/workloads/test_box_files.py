@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,7 @@ def test_the_key_follows_from_annotations_and_images_not_from_their_place(tmp_pa
         ("0 0.5 0.5 0.5", "line 1 of .*a.txt is '0 0.5 0.5 0.5'"),
         ("0.5 0 0 1 1", "class from 0"),
         ("0 9 9 4 4", "fractions"),
+        ("0 nan 0.5 0.2 0.2", "fractions"),
     ],
 )
 def test_a_line_that_is_no_label(tmp_path: Path, line: str, said: str) -> None:
@@ -135,6 +137,55 @@ def test_a_file_that_is_not_in_cocos_form(tmp_path: Path, text: str, said: str) 
 
     with pytest.raises(DataError, match=said):
         data_loading.load_anew(data(file))
+
+
+IMAGES = '{"images": [{"id": 1, "file_name": "a.png"}, {"id": 1, "file_name": "b.png"}], "annotations": []}'
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"category_id": 0}, r"annotations\[0\]\.category_id=0: 0 is the background of detectors; add 1 to all"),
+        ({"category_id": -1}, "category_id=-1"),
+        ({"category_id": 1.7}, "category_id=1.7"),
+        ({"bbox": [0, 0, math.nan, 1]}, r"annotations\[0\] has the box \[0, 0, nan, 1\]"),
+        ({"image_id": 99}, r"annotations\[0\]\.image_id=99 is no image's id"),
+    ],
+)
+def test_an_annotation_that_no_detector_can_learn_is_named(tmp_path: Path, changed: Any, said: str) -> None:
+    file = write(tmp_path) / "images/train/coco.json"
+    found = json.loads(file.read_text())
+    found["annotations"][0] |= changed
+    file.write_text(json.dumps(found))
+
+    with pytest.raises(DataError, match=said):
+        data_loading.load_anew(data(file))
+
+
+def test_two_images_of_one_id_and_labels_in_another_encoding_are_refused(tmp_path: Path) -> None:
+    root = write(tmp_path)
+    (root / "images/train/coco.json").write_text(IMAGES)
+    with pytest.raises(DataError, match="two images have one id"):
+        data_loading.load_anew(data(root / "images/train/coco.json"))
+    (root / "labels/train/a.txt").write_bytes("0 0.5 0.5 0.2 0.2".encode("utf-16"))
+    with pytest.raises(DataError, match=r"cannot read .*a\.txt .*; save it as UTF-8"):
+        data_loading.load_anew(data(root / "images/train"))
+
+
+def test_images_are_upright_and_of_16_bits_scaled(tmp_path: Path) -> None:
+    root = write(tmp_path)
+    turned, exif = Image.new("RGB", (20, 40), (150, 150, 150)), Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees: 40 wide, 20 high, as all images of this directory
+    turned.save(root / "images/train/a.png", exif=exif)
+    deep = np.full((20, 40), 0x80FF, np.uint16)
+    Image.fromarray(deep).save(root / "images/train/b.png")
+    loaded = data_loading.load_anew(data(root / "images/train"))
+
+    images, targets = batch(loaded.train)
+
+    assert (images[0] * 255).unique().tolist() == pytest.approx([150]), "without a border"
+    assert targets[0]["boxes"].tolist() == [[16, 8, 48, 24], [0, 0, 64, 32]]
+    assert (images[1] * 255).unique().tolist() == pytest.approx([0x80])
 
 
 def test_a_damaged_image_is_named(tmp_path: Path) -> None:
