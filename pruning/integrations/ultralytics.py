@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,9 @@ from pruning.methods.functions import remove_all
 
 MASKS_FILE = "masks.npz"
 """File beside `last.pt` with the masks of the start, and after the training with those of `best.pt`."""
+
+FEW_ZEROS = 0.01
+"""Fraction of exact zeros that no network has without pruning."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +73,15 @@ def masked_trainer(
         a subclass of the trainer that `yolo.train` would take.
 
     Raises:
+        TypeError: `yolo` is no such object.
         ValueError: the network is fused, there are no masks for a dynamics, or a mask fits no parameter. The training
             raises it for other classes than the network's, for several devices, and for a resume with other masks.
     """
-    network = yolo.model
+    network: Any = getattr(yolo, "model", None)
+    if not hasattr(network, "is_fused"):
+        raise TypeError(
+            f"`yolo` (a {type(yolo).__name__}) must be ultralytics' YOLO or RTDETR; pass YOLO('yolo11n.pt')."
+        )
     if network.is_fused():
         raise ValueError(
             "The network is fused: yolo.val, predict and export fold its batch normalisation into convolutions, after "
@@ -107,6 +116,8 @@ class _MaskedTrainer(_Trainer):  # type: ignore[misc]
     masked: ClassVar[_Masked]
     _kept: Kept | None = None
     _best: MaskSet | None = None
+    _sparsity: float = 0.0
+    """Sparsity at the end of the epoch before."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -134,6 +145,12 @@ class _MaskedTrainer(_Trainer):  # type: ignore[misc]
         if masks:
             self._kept = Kept(network, masks, self.masked.dynamics, self.masked.generator)
             _mask(network, masks)
+        elif (zeros := _share_of_zeros(network)) > FEW_ZEROS:
+            warnings.warn(
+                f"{zeros:.0%} of the network's weights are zeros, but it has no masks, so that all of them train; pass "
+                f"`masks`, such as pruning.MaskSet.load('.../weights/{MASKS_FILE}'), or prune it again",
+                stacklevel=2,
+            )
         masks.save(self.wdir / MASKS_FILE)
         return network
 
@@ -175,10 +192,14 @@ class _MaskedTrainer(_Trainer):  # type: ignore[misc]
         """Save the state of the dynamics, named by its epoch, before the checkpoint of this epoch."""
         if not (self._kept and self._kept.moves):
             return super().save_model()
-        file = self.wdir / f"dynamics-{self.epoch}.pt"
-        torch.save(self._kept.state_dict(), file)
+        file, sparsity = self.wdir / f"dynamics-{self.epoch}.pt", self._kept.masks.sparsity()
+        if sparsity > self._sparsity:  # denser networks may do better, but best.pt must be as sparse as is asked for
+            self.best_fitness = self.fitness
+        self._sparsity = sparsity
         if self.best_fitness == self.fitness:
             self._best = self._kept.masks
+        best = None if self._best is None else dict(self._best)
+        torch.save({"dynamics": self._kept.state_dict(), "best": best, "sparsity": sparsity}, file)
         saved = super().save_model()
         for earlier in set(self.wdir.glob("dynamics-*.pt")) - {file}:
             earlier.unlink()
@@ -186,11 +207,17 @@ class _MaskedTrainer(_Trainer):  # type: ignore[misc]
 
     def _load_checkpoint_state(self, ckpt: Mapping[str, Any]) -> None:
         super()._load_checkpoint_state(ckpt)
-        if self._kept and self._kept.moves:
+        kept = self._kept if self._kept and self._kept.moves else None
+        if not kept and (saved := sorted(self.wdir.glob("dynamics-*.pt"))):
+            raise ValueError(f"{saved[0]} is of a training whose masks changed; pass the same `dynamics` to resume it.")
+        if kept:
             file = self.wdir / f"dynamics-{ckpt['epoch']}.pt"
             if not file.exists():
                 raise ValueError(f"{file} is missing; resume from the last.pt that was saved with it.")
-            self._kept.load_state_dict(torch.load(file, weights_only=True))
+            state = torch.load(file, weights_only=True)
+            kept.load_state_dict(state["dynamics"])
+            self._sparsity = state["sparsity"]
+            self._best = None if state["best"] is None else MaskSet(state["best"])
 
     def _do_train(self) -> None:
         try:
@@ -210,6 +237,12 @@ def _require_classes(network: nn.Module, wanted: int, data: Any) -> None:
             f"`data` (={data}) has {wanted} classes, but the network predicts {classes}: train the dense network on "
             "this data first, with yolo.train(data=...), and prune the result."
         )
+
+
+def _share_of_zeros(network: nn.Module) -> float:
+    """Return the fraction of the entries of all matrices and kernels that are exactly 0."""
+    weights = [each for each in network.parameters() if each.ndim > 1]
+    return sum(int((each == 0).sum()) for each in weights) / max(1, sum(each.numel() for each in weights))
 
 
 def _mask(network: nn.Module, masks: Mapping[str, Tensor]) -> None:

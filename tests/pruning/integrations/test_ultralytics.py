@@ -117,6 +117,19 @@ def onnx_of(yolo: Any) -> Any:
     return onnxruntime.InferenceSession(yolo.export(format="onnx", imgsz=96, simplify=False))
 
 
+def worse_each_epoch(trainer: Any) -> Any:
+    """Make a trainer for which the first epoch is the best, as where pruning harms."""
+
+    class Worse(trainer):  # type: ignore[misc]
+        def validate(self) -> Any:
+            found, _ = super().validate()
+            fitness = 1 / (1 + self.epoch)
+            self.best_fitness = max(self.best_fitness or 0.0, fitness)
+            return found, fitness
+
+    return Worse
+
+
 def test_a_dynamics_reaches_its_sparsity_and_a_resumed_training_goes_on_from_its_masks(
     libraries: Any, data: Path
 ) -> None:
@@ -132,20 +145,54 @@ def test_a_dynamics_reaches_its_sparsity_and_a_resumed_training_goes_on_from_its
             raise Killed
 
     yolo.add_callback("on_train_epoch_start", kill)
+    own = worse_each_epoch(masked_trainer(yolo, plan.masks, dynamics))
     with pytest.raises(Killed):
-        yolo.train(trainer=masked_trainer(yolo, plan.masks, dynamics), epochs=3, **options(data, "gradual"))
+        yolo.train(trainer=own, epochs=3, **options(data, "gradual"))
     alone = shutil.copy(yolo.trainer.last, data.parent / "last.pt")
     with pytest.raises(
         ValueError, match=r"masks\.npz is missing, without which masks would be lost; resume from a last"
     ):
         (copied := libraries[0](alone)).train(trainer=masked_trainer(copied), resume=True)
     resumed = libraries[0](yolo.trainer.last)
+    with pytest.raises(ValueError, match=r"dynamics-0\.pt is of a training whose masks changed; pass the same `dyn"):
+        resumed.train(trainer=masked_trainer(resumed), resume=True)
+    resumed = libraries[0](yolo.trainer.last)
     own = masked_trainer(resumed, dynamics=pruning.dynamics.gradual(0.6, every=1))
-    resumed.train(trainer=own, resume=True)
+    resumed.train(trainer=worse_each_epoch(own), resume=True)
 
     assert resumed.trainer.masks.sparsity() == pytest.approx(0.6, abs=1e-3)
     masks = MaskSet.load(resumed.trainer.wdir / "masks.npz")
+    assert masks.sparsity() == pytest.approx(0.6, abs=1e-3), "that of best.pt, of whatever fitness"
     assert all(not resumed.model.get_parameter(name)[~mask].any() for name, mask in masks.items())
+    with pytest.warns(
+        UserWarning, match=r"^60% of the network's weights are zeros, but it has no masks, so that all of"
+    ):
+        resumed.train(trainer=masked_trainer(resumed), epochs=1, **options(data, "again"))
+
+
+def test_masks_of_the_best_epoch_are_known_after_a_resume(libraries: Any, data: Path) -> None:
+    """RigL keeps its sparsity, so that the best epoch stays the first."""
+    yolo, masked_trainer = yolo_of(libraries), libraries[1]
+    plan, rigl = pruning.plan(yolo.model, "magnitude", sparsity=0.5), pruning.dynamics.rigl(every=1)
+    yolo.add_callback("on_train_epoch_start", lambda trainer: 1 / (trainer.epoch < 1))
+    own = worse_each_epoch(masked_trainer(yolo, plan.masks, rigl))
+    with pytest.raises(ZeroDivisionError):
+        yolo.train(trainer=own, epochs=3, nbs=8, **options(data, "rigl"))
+    resumed = libraries[0](yolo.trainer.last)
+    own = worse_each_epoch(masked_trainer(resumed, dynamics=pruning.dynamics.rigl(every=1)))
+    resumed.train(trainer=own, resume=True)
+
+    best = libraries[0](resumed.trainer.best).model
+    masks = MaskSet.load(resumed.trainer.wdir / "masks.npz")
+    assert all(not best.get_parameter(name)[~mask].any() for name, mask in masks.items())
+    last = libraries[0](resumed.trainer.last).model
+    assert any(last.get_parameter(name)[~mask].any() for name, mask in masks.items()), "whose masks moved on"
+
+
+def test_what_is_no_yolo_is_refused(libraries: Any) -> None:
+    for given in ("yolo11n.pt", yolo_of(libraries).model):
+        with pytest.raises(TypeError, match=r"^`yolo` \(a .*\) must be ultralytics' YOLO or RTDETR; pass YOLO"):
+            libraries[1](given)
 
 
 def test_other_classes_a_fused_network_and_a_dynamics_without_masks_are_refused(libraries: Any, data: Path) -> None:
@@ -174,7 +221,7 @@ def test_a_yolo_of_a_sweep_learns_its_boxes_and_runs_in_batches_of_any_size(libr
     model = model_building.build(node, input_shape=(3, 64, 64), classes=4, seed=0)
     assert model.model[-1].nc == 3, "without label 0"
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    for _ in range(150):
+    for _ in range(250):
         optimizer.zero_grad()
         task.loss(model.train(), batch).backward()
         optimizer.step()
