@@ -38,7 +38,7 @@ def test_an_own_project_is_pruned_compared_exported_and_loaded_elsewhere(tmp_pat
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block)
 
-    plan, sweep, compared, _, loaded = said
+    plan, sweep, compared, _, loaded, in_8_bits = said
     assert "21 unique of 36" in plan
     for line in ("random", "magnitude", "relative"):
         assert f"\n{line}\n" in sweep
@@ -47,3 +47,4 @@ def test_an_own_project_is_pruned_compared_exported_and_loaded_elsewhere(tmp_pat
     ((left, accuracy),) = re.findall(r"(\d+) parameters, test accuracy (.*%)", loaded)
     assert f"| accuracy on test | {accuracy} |" in page
     assert int(left) < 3252 / 2
+    assert "deployed as sparse_int8, speed-up over dense" in in_8_bits
