@@ -492,13 +492,13 @@ def _write_to_new_tensors(graph: fx.Graph) -> None:
     """
     for node in list(graph.nodes):
         name, given = name_of(node), node.args[0] if node.args else None
-        if "dropout" in name and not arguments(node)["train"]:  # returns its input itself
-            if not any(user.op == "output" for user in node.users):
+        if name.endswith("dropout") and arguments(node).get("train") is False and isinstance(node.meta["val"], Tensor):
+            if not any(user.op == "output" for user in node.users):  # it returns its input itself
                 node.replace_all_uses_with(given)
                 graph.erase_node(node)
         elif is_in_place(node) and isinstance(given, fx.Node):
             pure = getattr(getattr(torch.ops.aten, name, None), node.target._overloadname, None)
-            if pure is not None and _is_alone(given, node):
+            if pure is not None and name not in COMPARISONS and _is_alone(given, node):
                 node.target = pure
                 for user in [each for each in given.users if node < each]:
                     user.replace_input_with(given, node)
@@ -506,7 +506,7 @@ def _write_to_new_tensors(graph: fx.Graph) -> None:
 
 def _is_alone(written: fx.Node, by: fx.Node) -> bool:
     """Return whether a new tensor can take the place of one that an operation writes to."""
-    given = [each.meta["val"] for each in by.all_input_nodes]
+    given = [each.meta.get("val") for each in by.all_input_nodes]
     users = [user for user in written.users if user is not by]
     return (
         written.op == "call_function"
@@ -585,6 +585,11 @@ NORMALISATIONS = _names("layer_norm rms_norm group_norm native_layer_norm native
 CHANNELWISE_NORMALISATIONS = _names("batch_norm instance_norm _native_batch_norm_legit_no_training")
 RECURRENCES = _names("lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell")
 SOFTMAXES = _names("softmax _softmax log_softmax _log_softmax cumsum")
+COMPARISONS = _names(
+    "eq ne lt le gt ge equal not_equal less less_equal greater greater_equal logical_not logical_and logical_or "
+    "logical_xor"
+)
+"""Operations that return truth values; in place, they keep the dtype of what they write to."""
 NEW_RESULTS = CONVOLUTIONS | PRODUCTS | NORMALISATIONS | CHANNELWISE_NORMALISATIONS | SPATIAL | _names("linear")
 """Operations whose result is a tensor of its own, although their schema need not say so."""
 

@@ -513,13 +513,19 @@ def _of_another_dtype(y: Tensor, x: Tensor) -> Tensor:
     return y + before
 
 
+def _compared(y: Tensor, x: Tensor) -> Tensor:
+    before = y.mul(2.0)
+    y.gt_(x)
+    return y * before
+
+
 def _nothing(y: Tensor, _x: Tensor) -> Tensor:
     return F.dropout(y.flatten(2), 0.5, training=False, inplace=True).view_as(y)
 
 
 @pytest.mark.parametrize(
     ("write", "again"),
-    [(_added, 0), (_nothing, 0), (_through_a_view, 1), (_through_dropout, 0), (_of_another_dtype, 1)],
+    [(_added, 0), (_nothing, 0), (_through_a_view, 1), (_through_dropout, 0), (_of_another_dtype, 1), (_compared, 1)],
 )
 def test_what_a_forward_writes_in_place_is_traced_once_where_no_view_shares_it(
     write: Callable[[Tensor, Tensor], Tensor], again: int, monkeypatch: pytest.MonkeyPatch
