@@ -197,7 +197,7 @@ def box_places(place: str, images: str | None) -> tuple[str, str]:
         folder = os.path.join(path, "images") if os.path.isdir(os.path.join(path, "images")) else path
         before, part, after = f"{folder}/".rpartition("/images/")
         found = f"{before}/labels/{after}".rstrip("/") if part else folder, folder
-    if missing := [each for each in found if not place or not os.path.exists(each)]:
+    if missing := [each for each in reversed(found) if not place or not os.path.exists(each)]:
         need = f"needs {missing[0]}, which does not exist" if place else "must be given"
         raise Misplaced(
             f"{need}; pass a JSON file in COCO's form, or a directory of images beside one of YOLO's labels, as in "

@@ -22,6 +22,7 @@ from pruning.methods.functions import remove_all
 MASKS_FILE = "masks.npz"
 """File beside `last.pt` with the masks of the start, and after the training with those of `best.pt`."""
 
+NO_START = "needs masks to start from; prune the network first, or pass `masks`."
 FEW_ZEROS = 0.01
 """Fraction of exact zeros that no network has without pruning."""
 
@@ -91,8 +92,8 @@ def masked_trainer(
     masked = _Masked(_plain(network), given, dynamics, generator)
     if given is not None:
         Kept(copy.deepcopy(masked.network), given)  # refuses masks that do not fit, before the data is read
-    elif dynamics is not None and not getattr(yolo, "ckpt_path", None):
-        raise ValueError(f"{dynamics} needs masks to start from; prune the network first, or pass `masks`.")
+    elif dynamics is not None and not getattr(yolo, "ckpt_path", None):  # nothing that may be resumed
+        raise ValueError(f"{dynamics} {NO_START}")
     base = yolo._smart_load("trainer")
     return type(f"Masked{base.__name__}", (_MaskedTrainer, base), {"masked": masked, "__module__": __name__})
 
@@ -145,6 +146,8 @@ class _MaskedTrainer(_Trainer):  # type: ignore[misc]
         if masks:
             self._kept = Kept(network, masks, self.masked.dynamics, self.masked.generator)
             _mask(network, masks)
+        elif self.masked.dynamics is not None:
+            raise ValueError(f"{self.masked.dynamics} {NO_START}")
         elif (zeros := _share_of_zeros(network)) > FEW_ZEROS:
             warnings.warn(
                 f"{zeros:.0%} of the network's weights are zeros, but it has no masks, so that all of them train; pass "

@@ -105,6 +105,8 @@ def boxes(
     for name, place in (("train", train), ("test", test), ("val", val)):
         if place is not None:
             notes, folder = map(Path, box_places(place, images))
+            if notes.suffix in (".yaml", ".yml"):
+                raise DataError(f"`data` (=boxes) reads no {notes}; pass the directories of images that it names.")
             read = _coco(notes, folder) if notes.is_file() else _yolo(notes, folder)
             kept = [replace(each, rows=_counted(each.rows, train=name == "train")) for each in read]
             labels += [row[0] for each in kept for row in each.rows]
@@ -155,6 +157,11 @@ def _annotation(given: Any, where: str) -> Row:
 def _yolo(labels: Path, folder: Path) -> Iterator[Labelled]:
     """Yield the images of a directory; an image without a file of labels has no boxes."""
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    if not paths:
+        raise DataError(
+            f"`data` (=boxes): no images ({', '.join(SUFFIXES)}) are in {folder}; pass a directory of images, as "
+            "images/train beside labels/train."
+        )
     for path in paths:
         file = (labels / path.relative_to(folder)).with_suffix(".txt")
         try:

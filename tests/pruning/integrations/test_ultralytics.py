@@ -164,6 +164,8 @@ def test_a_dynamics_reaches_its_sparsity_and_a_resumed_training_goes_on_from_its
     masks = MaskSet.load(resumed.trainer.wdir / "masks.npz")
     assert masks.sparsity() == pytest.approx(0.6, abs=1e-3), "that of best.pt, of whatever fitness"
     assert all(not resumed.model.get_parameter(name)[~mask].any() for name, mask in masks.items())
+    with pytest.raises(ValueError, match=r" needs masks to start from; prune the network first, or pass `masks`\.$"):
+        resumed.train(trainer=masked_trainer(resumed, dynamics=dynamics), epochs=1, **options(data, "again"))
     with pytest.warns(
         UserWarning, match=r"^60% of the network's weights are zeros, but it has no masks, so that all of"
     ):
