@@ -63,17 +63,22 @@ def own_files(folder: Path) -> Path:
     return folder
 
 
+THING = "_target_: mine.Thing"
+
+
 def stand_in(folder: Path, settings: Sequence[str]) -> None:
-    """Write a file for each option of the reader's own that no page shows."""
+    """Write a file for each option of the reader's own that no page shows, with the keys that the command sets."""
     stored = hydra_options.stored_options()
     for setting in settings:
         group, _, name = setting.lstrip("+").partition("=")
         group = group.partition("@")[0]
-        kept = [place / group / f"{name}.yaml" for place in (CONF, folder)]
-        known = name in stored.get(group, ()) or any(map(Path.is_file, kept))
+        own, keys = folder / group / f"{name}.yaml", re.findall(rf"^{group}\.(\w+)=", "\n".join(settings), re.M)
+        shown_elsewhere = name in stored.get(group, ()) or (CONF / group / f"{name}.yaml").is_file()
+        known = shown_elsewhere or (own.is_file() and THING not in own.read_text())
         if "." not in group and ((CONF / group).is_dir() or group in stored) and "," not in name and not known:
-            kept[1].parent.mkdir(parents=True, exist_ok=True)
-            kept[1].write_text("# @package _global_\n" if group == "sweep" else "_target_: mine.Thing\n")
+            own.parent.mkdir(parents=True, exist_ok=True)
+            thing = f"{THING}\n" + "".join(f"{key}: null\n" for key in keys)
+            own.write_text("# @package _global_\n" if group == "sweep" else thing)
 
 
 def values(override: Override) -> Iterator[str]:
