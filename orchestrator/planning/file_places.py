@@ -188,9 +188,14 @@ def box_places(place: str, images: str | None) -> tuple[str, str]:
         images: directory of the images that a JSON file names; None for the file's own
 
     Raises:
-        Misplaced: a file or a directory is missing
+        Misplaced: a file or a directory is missing, or a file is no JSON file
     """
     path = absolute(place)
+    if os.path.isfile(path) and not path.endswith(".json"):
+        raise Misplaced(
+            f"needs a .json file or a directory, and {path} is neither; in place of a data.yaml pass the directories "
+            "of images that it names."
+        )
     if path.endswith(".json"):
         found = path, absolute(images) if images else os.path.dirname(path)
     else:

@@ -183,8 +183,8 @@ def _traced(plain: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], siz
         guard = InputGuard.of(program.graph, args, kwargs, order, strided=strided)
         if _writes_to_views(program.graph):
             _write_to_new_tensors(program.graph)
-        if _writes_to_views(program.graph):
-            program = program.run_decompositions(table)
+            if _writes_to_views(program.graph):
+                program = program.run_decompositions(table)
         if isinstance(earlier := getattr(plain, "guard", None), InputGuard):
             guard = guard.within(earlier)
         module = _module_of(program, plain)
@@ -498,7 +498,8 @@ def _write_to_new_tensors(graph: fx.Graph) -> None:
                 graph.erase_node(node)
         elif is_in_place(node) and isinstance(given, fx.Node):
             pure = getattr(getattr(torch.ops.aten, name, None), node.target._overloadname, None)
-            if pure is not None and name not in COMPARISONS and _is_alone(given, node):
+            returns_new = pure is not None and not pure._schema.is_mutable and name not in COMPARISONS
+            if returns_new and _is_alone(given, node):
                 node.target = pure
                 for user in [each for each in given.users if node < each]:
                     user.replace_input_with(given, node)

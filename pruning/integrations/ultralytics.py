@@ -23,6 +23,7 @@ MASKS_FILE = "masks.npz"
 """File beside `last.pt` with the masks of the start, and after the training with those of `best.pt`."""
 
 NO_START = "needs masks to start from; prune the network first, or pass `masks`."
+"""Words after a dynamics that has no masks."""
 FEW_ZEROS = 0.01
 """Fraction of exact zeros that no network has without pruning."""
 
@@ -66,7 +67,8 @@ def masked_trainer(
     Args:
         yolo: ultralytics' `YOLO`, `RTDETR` or the like, whose network has the classes of the data.
         masks: name of a parameter of `yolo.model` -> tensor of its shape, nonzero where the entry is kept; None: those
-            that the network was pruned with, or of the training that is resumed; without any, all entries train.
+            that the network was pruned with, or of the training that is resumed; without any, all entries train, with a
+            warning if some of them are zeros.
         dynamics: changes the masks during the training, such as `pruning.dynamics.gradual()`; None: they stay.
         generator: source of the dynamics' random draws.
 
@@ -76,7 +78,8 @@ def masked_trainer(
     Raises:
         TypeError: `yolo` is no such object.
         ValueError: the network is fused, there are no masks for a dynamics, or a mask fits no parameter. The training
-            raises it for other classes than the network's, for several devices, and for a resume with other masks.
+            raises it for other classes than the network's, for several devices, and for a resume with other masks or
+            without its dynamics.
     """
     network: Any = getattr(yolo, "model", None)
     if not hasattr(network, "is_fused"):
@@ -202,7 +205,7 @@ class _MaskedTrainer(_Trainer):  # type: ignore[misc]
         if self.best_fitness == self.fitness:
             self._best = self._kept.masks
         best = None if self._best is None else dict(self._best)
-        torch.save({"dynamics": self._kept.state_dict(), "best": best, "sparsity": sparsity}, file)
+        torch.save({"dynamics": self._kept.state_dict(), "best": best}, file)
         saved = super().save_model()
         for earlier in set(self.wdir.glob("dynamics-*.pt")) - {file}:
             earlier.unlink()
@@ -219,7 +222,7 @@ class _MaskedTrainer(_Trainer):  # type: ignore[misc]
                 raise ValueError(f"{file} is missing; resume from the last.pt that was saved with it.")
             state = torch.load(file, weights_only=True)
             kept.load_state_dict(state["dynamics"])
-            self._sparsity = state["sparsity"]
+            self._sparsity = kept.masks.sparsity()
             self._best = None if state["best"] is None else MaskSet(state["best"])
 
     def _do_train(self) -> None:

@@ -201,8 +201,8 @@ def _smaller(config: Any, name: str, value: Any, level: int) -> Any:
         return UNSET.get(name)
     if name == "is_decoder" and level == 3:
         return True
-    if name == "rope_parameters" and level:
-        return {**(value or {"rope_type": "default", "rope_theta": 10_000.0}), "mrope_section": SECTIONS}
+    if name == "rope_parameters" and level and isinstance(value, dict) and "rope_type" in value:
+        return {**value, "mrope_section": SECTIONS}
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, list | tuple) and value:

@@ -105,8 +105,6 @@ def boxes(
     for name, place in (("train", train), ("test", test), ("val", val)):
         if place is not None:
             notes, folder = map(Path, box_places(place, images))
-            if notes.suffix in (".yaml", ".yml"):
-                raise DataError(f"`data` (=boxes) reads no {notes}; pass the directories of images that it names.")
             read = _coco(notes, folder) if notes.is_file() else _yolo(notes, folder)
             kept = [replace(each, rows=_counted(each.rows, train=name == "train")) for each in read]
             labels += [row[0] for each in kept for row in each.rows]

@@ -172,13 +172,10 @@ def test_two_images_of_one_id_and_labels_in_another_encoding_are_refused(tmp_pat
         data_loading.load_anew(data(root / "images/train"))
 
 
-def test_a_directory_without_images_and_a_yaml_file_are_told_what_to_pass(tmp_path: Path) -> None:
+def test_a_directory_without_images_is_told_what_to_pass(tmp_path: Path) -> None:
     root = write(tmp_path)
     with pytest.raises(DataError, match=r"no images \(\.jpg, .*\) are in .*labels/train; pass a directory of images"):
         data_loading.load_anew(data(root / "labels/train"))
-    (root / "data.yaml").write_text("path: .")
-    with pytest.raises(DataError, match=r"reads no .*data\.yaml; pass the directories of images that it names"):
-        data_loading.load_anew(data(root / "data.yaml"))
 
 
 def test_images_are_upright_and_of_16_bits_scaled(tmp_path: Path) -> None:
@@ -223,3 +220,9 @@ def test_places_of_annotations_and_images(tmp_path: Path) -> None:
         box_places("", None)
     with pytest.raises(Misplaced, match=r"needs .*/images/val, which does not exist; pass a JSON file"):
         box_places(f"{root}/images/val", None)
+    (root / "data.yaml").write_text("path: .")
+    with pytest.raises(
+        Misplaced,
+        match=r"needs a \.json file or a directory, and .*data\.yaml is neither; in place of .* pass the directories",
+    ):
+        box_places(f"{root}/data.yaml", None)
