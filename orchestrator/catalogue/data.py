@@ -16,12 +16,14 @@ class DataSet(Row):
 
     Args:
         of_text: examples are blocks of a text.
+        labelled: the thing that has a label, as in rows of tasks.
         files: options that name the user's own images with boxes, whose content is in keys.
     """
 
     FAMILY: ClassVar[str] = "data"
 
     of_text: bool = False
+    labelled: str = "example"
     files: tuple[str, ...] = ()
 
 
@@ -165,6 +167,7 @@ DATA: Mapping[str, DataSet] = named(
             in_sweeps={"val_fraction": 0.1},
             unlisted=("content",),
             of_text=True,
+            labelled="token",
         ),
         DataSet(
             "shapes",
@@ -185,6 +188,7 @@ DATA: Mapping[str, DataSet] = named(
                 ),
                 Option("seed", int, 0, "Seed of the images, independent of a trial's `seed`.", (whole(0),)),
             ),
+            labelled="box",
         ),
         DataSet(
             "boxes",
@@ -198,6 +202,7 @@ DATA: Mapping[str, DataSet] = named(
                 Option("size", list[int], [640, 640], "[height, width] of the letterboxed images.", (IMAGE_SIZE,)),
                 *_normalisation(0.0, 1.0),
             ),
+            labelled="box",
             files=("train", "test", "val"),
             version=2,
         ),

@@ -13,6 +13,11 @@ from pruning.kernels.compiling import KernelsUnavailable, installed_compiler
 
 MEASURED = tuple(name for name, row in FORMATS.items() if row.measured)
 """Formats in which a network can be deployed and measured."""
+SETS: Mapping[str, tuple[list[str], str]] = {
+    "none": ([], "deploy nothing"),
+    "runtimes": (["onnx", "openvino"], "graphs for ONNX Runtime and for OpenVINO; needs the extra `export`"),
+}
+"""Option of the group that is no single format -> its formats and its meaning."""
 MOST, DAY = 2**31, 86_400
 """Maximum batch size, and maximum number of seconds, of a measurement."""
 

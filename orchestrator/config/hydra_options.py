@@ -9,9 +9,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from orchestrator.catalogue.formats import FORMATS
 from orchestrator.config import cluster, config_groups
 from orchestrator.config.config_groups import OPEN, OWN
+from orchestrator.config.deploy import MEASURED, SETS
 from orchestrator.config.schema import Config
 from pruning.catalogue.presets import SCOPES, UNITS
 
@@ -66,7 +66,7 @@ def stored_options() -> dict[str, dict[str, Any]]:
         found.setdefault(name, {})[OWN] = partial(dict, own)
     for name, presets in {"unit": UNITS, "scope": SCOPES}.items():
         found[name] = {option: partial(dict, preset.sets) for option, preset in presets.items()}
-    formats: dict[str, list[str]] = {"none": [], **{name: [name] for name, row in FORMATS.items() if row.measured}}
+    formats = {name: chosen for name, (chosen, _) in SETS.items()} | {name: [name] for name in MEASURED}
     found["deploy"] = {name: partial(dict, formats=chosen) for name, chosen in formats.items()}
     return found
 

@@ -6,8 +6,11 @@ The rules of one value stand at its field in `orchestrator.config`. What the eng
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import combinations
+from pathlib import Path
 from typing import Any
 
+from orchestrator.catalogue.data import DATA
 from orchestrator.catalogue.formats import FORMATS
 from orchestrator.catalogue.models import MODELS
 from orchestrator.catalogue.tasks import TASKS
@@ -42,7 +45,7 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
         yield from alone
         return
     trial = read_as(Config, config)
-    for rule in (_objective, _deploy, _given_once, _text, _margin, _taught_and_low_rank, _processes):
+    for rule in (_objective, _deploy, _given_once, _labels, _splits, _text, _margin, _taught_and_low_rank, _processes):
         yield from rule(trial)
     steps: tuple[Callable[[Config], Iterator[str]], ...] = (_choices, _dynamics, _restart)
     yield from next((told for rule in steps if (told := [*rule(trial)])), ())
@@ -425,17 +428,35 @@ def _deploy(trial: Config) -> Iterator[str]:
             )
 
 
-def _text(trial: Config) -> Iterator[str]:
-    """Yield an error for a task that does not read texts, and for windows of a text that would leave tokens out."""
-    row = TASKS.get(str(trial.task.get("kind")))
-    if row is None or trial.data.get("kind") != "text":
+def _labels(trial: Config) -> Iterator[str]:
+    """Yield an error for data whose labels are not those of the task."""
+    task, data = TASKS.get(str(trial.task.get("kind"))), DATA.get(str(trial.data.get("kind")))
+    if task is None or data is None or task.labelled in ("", data.labelled):
         return
-    if row.labelled:
-        yield (
-            f"`task` (={row.name}) needs a label for each {row.labelled}, but `data` (=text) has one for each token; "
-            "pass task=language_modelling."
-        )
-    if not row.of_text:
+    rows = TASKS.values()
+    fitting = next(row.name for row in rows if row.labelled == data.labelled or (row.of_text and data.of_text))
+    yield (
+        f"`task` (={task.name}) needs a label for each {task.labelled}, but `data` (={data.name}) has one for each "
+        f"{data.labelled}; pass task={fitting}, or other data."
+    )
+
+
+def _splits(trial: Config) -> Iterator[str]:
+    """Yield an error for two splits of the user's own files that are the same."""
+    row = DATA.get(str(trial.data.get("kind")))
+    for first, second in combinations(row.files if row else (), 2):
+        place = trial.data[first]
+        if place and trial.data[second] and Path(place) == Path(trial.data[second]):
+            yield (
+                f"`data.{first}` and `data.{second}` are both {place}, but the splits must hold different images; name "
+                "other images, or pass data.val=null to cut the validation split from `data.train`."
+            )
+
+
+def _text(trial: Config) -> Iterator[str]:
+    """Yield an error for windows of a text that would leave tokens out."""
+    row = TASKS.get(str(trial.task.get("kind")))
+    if row is None or not row.of_text or trial.data.get("kind") != "text":
         return
     stride, block = trial.task["stride"], trial.data["block"]
     if stride is not None and stride > block:

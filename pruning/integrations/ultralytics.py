@@ -144,7 +144,7 @@ class _MaskedTrainer(_Trainer):  # type: ignore[misc]
     def get_model(self, cfg: Any = None, weights: nn.Module | None = None, verbose: bool = True) -> nn.Module:
         """Return the network to train, with its masks, in place of one that is built from `cfg`."""
         network = _plain(weights) if self.resume and weights is not None else copy.deepcopy(self.masked.network)
-        _require_classes(network, self.data["nc"], self.args.data)
+        self._require_classes(network)
         masks = self._saved_masks(network) if self.resume else self.masked.masks or MaskSet({})
         if masks:
             self._kept = Kept(network, masks, self.masked.dynamics, self.masked.generator)
@@ -159,6 +159,16 @@ class _MaskedTrainer(_Trainer):  # type: ignore[misc]
             )
         masks.save(self.wdir / MASKS_FILE)
         return network
+
+    def _require_classes(self, network: nn.Module) -> None:
+        head: Any = network.model[-1]  # type: ignore[index]
+        classes, wanted = head.linear.out_features if hasattr(head, "linear") else head.nc, self.data["nc"]
+        if classes != wanted:
+            merged = " with single_cls=True" if self.args.single_cls else ""
+            raise ValueError(
+                f"`data` (={self.args.data}){merged} has {wanted} classes, but the network predicts {classes}: train "
+                "the dense network on this data first, with the same options of yolo.train, and prune the result."
+            )
 
     def _saved_masks(self, network: nn.Module) -> MaskSet:
         """Return the masks of the training that is resumed, which are none if all entries train."""
@@ -233,16 +243,6 @@ class _MaskedTrainer(_Trainer):  # type: ignore[misc]
                 self._kept.end(self._best)
         if self._kept:
             self._kept.masks.save(self.wdir / MASKS_FILE)
-
-
-def _require_classes(network: nn.Module, wanted: int, data: Any) -> None:
-    head: Any = network.model[-1]  # type: ignore[index]
-    classes = head.linear.out_features if hasattr(head, "linear") else head.nc
-    if classes != wanted:
-        raise ValueError(
-            f"`data` (={data}) has {wanted} classes, but the network predicts {classes}: train the dense network on "
-            "this data first, with yolo.train(data=...), and prune the result."
-        )
 
 
 def _share_of_zeros(network: nn.Module) -> float:

@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 
 from orchestrator.catalogue.formats import FORMATS, FormatRow
 from orchestrator.config import config_groups, hydra_options, round_schema, schema
+from orchestrator.config.deploy import SETS
 from pruning.catalogue.presets import SCOPES, UNITS
 from scripts.reference import conf_files
 
@@ -150,7 +151,8 @@ def _stored() -> Iterator[tuple[tuple[str, str], _Option]]:
     }
     presets = {"unit": UNITS, "scope": SCOPES}
     meanings |= {group: {name: preset.meaning for name, preset in of.items()} for group, of in presets.items()}
-    meanings["deploy"] = {"none": "deploy nothing"} | {name: _deployed(row) for name, row in FORMATS.items()}
+    meanings["deploy"] = {name: meaning for name, (_, meaning) in SETS.items()}
+    meanings["deploy"] |= {name: _deployed(row) for name, row in FORMATS.items()}
     for group, options in hydra_options.stored_options().items():
         for name, make in options.items():
             own = f"your own code: set `{group}._target_`, which chooses this option"

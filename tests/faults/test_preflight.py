@@ -239,6 +239,14 @@ def test_all_misfits_are_listed_once_with_their_trials_before_anything_trains(
             "the network has fewer outputs than the data have classes (2); change `model`, `data`",
         ),
         (
+            [
+                *("data._target_=null", "data=shapes", "data.train=60"),
+                "task=detection",
+                *("model=centernet", "model.classes=2"),
+            ],
+            "dimension 0 with size 2; labels of the batch go up to 3, so a network needs 4 classes or more; change",
+        ),
+        (
             [f"{part}._target_=their_words.{name}" for part, name in (("data", "blocks"), ("model", "Positions"))]
             + ["task=language_modelling", "+data.block=9"],
             "`data.block` (=9) must be at most 8, the number of positions of `model` (=their_words.Positions); pass "

@@ -24,7 +24,7 @@ from orchestrator.training.stage_record import StageInputs
 from orchestrator.workloads.splits import Batch
 from orchestrator.workloads.targets import given
 from orchestrator.workloads.tasks import batch as forms
-from orchestrator.workloads.tasks.batch import given_labels, kind, named_kind, tensors
+from orchestrator.workloads.tasks.batch import given_labels, kind, named_kind, targets_of, tensors
 from pruning.measure.macs import in_mode
 
 
@@ -148,6 +148,9 @@ def _unusable_dtype(model: str, data: str, tried: Tried, said: str) -> str | Non
 
 def _label_fault(tried: Tried, said: str) -> str | None:
     """Return the fault of a label if torch's error is about one."""
+    boxed = [int(each["labels"].max()) for each in targets_of(tried.batch) if len(each["labels"])]
+    if boxed and re.search(r"out of (bounds|range)", said):
+        return f"{said}; labels of the batch go up to {max(boxed)}, so a network needs {max(boxed) + 1} classes or more"
     label = re.search(r"Target (-?\d+) is out of bounds", said)
     if label is None:
         return None

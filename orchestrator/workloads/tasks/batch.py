@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from orchestrator.core.errors import OrchestratorError
 
 LABELS = ("labels", "label", "targets", "target", "y")
+LISTED = 3
+"""Parts of a sequence that a description lists."""
 _OUTPUTS = ("logits", "out", "predictions")
 
 
@@ -74,11 +76,19 @@ def labels_of(batch: Any) -> Tensor:
     """Return the labels of `batch`: the last of a tuple, or the entry with a name in `LABELS`; raise if none."""
     found = given_labels(batch)
     if found is None:
+        boxes = " For images with boxes pass task=detection." if targets_of(batch) else ""
         raise BatchError(
             f"a batch of `data` must hold a tensor of labels, but {kind(batch)} has none; return (inputs, labels), or "
-            f"a dict with labels under one of the names {', '.join(LABELS)}."
+            f"a dict with labels under one of the names {', '.join(LABELS)}.{boxes}"
         )
     return found
+
+
+def targets_of(batch: Any) -> Sequence[Mapping[str, Tensor]]:
+    """Return the targets of a batch of images with boxes, see `Detection`; empty for another batch."""
+    held = batch[1] if isinstance(batch, list | tuple) and len(batch) == 2 else ()
+    known = isinstance(held, list | tuple) and all(isinstance(t, Mapping) and {"boxes", "labels"} <= {*t} for t in held)
+    return held if known else ()
 
 
 def given_labels(batch: Any) -> Tensor | None:
@@ -160,7 +170,8 @@ def kind(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name}: {kind(part)}" for name, part in value.items()) + "}"
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return "(" + ", ".join(map(kind, value)) + ")"
+        more = [f"{len(value) - LISTED} more"] if len(value) > LISTED else []
+        return "(" + ", ".join([*map(kind, value[:LISTED]), *more]) + ")"
     return type(value).__name__
 
 

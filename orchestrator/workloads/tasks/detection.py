@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from orchestrator.core.metrics import Metric
 from orchestrator.workloads.data_sets.box_images import Target
-from orchestrator.workloads.tasks.batch import BatchError, kind
+from orchestrator.workloads.tasks.batch import BatchError, kind, targets_of
 from orchestrator.workloads.tasks.detectors import form_of
 from orchestrator.workloads.tasks.task import Summed
 
@@ -168,12 +168,9 @@ def _annotations(boxes: Tensor, **values: Tensor) -> list[dict[str, Any]]:
 
 def _read(batch: Any) -> tuple[Any, Sequence[Target]]:
     """Return images and targets of a batch; raise `BatchError` for another form."""
-    if isinstance(batch, list | tuple) and len(batch) == 2 and isinstance(batch[1], list | tuple):
-        images, targets = batch
-        if all(isinstance(each, Mapping) and {"boxes", "labels"} <= each.keys() for each in targets) and all(
-            each["boxes"].shape == (len(each["labels"]), 4) for each in targets
-        ):
-            return images, targets
+    targets = targets_of(batch)
+    if targets and all(each["boxes"].shape == (len(each["labels"]), 4) for each in targets):
+        return batch[0], targets
     raise BatchError(
         "`task` (=detection) needs batches (images, targets) with a dict for each image, whose `boxes` have the shape "
         f"(boxes, 4) and whose `labels` have the shape (boxes,), found {kind(batch)}; return them from the Dataset, "

@@ -162,7 +162,7 @@ class Ultralytics(Form):
 
 def form_of(model: nn.Module) -> Form:
     """Return a detector by its form; raise `OrchestratorError` if it has none of them."""
-    inner = model if hasattr(model, "detections") or hasattr(model, "config") else getattr(model, "network", model)
+    inner: Any = model if hasattr(model, "detections") or hasattr(model, "config") else getattr(model, "network", model)
     takes = inspect.signature(type(model).forward).parameters
     if hasattr(inner, "losses") and hasattr(inner, "detections"):
         return Outputs(model, inner)
@@ -170,19 +170,16 @@ def form_of(model: nn.Module) -> Form:
         return Torchvision(model, inner)
     if "pixel_values" in takes and "labels" in takes:
         return Transformers(model, inner)
-    if _is_yolo(inner):
+    own = any((each.__module__, each.__name__) == YOLO for each in type(inner).__mro__)
+    head = type(inner.model[-1]).__name__ if own else ""
+    if head in HEADS:  # those for masks, poses and RT-DETR have other losses
         return Ultralytics(model, inner)
+    found = type(model).__name__ + (f" with the head {head}" if head else "")
     raise OrchestratorError(
-        f"`task` (=detection) needs a detector, not {type(model).__name__}: a network of torchvision.models.detection, "
+        f"`task` (=detection) needs a detector, not {found}: a network of torchvision.models.detection, "
         "an object detection network of transformers, a YOLO of ultralytics for boxes, one with "
         "`losses(outputs, targets)` and `detections(outputs)`, or model=centernet."
     )
-
-
-def _is_yolo(inner: Any) -> bool:
-    """Return whether a network is ultralytics' own for boxes; heads for masks, poses and RT-DETR have other losses."""
-    own = any((each.__module__, each.__name__) == YOLO for each in type(inner).__mro__)
-    return own and type(inner.model[-1]).__name__ in HEADS
 
 
 @contextmanager

@@ -49,6 +49,11 @@ def test_the_dense_network_is_deployed_once_for_all_trials_of_its_seed() -> None
     assert (kinds.count("deploy"), kinds.count("measure")) == (2 + 4, 4)
 
 
+def test_a_detector_s_sweep_is_deployed_in_two_runtimes_or_not_at_all() -> None:
+    assert composed("+sweep=detector")["deploy"]["formats"] == ["onnx", "openvino"]
+    assert composed("+sweep=detector", "deploy=none")["deploy"]["formats"] == []
+
+
 def test_a_saved_plan_keeps_what_measures_a_trial() -> None:
     plan = planned(("deploy=shrink",))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import random
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from types import ModuleType, SimpleNamespace
@@ -12,15 +13,17 @@ from typing import Any
 
 import pytest
 import torch
+from small_trials import composed
 from torch import Tensor, nn
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.training.loop.evaluation import evaluate
+from orchestrator.trial.rules import violations
 from orchestrator.workloads.data_sets.box_images import BoxImages, Target, in_a_batch, target
 from orchestrator.workloads.data_sets.named import Normalisation
 from orchestrator.workloads.networks.centernet import centernet
 from orchestrator.workloads.splits import LoaderSplit, Share
-from orchestrator.workloads.tasks.batch import BatchError
+from orchestrator.workloads.tasks.batch import BatchError, labels_of
 from orchestrator.workloads.tasks.detection import Detection, Detections
 from orchestrator.workloads.tasks.detectors import form_of
 
@@ -293,7 +296,7 @@ def test_a_yolo_gets_its_own_batches_and_gives_the_labels_of_the_data(monkeypatc
 def test_yolos_with_other_losses_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     detector: Any = UltralyticsStandIn(monkeypatch, "Segment").detector
     for other in (detector, type("SegmentationModel", (detector,), {})):
-        said = f"needs a detector, not {other.__name__}: .* a YOLO of ultralytics for boxes"
+        said = f"needs a detector, not {other.__name__} with the head Segment: .* a YOLO of ultralytics for boxes"
         with pytest.raises(OrchestratorError, match=said):
             form_of(other())
 
@@ -322,3 +325,29 @@ def test_what_is_no_detector_and_no_batch_of_detection() -> None:
     for batch in ((torch.zeros(2, 3, 8, 8), torch.zeros(2)), (torch.zeros(1), [{"boxes": torch.zeros(0)}])):
         with pytest.raises(BatchError, match=r"`task` \(=detection\) needs batches \(images, targets\)"):
             Detection().size(batch)
+    with pytest.raises(BatchError, match=r" has none; return .* For images with boxes pass task=detection\.$"):
+        labels_of(shapes_like())
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            ("data=shapes",),
+            r"`task` \(=classification\) needs a label for each example, but `data` \(=shapes\) has one for each box; "
+            "pass task=detection, or other data",
+        ),
+        (("task=detection", "data=digits"), r"label for each box, .* one for each example; pass task=classification"),
+        (
+            ("task=detection", "data=boxes", "data.train=birds", "data.test=birds/"),
+            r"`data.train` and `data.test` are both birds, but the splits must hold different images",
+        ),
+    ],
+)
+def test_data_of_another_task_and_splits_of_the_same_images_are_refused_in_the_plan(
+    settings: tuple[str, ...], said: str
+) -> None:
+    found = [*violations(composed("model=centernet", *settings))]
+
+    assert len(found) == 1
+    assert re.search(said, found[0])
