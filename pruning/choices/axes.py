@@ -90,7 +90,7 @@ class Unit:
     kind: UnitKind = "entry"
     size: int = 4
     outputs: int = field(default=1, metadata={"units": ("block",), "later": True})
-    dim: int = 0
+    dim: int = field(default=0, metadata={"ranked": ("channel",)})  # in keys of all units
     reduce: Reduction = "sum"
     spare_last: bool = False
     by_layers: float = field(default=0.5, metadata={"units": ("layer_and_mlp",)})

@@ -115,7 +115,7 @@ def _check_fields_of_units(choices: Choices) -> None:
     kind, axes = choices.unit.kind, list[Unit | Scope]([choices.unit, choices.scope])
     for axis in axes:
         for each in fields(axis):
-            units, value = each.metadata.get("units", (kind,)), getattr(axis, each.name)
+            units, value = each.metadata.get("units", each.metadata.get("ranked", (kind,))), getattr(axis, each.name)
             if kind not in units and value != each.default:
                 raise RefusedValue(f"{type(axis).__name__.lower()}.{each.name}", value).because(
                     f"is for unit.kind {_either(units)}, and unit.kind is {kind!r}; leave it at {each.default!r}."

@@ -148,11 +148,13 @@ def to_sparse(
         ValueError: `torch.export` cannot trace the model, it does not run on an example, or it runs neither in float32
             nor in float64; `batches` without `int8`, empty, or with values that are not finite; an input is passed in
             another form than `example`.
-        TypeError: an input is no tensor, tuple or mapping; `examples` or `batches` is no list; the model is sparse
-            already.
+        TypeError: an input is no tensor, tuple or mapping; `examples` or `batches` is no list; `int8` is no bool; the
+            model is sparse already.
     """
     if isinstance(model, SparseNetwork):
         raise TypeError("`model` is sparse already; pass the network that `to_sparse` was given.")
+    if not isinstance(int8, bool):
+        raise TypeError(f"`int8` (={int8!r}) must be True or False; pass int8=True to offer kernels of bytes.")
     first = arguments_of(example)
     inputs = _listed("examples", examples, first) or [first]
     calibration = inputs if batches is None else _listed("batches", batches, first)

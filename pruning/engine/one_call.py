@@ -12,6 +12,7 @@ import torch
 import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
+from pruning.catalogue.presets import SCOPES, UNITS, Preset
 from pruning.catalogue.repairs import REPAIRS
 from pruning.catalogue.scores import SCORES
 from pruning.choices.axes import Score
@@ -291,8 +292,8 @@ def _changed(choice: Any, given: Any, single: Mapping[str, Any]) -> Any:
 
     Args:
         choice: one of the seven choices.
-        given: another object of the choice's class, the name of a kind, or a dict of fields; keys of the dict that are
-            no fields are options of the score or the repair.
+        given: another object of the choice's class, the name of a kind or of a sweep's preset, or a dict of fields;
+            keys of the dict that are no fields are options of the score or the repair.
         single: other fields to change, with their values.
     """
     title, names = type(choice).__name__, [each.name for each in fields(choice)]
@@ -309,6 +310,9 @@ def _changed(choice: Any, given: Any, single: Mapping[str, Any]) -> Any:
                 raise ValueError(_TRAINING_KEY_REFUSED.format(wrong))
             raise ValueError(f"`{title.lower()}` has no field {wrong!r}; its fields are {', '.join(names)}.")
         return replace(choice, **{**known, **single})
+    presets: Mapping[str, Preset] = {"Unit": UNITS, "Scope": SCOPES}.get(title, {})
+    if isinstance(given, str) and given in presets and presets[given].sets["kind"] != given:
+        return replace(type(choice)(), **{**presets[given].sets, **single})
     if "kind" in names and (isinstance(given, str) or (callable(given) and isinstance(choice, Score))):
         return replace(type(choice)(), kind=given, **single)
     a_kind = "the name of its kind, " if "kind" in names else ""

@@ -433,6 +433,8 @@ def test_an_example_stays_and_wrong_ones_are_refused_in_a_sentence() -> None:
             pruning.to_sparse(model, x, examples=[x, example])
     with pytest.raises(TypeError, match="must be a list of inputs"):
         pruning.to_sparse(model, x, examples=x)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"`int8` \(='yes'\) must be True or False"):
+        pruning.to_sparse(model, x, int8="yes")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="is sparse already"):
         pruning.to_sparse(pruning.to_sparse(model, x), x)
 

@@ -189,6 +189,20 @@ def test_kernels_of_16_outputs_skip_the_pruned_blocks() -> None:
     assert kept <= len(blocks.columns) < kept + 3 * 16
 
 
+def test_presets_of_sweeps_are_names_in_python() -> None:
+    model = nn.Linear(8, 32)
+    named, spelled = (
+        pruning.plan(model, "magnitude", sparsity=0.5, unit=unit, scope=scope)
+        for unit, scope in (
+            ("block_16x4", "erk"),
+            ({"kind": "block", "outputs": 16}, {"kind": "layer", "allocation": "erk"}),
+        )
+    )
+
+    assert named.details["units"] == {"weight": 4}
+    assert torch.equal(named.masks["weight"], spelled.masks["weight"])
+
+
 def test_layers_with_one_input_say_that_their_blocks_are_single_entries() -> None:
     model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Conv2d(6, 6, 3, groups=6))
     with pytest.warns(UserWarning, match=r"each output of 1.weight reads one input: its blocks are single entries"):
@@ -238,6 +252,7 @@ def test_obs_scores_blocks_of_a_convolution_by_their_entries() -> None:
         ({"unit": {"size": 0}}, r"`unit.size` \(=0\) must be an int of at least 1"),
         ({"unit": {"outputs": 0}}, r"`unit.outputs` \(=0\) must be an int of at least 1"),
         ({"unit": {"kind": "entry", "outputs": 16}}, r"`unit.outputs` \(=16\) is for unit.kind 'block', and unit.kind"),
+        ({"dim": 1}, r"`unit.dim` \(=1\) is for unit.kind 'channel', and unit.kind is 'block'; leave"),
     ],
 )
 def test_what_has_no_blocks_is_refused(options: dict[str, Any], said: str) -> None:
