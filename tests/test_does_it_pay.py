@@ -37,7 +37,7 @@ from scripts.pages.pay_cells import (
     best_runtime,
     cell_of,
 )
-from scripts.pages.pay_int8_page import AIMS, int8_answer, int8_section, int8_sentences
+from scripts.pages.pay_int8_page import AIMS, aims, int8_answer, int8_answers, int8_section
 from scripts.pages.pay_networks_page import network_sentences
 from scripts.pages.sparse_runtimes import RUNTIMES, Layer, absent, pruned
 
@@ -256,7 +256,7 @@ def test_a_runtime_that_is_not_there_is_said() -> None:
     record = json.loads((ROOT / "docs" / "does-it-pay.json").read_text())
     record["circumstances"]["absent"] = {"OpenVINO fp32": "openvino is not installed"}
 
-    text = its_page.page(record, None)
+    text = its_page.page(record, [])
     assert "OpenVINO fp32 was not measured: openvino is not installed." in text
     assert ("torch.compile compiles once" in text) == ("compiles" in record["circumstances"])
 
@@ -265,7 +265,7 @@ def test_a_runtime_that_is_not_there_is_said() -> None:
 def test_the_page_and_the_figure_are_what_the_record_gives() -> None:
     record = json.loads((ROOT / "docs" / "does-it-pay.json").read_text())
 
-    assert (ROOT / "docs" / "does-it-pay.md").read_text() == its_page.page(record, int8_record())
+    assert (ROOT / "docs" / "does-it-pay.md").read_text() == its_page.page(record, tool.records_in_8_bits())
     assert (ROOT / "docs" / "does-it-pay.svg").read_bytes() == does_it_pay_figure.figure(record)
     away = record["circumstances"]["absent"]
     networks = [network for network in NETWORKS if network.name not in away]
@@ -273,17 +273,11 @@ def test_the_page_and_the_figure_are_what_the_record_gives() -> None:
         assert set(map(cell_of, record[part.name])) == {cell for cell in part.cells if cell.runtime not in away}
 
 
-def int8_record() -> dict[str, Any] | None:
-    """Return the record in 8 bits; None if it was not measured."""
-    file = ROOT / "docs" / "does-it-pay-int8.json"
-    return json.loads(file.read_text()) if file.exists() else None
-
-
-def test_the_record_in_8_bits_has_all_cells() -> None:
-    record = int8_record()
-    if record is None:
-        pytest.skip("not measured")
+@pytest.mark.parametrize("amx", [False, True])
+def test_the_record_in_8_bits_has_all_cells(amx: bool) -> None:
+    record = json.loads(tool.INT8_RECORDS[amx].read_text())
     known = record["circumstances"]
+    assert known["amx"] is amx
     parts = (*tool.parts_in_8_bits(), *(int8_cells.vnni_parts() if known["amx"] else ()))
     for part in parts:
         here = [cell for cell in part.cells if cell.runtime not in known["absent"]]
@@ -343,7 +337,7 @@ def test_a_wrong_network_in_8_bits_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 def made_up(*, amx: bool, speed: float) -> dict[str, Any]:
     """Return a record in 8 bits in which dense int8 is twice as fast as PyTorch, and sparse int8 `speed` times that."""
-    record: dict[str, Any] = {"circumstances": {"amx": amx}}
+    record: dict[str, Any] = {"circumstances": {"amx": amx, "processor": "P"}}
     accuracy = dict.fromkeys(("dense", "pruned", "dense_int8"), 0.9) | {"sparse_int8": 0.89 if speed > 1 else 0.8}
     more = {f"accuracy_{name}": value for name, value in accuracy.items()} | {
         "command": "python",
@@ -370,36 +364,37 @@ def made_up(*, amx: bool, speed: float) -> dict[str, Any]:
 
 
 def test_the_page_says_in_its_first_lines_why_not_int8() -> None:
-    assert "does_it_pay --int8` measures it" in "".join(int8_answer(None))
-    fast, slow = (" ".join(int8_answer(made_up(amx=False, speed=speed))) for speed in (3.5, 0.5))
+    assert "does_it_pay --int8` measures it" in "".join(int8_answers([]))
+    fast, slow = (int8_answer(made_up(amx=False, speed=speed)) for speed in (3.5, 0.5))
 
     assert "2.00× as fast as PyTorch in float32, without training" in fast
     assert "7.00× as fast as PyTorch, and 3.50× as fast as dense int8 (geometric means over 1 layers)" in fast
     assert "Dense int8 is faster than both for l." in slow
     assert "Dense int8 is faster" not in fast
-    assert "Take both." in fast
+    assert "On a processor without AMX, take both." in fast
     divided = made_up(amx=True, speed=3.5) | {"int8_networks": made_up(amx=True, speed=0.5)["int8_networks"]}
-    assert "the fastest for single layers, and dense int8 for whole networks" in " ".join(int8_answer(divided))
-    assert "On this machine take dense int8." in slow
-    assert "has no AMX" in fast
+    assert "the fastest for single layers, and dense int8 for whole networks" in int8_answer(divided)
+    assert "without AMX, take dense int8." in slow
     assert "With blocks of 16 outputs and four inputs it is 3.50× at 70%, 3.50× at 80%, 3.50× at 90% zeros." in fast
-    with_tiles = " ".join(int8_answer(made_up(amx=True, speed=2.0)))
-    assert "2.00× as fast as the best dense int8 runtime here, and 14.0× as fast as OpenVINO held to" in with_tiles
+    with_tiles = int8_answer(made_up(amx=True, speed=2.0))
+    assert "2.00× as fast as the best dense int8 runtime there, and 14.0× as fast as OpenVINO held to" in with_tiles
 
 
 def test_the_page_says_which_aims_are_missed() -> None:
     for speed in (3.5, 1.3):
-        said = list(int8_sentences(made_up(amx=True, speed=speed)))
-        assert len(said) == len(AIMS) + 1
-        for aim, sentence in zip(AIMS.values(), said, strict=False):
-            assert f"(aim {aim:.1f}×: {'reached' if speed >= aim else '**missed**'})" in sentence
-            assert f"over OpenVINO without AMX {7 * speed:.3g}×" in sentence.replace("9.10", "9.1")
-        assert ("reached" if speed > 1.8 else "missed") in said[-1]
-    assert not any("outputs are off" in sentence for sentence in said)
+        _, head, _, *said = aims([made_up(amx=False, speed=speed), made_up(amx=True, speed=speed)])
+        assert head == "|  | aim | P, without AMX | P, with AMX |"
+        for (shown, aim), row in zip(AIMS.items(), said, strict=False):
+            first = f"{speed:.2f}×: {'reached' if speed >= aim else '**missed**'}"
+            assert row.startswith(
+                f"| {shown} | {aim:g}× | {first} | {first}; over OpenVINO without AMX {7 * speed:.3g}"
+            )
+        assert ("reached" if speed > 1.8 else "missed") in said[len(AIMS)]
+    assert not any("is off by" in row for row in said)
     broken = made_up(amx=False, speed=2.0)
     broken["int8_networks"] = [each | {"off": 0.84} for each in broken["int8_networks"]]
-    assert "whose outputs are off by 84% of the largest" in list(int8_sentences(broken))[-1]
-    assert "slower on l" in next(int8_sentences(made_up(amx=False, speed=0.5)))
+    assert "dense int8 is off by 84%" in list(aims([broken]))[-2]
+    assert "slower on l" in list(aims([made_up(amx=False, speed=0.5)]))[3]
 
 
 def test_trained_networks_have_their_accuracies_in_8_bits() -> None:

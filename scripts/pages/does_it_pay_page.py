@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from orchestrator.planning.number_formats import milliseconds, ratio
 from scripts.pages.pay_cells import BEST, PYTORCH, SPARSE
-from scripts.pages.pay_int8_page import int8_answer, int8_section, int8_sentences
+from scripts.pages.pay_int8_page import INT8_HEAD, aims, int8_answers, int8_section, machine
 from scripts.pages.pay_networks_page import network_sentences, networks_section, trained_section
 from scripts.pages.pay_tables import (
     PAYS,
@@ -26,7 +26,7 @@ from scripts.pages.pay_tables import (
 HEAD = """\
 # Does it pay?
 
-<!-- Made by `scripts/does_it_pay` from docs/does-it-pay.json. -->
+<!-- Made by `scripts/does_it_pay` from the records docs/does-it-pay*.json. -->
 
 After this page you know which runtimes gain from zeros, on which layers and networks, and how to measure your own
 machine:
@@ -35,7 +35,7 @@ machine:
 
 {int8}
 Zeros make a network smaller on paper. Whether they make it faster depends on the runtime, the pattern and the layer.
-These are the results of one machine. [Make a pruned network faster](how-to/sparse.md) shows how to use the sparse
+These are the results of single machines. [Make a pruned network faster](how-to/sparse.md) shows how to use the sparse
 kernels.
 
 Each figure is a speed-up with its 95% interval. The pruned and the dense layer are timed in turns, in blocks that build
@@ -65,20 +65,22 @@ SHOWN = (
 PARTS, INT8_PARTS = ("layers", "networks", "trained"), ("int8_layers", "int8_networks", "int8_trained")
 
 
-def page(record: Record, int8: Record | None) -> str:
-    """Return the page of the record in float32, and of that in 8 bits if there is one."""
+def page(record: Record, int8: Sequence[Record]) -> str:
+    """Return the page of the record in float32, and of those in 8 bits."""
     cells, networks = record["layers"], record["networks"]
     own = [cell for cell in cells if cell["against"] != BEST]
-    answer = "\n".join(int8_answer(int8))
+    answer = "\n".join(int8_answers(int8))
     parts = [HEAD.format(pays=PAYS, int8=answer), "\n".join(_circumstances(record, PARTS)), "## In short\n"]
-    parts += [*_bars(cells, networks), *int8_sentences(int8), ""]
+    parts += [*_bars(cells, networks), "", *aims(int8)]
     parts += ["\n".join(_summary(own)), "![Speed-up against weights removed, by runtime](does-it-pay.svg)\n"]
     parts += ["## Break-even by layer\n", "\n".join(_break_even(own))]
     parts += ["## Against the best dense runtime\n", "\n".join(_against_best(cells))]
     parts += ["## Whole networks\n", "\n".join(networks_section(networks))]
     parts += ["## Networks trained by a sweep\n", "\n".join(trained_section(record["trained"]))]
-    if int8:
-        parts += ["## Zeros and 8 bits\n", "\n".join(_circumstances(int8, INT8_PARTS)), "\n".join(int8_section(int8))]
+    parts += ["## Zeros and 8 bits\n", INT8_HEAD] if int8 else []
+    for each in int8:
+        parts += [f"## In 8 bits {machine(each)}\n", "\n".join(_circumstances(each, INT8_PARTS))]
+        parts += ["\n".join(int8_section(each))]
     parts += [
         "## All figures of layers\n",
         *("\n".join(_of_runtime(own, runtime)) for runtime in names(own, "runtime")),

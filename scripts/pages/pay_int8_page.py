@@ -43,8 +43,8 @@ OFF = 0.2
 UNMEASURED = """\
 **Why not int8?** Dense int8 is not in the record of this page; `scripts/does_it_pay --int8` measures it.
 """
-HEAD = """\
-All of this section is in 8 bits, with inputs and outputs in float32, measured in turns on one machine.
+INT8_HEAD = """\
+All of this section is in 8 bits, with inputs and outputs in float32, measured in turns on each machine.
 
 - **Dense int8** is the format `onnx_int8` of the deployment: static quantisation by ONNX Runtime, weights with a scale
   for each channel, activations as unsigned bytes whose ranges are the smallest and the largest value on random inputs:
@@ -79,11 +79,15 @@ deployments `onnx_int8` and `sparse_int8` measure them.
 """
 
 
-def int8_answer(record: Record | None) -> Iterator[str]:
-    """Yield the answer to the question why one should not take dense int8 instead of zeros."""
-    if record is None:
+def int8_answers(records: Sequence[Record]) -> Iterator[str]:
+    """Yield the answer to the question why one should not take dense int8 instead of zeros, for each machine."""
+    yield from map(int8_answer, records)
+    if not records:
         yield UNMEASURED
-        return
+
+
+def int8_answer(record: Record) -> str:
+    """Return the answer on one machine."""
     wide = _wide(record["int8_layers"])
     dense = [max(_dense(wide, subject), key=lambda cell: float(cell["speedup"])) for subject in names(wide, "subject")]
     both = {
@@ -92,23 +96,26 @@ def int8_answer(record: Record | None) -> Iterator[str]:
     }
     layers, networks = _means(wide), _means(record["int8_networks"])
     if max(layers.values()) <= PAYS:
-        answer = "On this machine take dense int8."
+        answer = "take dense int8."
     elif networks and max(networks.values()) <= PAYS:
-        answer = "On this machine zeros in 8 bits are the fastest for single layers, and dense int8 for whole networks."
+        answer = "zeros in 8 bits are the fastest for single layers, and dense int8 for whole networks."
     else:
-        answer = "Take both."
-    yield (
-        f"**Why not int8?** {answer} Dense int8 in the faster of ONNX Runtime and OpenVINO runs layers of 64 "
-        f"channels or examples and more {ratio(geometric_mean(dense))} as fast as PyTorch in float32, without "
-        f"training. With 90% zeros in blocks of four inputs, `pruning.to_sparse(..., int8=True)` runs them "
-        f"{ratio(both[PYTORCH])} as fast as PyTorch, and {ratio(both[BEST_INT8])} as fast as dense int8 (geometric "
-        f"means over {len(dense)} layers).{_in_tiles(layers)} The zeros need fine-tuning. [Zeros and 8 "
-        "bits](#zeros-and-8-bits) has all figures."
-    )
+        answer = "take both."
     slower = _slower(chosen(record["int8_networks"], against=BEST_INT8))
-    if slower:
-        yield f"\nDense int8 is faster than both for {' and '.join(slower)}."
-    yield f"\n{_amx_answer(record)}\n"
+    said = f" Dense int8 is faster than both for {' and '.join(slower)}." if slower else ""
+    return (
+        f"**Why not int8?** On a processor {machine(record)}, {answer} Dense int8 in the faster of ONNX Runtime and "
+        f"OpenVINO runs layers of 64 channels or examples and more {ratio(geometric_mean(dense))} as fast as PyTorch "
+        f"in float32, without training. With 90% zeros in blocks of four inputs, `pruning.to_sparse(..., int8=True)` "
+        f"runs them {ratio(both[PYTORCH])} as fast as PyTorch, and {ratio(both[BEST_INT8])} as fast as dense int8 "
+        f"(geometric means over {len(dense)} layers).{_in_tiles(layers)} The zeros need fine-tuning.{said} "
+        "[Zeros and 8 bits](#zeros-and-8-bits) has all figures.\n" + _held_to_vnni(record)
+    )
+
+
+def machine(record: Record) -> str:
+    """Return whether a record is of a machine with AMX, in words."""
+    return "with AMX" if record["circumstances"]["amx"] else "without AMX"
 
 
 def _means(cells: Sequence[Recorded]) -> dict[str, float]:
@@ -125,65 +132,71 @@ def _in_tiles(means: Mapping[str, float]) -> str:
     return f" With blocks of 16 outputs and four inputs it is {', '.join(found)} zeros." if found else ""
 
 
-def _amx_answer(record: Record) -> str:
-    if not record["circumstances"]["amx"]:
-        return "The processor has no AMX, with which dense int8 is faster: measure there before you choose."
+def _held_to_vnni(record: Record) -> str:
+    """Return the sentences on OpenVINO without AMX; empty if it was not held to do without."""
     limited = record.get("vnni_networks", ())
     means = [
         ratio(geometric_mean(chosen(cells, pattern="1x4 blocks", against=against)))
         for cells, against in ((record["int8_networks"], BEST_INT8), (limited, OPENVINO_VNNI))
         if chosen(cells, pattern="1x4 blocks", against=against)
     ]
-    said = "AMX changes the answer: this processor has it, and OpenVINO multiplies tiles of bytes with it."
     if len(means) < 2:
-        return said
+        return ""
     return (
-        f"{said} Over whole networks, sparse int8 is {means[0]} as fast as the best dense int8 runtime here, and "
-        f"{means[1]} as fast as OpenVINO held to the instructions of servers without AMX."
+        f"AMX multiplies tiles of bytes, and OpenVINO uses it. Over whole networks, sparse int8 is {means[0]} as fast "
+        f"as the best dense int8 runtime there, and {means[1]} as fast as OpenVINO held to the instructions of servers "
+        "without AMX.\n"
     )
 
 
-def int8_sentences(record: Record | None) -> Iterator[str]:
-    """Yield the means over layers beside their aims, and the networks that reach theirs, as sentences."""
-    if record is None:
+def aims(records: Sequence[Record]) -> Iterator[str]:
+    """Yield tables of the speed over the best dense int8 runtime beside the aims, of layers and of networks."""
+    if not records:
         return
-    wide = _wide(record["int8_layers"])
-    for shown, aim in AIMS.items():
-        found = [cell for cell in chosen(wide, against=BEST_INT8) if pattern(cell) == shown]
-        if not found:
-            continue
-        mean = geometric_mean(found)
-        limited = [cell for cell in record.get("vnni_layers", ()) if cell["pattern"] != "dense"]
-        held = [cell for cell in limited if pattern(cell) == shown]
-        without = f"; over OpenVINO without AMX {ratio(geometric_mean(held))}" if held else ""
-        slower = _slower(found)
-        said = f", slower on {' and '.join(slower)}" if slower else ""
-        yield (
-            f"- In 8 bits, {shown}: {ratio(mean)} the speed of {BEST_INT8}, the geometric mean over {len(found)} "
-            f"layers of 64 channels or examples and more (aim {aim:.1f}×: {_met(mean >= aim)}{said}){without}."
-        )
-    yield from _networks_in_short(record)
+    head = [f"{each['circumstances']['processor']}, {machine(each)}" for each in records]
+    yield (
+        f"In 8 bits, over {BEST_INT8}, the geometric mean over layers of 64 channels or examples and more, and whole "
+        f"networks, which also aim at {PYTORCH_AIM:g}× the speed of PyTorch in float32:\n"
+    )
+    rows = [[shown, f"{aim:g}×", *(_layers_aim(each, shown, aim) for each in records)] for shown, aim in AIMS.items()]
+    found = [_networks_aims(each) for each in records]
+    rows += [
+        [shown, f"{NETWORK_AIM}×, {PYTORCH_AIM:g}×", *(each.get(shown, "") for each in found)]
+        for shown in dict.fromkeys(name for each in found for name in each)
+    ]
+    yield from table(["", "aim", *head], rows)
 
 
-def _networks_in_short(record: Record) -> Iterator[str]:
+def _layers_aim(record: Record, shown: str, aim: float) -> str:
+    """Return a pattern's mean over layers, and whether it reaches its aim; empty if it was not measured."""
+    found = [cell for cell in chosen(_wide(record["int8_layers"]), against=BEST_INT8) if pattern(cell) == shown]
+    if not found:
+        return ""
+    mean, slower = geometric_mean(found), _slower(found)
+    held = [cell for cell in record.get("vnni_layers", ()) if cell["pattern"] != "dense" and pattern(cell) == shown]
+    said = [
+        f"{ratio(mean)}: {_met(mean >= aim)}",
+        *([f"slower on {' and '.join(slower)}"] if slower else []),
+        *([f"over OpenVINO without AMX {ratio(geometric_mean(held))}"] if held else []),
+    ]
+    return "; ".join(said)
+
+
+def _networks_aims(record: Record) -> dict[str, str]:
+    """Return network and pattern -> the speeds over the best dense int8 runtime and PyTorch, and whether both do."""
+    said = {}
     for subject, cells in groups(record["int8_networks"], "subject"):
-        for shown in dict.fromkeys(pattern(cell) for cell in cells if cell["pattern"] != "dense"):
+        for shown in dict.fromkeys(pattern(cell) for cell in cells if cell["sparsity"] == 0.9):
             over = {cell["against"]: cell for cell in cells if pattern(cell) == shown}
             if set(over) != {PYTORCH, BEST_INT8}:
                 continue
             speeds = {against: float(cell["speedup"]) for against, cell in over.items()}
             met = speeds[BEST_INT8] >= NETWORK_AIM and speeds[PYTORCH] >= PYTORCH_AIM
             (dense,) = chosen(cells, pattern="dense", runtime=over[BEST_INT8]["dense_runtime"])
-            useless = (
-                f", whose outputs are off by {_rounded_percent(dense['off'])} of the largest"
-                if dense["off"] > OFF
-                else ""
-            )
-            yield (
-                f"- In 8 bits, {subject}, {shown}: {ratio(speeds[BEST_INT8])} the speed of "
-                f"{BEST_INT8}{useless}, and {ratio(speeds[PYTORCH])} that of PyTorch in float32 (aims {NETWORK_AIM}× "
-                f"and {PYTORCH_AIM:g}×: {_met(met)})."
-            )
+            off = f"; dense int8 is off by {_rounded_percent(dense['off'])}" if dense["off"] > OFF else ""
+            figures = f"{ratio(speeds[BEST_INT8])}, {ratio(speeds[PYTORCH])}"
+            said[f"{subject}, {shown}"] = f"{figures}: {_met(met)}{off}"
+    return said
 
 
 def _rounded_percent(fraction: float) -> str:
@@ -196,19 +209,18 @@ def _met(met: bool) -> str:
 
 def int8_section(record: Record) -> Iterator[str]:
     """Yield the tables of layers, of networks, and of networks that a sweep trains."""
-    yield HEAD
     kernels = WITH_TILES if any(TILES in shown for shown in _means(record["int8_layers"])) else WITHOUT_TILES
     yield AMX.format(runtime=OPENVINO_VNNI, kernels=kernels) if record["circumstances"]["amx"] else NO_AMX
     limited_layers, limited_networks = record.get("vnni_layers", ()), record.get("vnni_networks", ())
-    yield "### Layers in 8 bits\n"
+    yield f"### Layers in 8 bits {machine(record)}\n"
     yield from _dense_table("layer", [*record["int8_layers"], *limited_layers])
     yield from _over("layer", record["int8_layers"], limited_layers)
-    yield "### Networks in 8 bits\n"
+    yield f"### Networks in 8 bits {machine(record)}\n"
     yield NETWORKS
     yield from _dense_table("network", [*record["int8_networks"], *limited_networks])
     yield from _differences(record["int8_networks"])
     yield from _over("network", record["int8_networks"], limited_networks)
-    yield "### Networks trained by a sweep, in 8 bits\n"
+    yield f"### Networks trained by a sweep, in 8 bits {machine(record)}\n"
     yield TRAINED
     yield from _trained(record["int8_trained"])
 
