@@ -100,15 +100,16 @@ static void fill_plane(const Geometry *g, const Layout *l, const float *x, long 
    of what is added. */
 static long pieces_of(const Geometry *g, const Layout *l, long start, long count, long images, long to, long from,
                       Piece *pieces) {
-    long found = 0, size = g->out_height * g->out_width;
+    long found = 0, size = g->out_height * g->out_width, gapless = l->row == g->out_width; /* one long row */
+    long row = gapless ? size : l->row, width = gapless ? size : g->out_width, height = size / width;
     for (long pixel = start; pixel < start + count;) {
-        long n = pixel / l->image, h = pixel % l->image / l->row, w = pixel % l->image % l->row;
+        long n = pixel / l->image, h = pixel % l->image / row, w = pixel % l->image % row;
         if (n >= images) break;
-        if (h >= g->out_height) pixel = (n + 1) * l->image;
-        else if (w >= g->out_width) pixel += l->row - w;
+        if (h >= height) pixel = (n + 1) * l->image;
+        else if (w >= width) pixel += row - w;
         else
-            for (long end = least(pixel - w + g->out_width, start + count); pixel < end;) {
-                long held = least(LANES, end - pixel), own = h * g->out_width + w;
+            for (long end = least(pixel - w + width, start + count); pixel < end;) {
+                long held = least(LANES, end - pixel), own = h * width + w;
                 pieces[found++] = (Piece){pixel - start, held, n * to * size + own, n * from * size + own};
                 pixel += held, w += held;
             }
@@ -228,10 +229,11 @@ int pixels_int8(const Call *call, const float *x, const float *added, float *y, 
         long first = p % fours * 4, held = least(4, channels - first);
         const float *from = x + (p / fours * channels + first) * size;
         uint32_t *to = bytes + p * size;
-        long i = 0;
-        for (; i + LANES <= size; i += LANES)
-            *(vec *)(to + i) = joined(from, held, size, i, -INFINITY, INFINITY, rounding);
-        for (; i < size; i++) {
+        for (long i = 0; size >= LANES && i < size; i += LANES) {
+            long at = least(i, size - LANES); /* the last vector overlaps the one before */
+            *(vec *)(to + at) = joined(from, held, size, at, -INFINITY, INFINITY, rounding);
+        }
+        for (long i = 0; size < LANES && i < size; i++) {
             to[i] = 0;
             for (long c = 0; c < held; c++) to[i] |= byte_of(from[c * size + i], rounding) << 8 * c;
         }
