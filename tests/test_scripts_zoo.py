@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from scripts.zoo import parts
 from scripts.zoo.libraries import Built, missing, randomise
 from scripts.zoo.page import PARTS, RANDOM_PARTS, Results, page, read, read_random
 from scripts.zoo.plain_operators import nms, roi_align
-from scripts.zoo.processes import Limits, checked
+from scripts.zoo.processes import Limits, checked, why_it_ended
 from scripts.zoo.random_networks import drawn
 from scripts.zoo.random_runs import Loader
 from scripts.zoo.random_runs import checked as checked_seed
@@ -53,6 +56,12 @@ def built(model: nn.Module) -> Built:
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(16, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 5))
+
+
+def test_a_process_that_the_system_kills_is_too_large() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+
+    assert why_it_ended(child, io.BytesIO())[0] == "too large"
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -67,7 +68,7 @@ def _outcomes(name: str, parts: Sequence[str], limits: Limits) -> Iterator[dict[
         )
         os.close(write)
         try:
-            yield from _lines(read, parts, limits, partial(_used, child.pid), lambda: _why(child, printed))
+            yield from _lines(read, parts, limits, partial(_used, child.pid), lambda: why_it_ended(child, printed))
         finally:
             os.close(read)
             child.kill()
@@ -117,7 +118,7 @@ def _used(process: int) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def _why(child: subprocess.Popen[bytes], printed: Any) -> tuple[str, str]:
+def why_it_ended(child: subprocess.Popen[bytes], printed: Any) -> tuple[str, str]:
     """Return the verdict and the sentence of a process that ended in the middle of a part."""
     child.wait()
     printed.seek(0)
@@ -125,4 +126,6 @@ def _why(child: subprocess.Popen[bytes], printed: Any) -> tuple[str, str]:
     last = lines[-1] if lines else ""
     if "bad_alloc" in last or "MemoryError" in last or "allocate" in last:
         return "too large", "needs more memory than the limit"
+    if child.returncode == -signal.SIGKILL:
+        return "too large", "the system ended the process, as it does if memory runs out"
     return "traceback", f"the process ended with status {child.returncode}: {last}"[:300]
