@@ -13,8 +13,9 @@ from torch import nn
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.harness_scores import HarnessScore, harness_scores
 from orchestrator.compare.panels import positions
+from orchestrator.compare.statistics import has_spread
 from orchestrator.core.records import StageRecord
-from orchestrator.core.redact import markdown
+from orchestrator.core.redact import markdown, shown
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.export.export_folder import size
 from orchestrator.export.model_card import Card, Origin, origin
@@ -54,8 +55,11 @@ def readme(sweep: SavedSweep, choice: ChosenTrial, kept: StoredNetwork, smaller:
         f"seed {markdown(config.get('seed', 0))}, round {record.round}",
         f"- stage {choice.stage}, pruned from the dense network of stage {choice.trial.dense}"
         f"{_initial_weights(config['model'])}",
-        f"- command {markdown(sweep.info.command)}",
         f"- trained with torch {markdown(record.environment.get('torch', '?'))}",
+        "",
+        "The command:",
+        "",
+        f"    {_to_copy(sweep.info.command)}",
         "",
         "| | this network | dense |",
         "|---|---:|---:|",
@@ -100,10 +104,16 @@ def _scores(sweep: SavedSweep, choice: ChosenTrial) -> Iterator[HarnessScore]:
             )
 
 
+def _to_copy(command: str) -> str:
+    """Return a command as it was typed; escaped if it holds a tag or a link, which no command needs."""
+    plain = " ".join(shown(command).split())
+    return markdown(command) if "<" in plain or "](" in plain else plain
+
+
 def _harness(score: HarnessScore) -> str:
     """Return the row of a figure, with the difference by document and its interval."""
     found, name = score.documents, f"{score.name} {score.metric.title}"
-    if found is not None and found.low is not None and found.high is not None:
+    if found is not None and found.low is not None and found.high is not None and has_spread(found):
         mean, low, high = (score.metric.written(each, "+") for each in (found.mean, found.low, found.high))
         name = f"{name}, by document {mean} [{low}, {high}]"
     values = " | ".join(markdown(score.metric.said(each)) for each in (score.score.mean, score.dense))

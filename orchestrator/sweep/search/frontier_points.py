@@ -253,14 +253,20 @@ def answers(
 
 
 def nothing(label: str, found: Sequence[Placed], within: float | None, limits: Mapping[str, float]) -> Answer:
-    """Say that no network meets the constraints, and which one comes closest to dense."""
+    """Say that no network meets the constraints, which one comes closest to dense, and the smallest by each limit."""
     if not found:
         return Answer(f"no network{label} has finished with all its figures")
     metric = found[0].metric
     asked = [] if within is None else [f"within {metric.written(within)}{unit_of(metric)} of dense"]
     asked += [f"at most {_written(name, Estimate(1, limit))}" for name, limit in limits.items()]
     best = max(found, key=lambda each: each.gain)
-    return Answer(f"no network{label} is {' with '.join(asked)}; the closest to dense: {best.told([*limits])}")
+    told = f"the closest to dense: {best.told([*limits])}"
+
+    def smallest(name: str) -> Placed:
+        return min(found, key=lambda each: each.mean(name))
+
+    told = "; ".join([told, *(f"the smallest: {smallest(name).told([name])}" for name in limits)])
+    return Answer(f"no network{label} is {' with '.join(asked)}; {told}")
 
 
 def _written(name: str, found: Estimate) -> str:

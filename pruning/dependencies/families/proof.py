@@ -189,7 +189,7 @@ def _proof_of(found: StructuredTransformer, unit: FamilyUnit) -> _Proof | str:
     key = (type(found.network), found.config.to_json_string(use_diff=False), unit)
     if key in _PROVEN:
         return _PROVEN[key]
-    if (call := found.call or _drawn_tokens(found.network)) is None:
+    if (call := found.call or drawn_tokens(found.network)) is None:
         return "a network that reads other inputs than tokens is proven on an example; pass `example`"
     forms = tuple((str(path), getattr(leaf, "shape", None)) for path, leaf in tree_leaves_with_path(call))
     if (*key, forms) not in _UNPROVEN:
@@ -201,7 +201,7 @@ def _proof_of(found: StructuredTransformer, unit: FamilyUnit) -> _Proof | str:
     return _UNPROVEN[(*key, forms)]
 
 
-def _drawn_tokens(network: Any) -> Call | None:
+def drawn_tokens(network: Any) -> Call | None:
     """Return tokens for a network that reads tokens; None for another one."""
     if getattr(network, "main_input_name", "") != "input_ids":
         return None
@@ -327,7 +327,7 @@ def _outputs_without(
 
 
 def _removals(unit: FamilyUnit, reading: Any) -> Iterator[list[Collection[int]]]:
-    """Yield for each group the units that a proof removes, in several ways for layers."""
+    """Yield for each group the units that a proof removes, so that any two groups lose different ones at least once."""
     generator = torch.Generator().manual_seed(0)
     if unit == "layer":
         free = [number for number in range(reading.count) if number not in reading.stays]
@@ -342,8 +342,13 @@ def _removals(unit: FamilyUnit, reading: Any) -> Iterator[list[Collection[int]]]
             yield from ([gone] for gone in others if gone)
         return
     below = [count for count in reading.counts or range(1, reading.units + 1) if count < reading.units]
-    kept = below[2 * len(below) // 3]
-    yield [torch.randperm(reading.units, generator=generator)[kept:].tolist() for _ in reading.groups]
+    gone, order = (
+        reading.units - below[2 * len(below) // 3],
+        torch.randperm(reading.units, generator=generator).tolist(),
+    )
+    either, groups = (order[:gone], order[-gone:]), range(len(reading.groups))
+    for bit in range(max(1, groups[-1].bit_length())):
+        yield [either[number >> bit & 1] for number in groups]
 
 
 def _mask(found: StructuredTransformer, unit: FamilyUnit, removed: Sequence[Collection[int]]) -> None:

@@ -7,15 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from pruning.dependencies.families.family_groups import call_of_network, require_plain_weights, stock_transformer
+from pruning.dependencies.families.proof import StructuredTransformer, drawn_tokens
 from pruning.dependencies.families.resizing import Left, build, cut_of, difference
 from pruning.dependencies.families.structure import value_of
 from pruning.holding.copies import values_with_history
 from pruning.holding.parameter import check_all_have_values, pruned_names, unwrapped
 from pruning.measure.report import parameters
 from pruning.methods.functions import remove_all
+
+CLOSE, ROUNDINGS = 1e-3, 30
+"""Largest difference of outputs, relative to the largest, of a network of no family; in units of its rounding."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,8 @@ def smaller_transformer(model: nn.Module, example: Any = None) -> nn.Module:
 
     Raises:
         ValueError: the model is of no stock class, a tensor is on the meta device, a weight is no parameter (as in
-            quantised layers), or a wrapper does not call its network on the example.
+            quantised layers), a wrapper does not call its network on the example, or a network of no family computes
+            something else than the masked one.
     """
     check_all_have_values(model)
     plain = unwrapped(model)
@@ -86,6 +92,9 @@ def smaller_transformer(model: nn.Module, example: Any = None) -> nn.Module:
     smaller: nn.Module = build(found, cut)
     before, after = found.config, smaller.config
     changed = {key: (value_of(before, key), value_of(after, key)) for key in cut.sizes}
+    measured = None if call is None else difference(smaller, found.network, call)
+    if isinstance(found, StructuredTransformer) and not cut.differs:
+        _require_equal(found, smaller, measured)
     report = Resized(
         parameters(found.network),
         parameters(smaller),
@@ -93,8 +102,21 @@ def smaller_transformer(model: nn.Module, example: Any = None) -> nn.Module:
         tuple(cut.layers),
         cut.padding,
         tuple(cut.differs),
-        None if call is None else difference(smaller, found.network, call),
+        measured,
         cut.left,
     )
     smaller.resized = report  # type: ignore[assignment]
     return smaller
+
+
+def _require_equal(found: StructuredTransformer, smaller: nn.Module, measured: float | None) -> None:
+    """Raise ValueError if outputs differ by more than rounding: a structure is proven on few layers of a list."""
+    call = drawn_tokens(found.network) if measured is None else None
+    off = difference(smaller, found.network, call) if call else measured
+    dtypes = {each.dtype for each in found.network.parameters() if each.is_floating_point()}
+    if off is not None and off > max(CLOSE, *(ROUNDINGS * torch.finfo(dtype).eps for dtype in dtypes)):
+        raise ValueError(
+            f"`model` (a {type(found.network).__name__}) computes something else with these units removed, by "
+            f"{off:.1e} of its largest output, although its first layers do not; prune another unit, or type "
+            "unit='group' and pruning.shrink(model, example), which traces any network."
+        )

@@ -329,7 +329,7 @@ def test_a_network_of_a_sweep_is_loaded_by_stock_transformers(
         (None, None) if family == "gguf" else ("them/little", "mit")
     )
     assert "pruned by magnitude" in page
-    assert "- command " in page
+    assert "\n\nThe command:\n\n    " in page
     code = "import sys\nsys.modules.update(orchestrator=None, pruning=None)\n"
     for block in re.findall(r"```python \w+\n(.*?)```", page, re.DOTALL):
         code += block

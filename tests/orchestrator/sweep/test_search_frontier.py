@@ -69,6 +69,7 @@ def test_a_frontier_without_networks_says_which_came_closest() -> None:
 
     assert told.startswith("no network is within 0.10 points of dense with at most 2,000 parameters; the closest to ")
     assert "method_0 at 50.00%: 5,126 parameters; accuracy 89.91%" in told
+    assert "the smallest: method_0 at 90.00%: " in told
 
 
 def test_an_interval_rules_out_only_what_is_shown_to_be_worse() -> None:
