@@ -61,7 +61,7 @@ def _column_settings(weight: SparseWeight, layer: LayerShape, examples: int) -> 
 
 
 def _pixel_settings(weight: SparseWeight, layer: LayerShape, _examples: int) -> Iterator[Setting]:
-    if _is_offered(weight, layer) and pixel_kernel.fits(layer):
+    if _is_offered(weight, layer) and pixel_kernel.fits(layer, {}):
         yield from ({"vectors": vectors} for vectors in pixel_kernel.VECTORS)
 
 

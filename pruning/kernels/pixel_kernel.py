@@ -17,36 +17,49 @@ VECTORS = (2, 4, 8)
 MOST_PHASES, FARTHEST = 16, 2**15 - 1
 
 
-def _phases(layer: LayerShape) -> list[tuple[int, int]]:
-    """Return the phases of the strides that a kernel reads, (down, right)."""
+def _periods(layer: LayerShape, setting: Setting) -> tuple[int, int]:
+    """Return the distances of a kernel's places that read the same plane, down and right: the strides.
+
+    With the setting `apart`, each column of the kernel has a plane of its own, whose rows begin at whole vectors if the
+    outputs' rows do: vectors that lie across two lines of the cache take twice as long.
+    """
+    width = layer.kernel[1] * layer.dilation[1]
+    return layer.stride[0], max(layer.stride[1], width) if setting.get("apart") else layer.stride[1]
+
+
+def _phases(layer: LayerShape, setting: Setting) -> list[tuple[int, int]]:
+    """Return the phases of the periods that a kernel reads, (down, right)."""
     down, right = (
-        sorted({place * step % stride for place in range(size)})
-        for size, step, stride in zip(layer.kernel, layer.dilation, layer.stride, strict=True)
+        sorted({place * step % period for place in range(size)})
+        for size, step, period in zip(layer.kernel, layer.dilation, _periods(layer, setting), strict=True)
     )
     return [(one, other) for one in down for other in right]
 
 
-def _farthest(layer: LayerShape) -> tuple[int, int]:
+def _farthest(layer: LayerShape, setting: Setting) -> tuple[int, int]:
     """Return the largest distance between a weight's pixel and that of the kernel's first place, down and right."""
     down, right = (
-        (size - 1) * step // stride
-        for size, step, stride in zip(layer.kernel, layer.dilation, layer.stride, strict=True)
+        (size - 1) * step // period
+        for size, step, period in zip(layer.kernel, layer.dilation, _periods(layer, setting), strict=True)
     )
     return down, right
 
 
-def fits(layer: LayerShape) -> bool:
+def fits(layer: LayerShape, setting: Setting) -> bool:
     """Return whether the struct `Geometry` can hold a layer."""
-    return len(_phases(layer)) <= MOST_PHASES and max(_farthest(layer)) <= FARTHEST
+    return len(_phases(layer, setting)) <= MOST_PHASES and max(_farthest(layer, setting)) <= FARTHEST
 
 
 def _settings(weight: SparseWeight, layer: LayerShape, _examples: int) -> Iterator[Setting]:
-    if not fits(layer):
+    if not fits(layer, {}):
         return
     taps, channels = layer.kernel[0] * layer.kernel[1], weight.shape[1]
-    for vectors in VECTORS:
-        for block in (*(size for size in CHANNELS if size < channels), channels):
+    for block in (*(size for size in CHANNELS if size < channels), channels):
+        for vectors in VECTORS:
             yield {"block": block * taps, "vectors": vectors}
+        apart: Setting = {"block": block * taps, "vectors": VECTORS[-1], "apart": 1}
+        if layer.kernel[1] > 1 and fits(layer, apart):
+            yield apart
 
 
 def _pack(weight: SparseWeight, layer: LayerShape, setting: Setting) -> list[Tensor]:
@@ -58,16 +71,16 @@ def _pack(weight: SparseWeight, layer: LayerShape, setting: Setting) -> list[Ten
     channel = column // (height * width) + group * (layer.inputs // layer.groups)
     down = column // width % height * layer.dilation[0]
     right = column % width * layer.dilation[1]
-    phases = _phases(layer)
-    table = torch.zeros(layer.stride, dtype=torch.int64)
+    phases, periods = _phases(layer, setting), _periods(layer, setting)
+    table = torch.zeros(periods, dtype=torch.int64)
     for index, (one, other) in enumerate(phases):
         table[one, other] = index
-    phase = table[down % layer.stride[0], right % layer.stride[1]]
+    phase = table[down % periods[0], right % periods[1]]
     return [
         starts,
         (channel * len(phases) + phase).int(),
-        (down // layer.stride[0]).short(),
-        (right // layer.stride[1]).short(),
+        (down // periods[0]).short(),
+        (right // periods[1]).short(),
         weight.values[order],
     ]
 
@@ -76,12 +89,12 @@ def geometry(layer: LayerShape, setting: Setting, arrays: Sequence[Tensor], shap
     """Return the struct `Geometry` of `sources/pixels.c` for a shape of inputs."""
     sizes = (1, *shape[2:]) if layer.flat else tuple(shape[2:])
     outputs = layer.output(shape)[2:]
-    phases = _phases(layer)
+    phases = _phases(layer, setting)
     downs, rights = ([each[axis] for each in phases] + [0] * (MOST_PHASES - len(phases)) for axis in (0, 1))
     return torch.tensor(
         [
             *(shape[0], layer.inputs, *sizes, layer.outputs, *((1, *outputs) if layer.flat else outputs)),
-            *(*layer.stride, *layer.padding[:2], *_farthest(layer)),
+            *(*layer.stride, *layer.padding[:2], *_farthest(layer, setting)),
             *(len(phases), blocks_of(arrays[0], layer), setting["vectors"], *downs, *rights),
         ],
         dtype=torch.int64,

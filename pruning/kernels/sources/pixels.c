@@ -171,7 +171,7 @@ static int convolve(const Call *call, const float *x, int zero, const Terms *ter
     long size = g.out_height * g.out_width, fours = up(g.outputs, 4);
     long planes_made = ends.made.inverse ? fours : g.outputs, planes_added = ends.adds_bytes ? fours : g.outputs;
     if (all * l.plane > INT32_MAX) return TOO_LARGE;
-    float *held = malloc(sizeof(float) * all * l.plane);
+    float *held = aligned_alloc(64, 64 * up(sizeof(float) * all * l.plane, 64)); /* a line of the cache */
     int32_t *places = malloc(sizeof(int32_t) * most(1, count));
     if (!held || !places) return free(held), free(places), NO_MEMORY;
     for (long i = 0; i < count; i++) places[i] = planes[i] * (int32_t)l.plane + down[i] * (int32_t)l.row + right[i];
