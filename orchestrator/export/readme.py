@@ -111,11 +111,14 @@ def _to_copy(command: str) -> str:
 
 
 def _harness(score: HarnessScore) -> str:
-    """Return the row of a figure, with the difference by document and its interval."""
+    """Return the row of a figure, with the difference by document, and its interval if documents differ."""
     found, name = score.documents, f"{score.name} {score.metric.title}"
-    if found is not None and found.low is not None and found.high is not None and has_spread(found):
-        mean, low, high = (score.metric.written(each, "+") for each in (found.mean, found.low, found.high))
-        name = f"{name}, by document {mean} [{low}, {high}]"
+    if found is not None:
+        name += f", by document {score.metric.written(found.mean, '+')}"
+        if (
+            found.low is not None and found.high is not None and has_spread(found)
+        ):  # else no answer differs, which shows no difference of exactly 0
+            name += f" [{', '.join(score.metric.written(each, '+') for each in (found.low, found.high))}]"
     values = " | ".join(markdown(score.metric.said(each)) for each in (score.score.mean, score.dense))
     return f"| {markdown(name)} | {values} |"
 

@@ -117,9 +117,14 @@ def test_the_figures_are_those_of_the_command_on_the_exported_directory(
     }
     assert scores == found
     assert index["name"] == card.strip().splitlines()[0].removeprefix("# ")
-    (row,) = (line for line in card.splitlines() if line.startswith("| choose acc, by document"))
+    rows = {
+        name: line for line in card.splitlines() for name in ("choose acc,", "write letters,") if f"| {name}" in line
+    }
     acc = by_name.loc[("choose", "acc")]
-    assert f"\\[{acc.documents_low:+.4f}, {acc.documents_high:+.4f}\\] | {acc.score:.4f} | {acc.dense:.4f} |" in row
+    assert acc.documents_low == acc.documents_high, "no answer differs"
+    assert rows["choose acc,"] == f"| choose acc, by document +0.0000 | {acc.score:.4f} | {acc.dense:.4f} |"
+    low, high = (f"{each:+.4f}" for each in (written.documents_low, written.documents_high))
+    assert f"\\[{low}, {high}\\] | {written.score:.4f} | {written.dense:.4f} |" in rows["write letters,"]
 
 
 def test_a_kill_costs_the_task_that_it_interrupts(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
