@@ -115,9 +115,8 @@ def _harness(score: HarnessScore) -> str:
     found, name = score.documents, f"{score.name} {score.metric.title}"
     if found is not None:
         name += f", by document {score.metric.written(found.mean, '+')}"
-        if (
-            found.low is not None and found.high is not None and has_spread(found)
-        ):  # else no answer differs, which shows no difference of exactly 0
+        # Without spread no answer differs, which does not show a difference of exactly 0.
+        if found.low is not None and found.high is not None and has_spread(found):
             name += f" [{', '.join(score.metric.written(each, '+') for each in (found.low, found.high))}]"
     values = " | ".join(markdown(score.metric.said(each)) for each in (score.score.mean, score.dense))
     return f"| {markdown(name)} | {values} |"
