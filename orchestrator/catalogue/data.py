@@ -16,7 +16,7 @@ class DataSet(Row):
 
     Args:
         of_text: examples are blocks of a text.
-        labelled: the thing that has a label, as in rows of tasks.
+        labelled: the thing that has a label, as in rows of tasks; empty if that follows from the files.
         files: options that name the user's own images with boxes, whose content is in keys.
     """
 
@@ -125,6 +125,7 @@ DATA: Mapping[str, DataSet] = named(
             packages=("datasets",),
             extra="hf",
             in_sweeps={"val_fraction": 0.1},
+            labelled="",
             version=2,
         ),
         DataSet(

@@ -431,7 +431,7 @@ def _deploy(trial: Config) -> Iterator[str]:
 def _labels(trial: Config) -> Iterator[str]:
     """Yield an error for data whose labels are not those of the task."""
     task, data = TASKS.get(str(trial.task.get("kind"))), DATA.get(str(trial.data.get("kind")))
-    if task is None or data is None or task.labelled in ("", data.labelled):
+    if task is None or data is None or "" in (task.labelled, data.labelled) or task.labelled == data.labelled:
         return
     rows = TASKS.values()
     fitting = next(row.name for row in rows if row.labelled == data.labelled or (row.of_text and data.of_text))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from operator import le
+from operator import le, methodcaller
 from typing import NamedTuple
 
 from orchestrator.compare.statistics import Estimate, estimate, has_spread, ratio
@@ -260,13 +260,9 @@ def nothing(label: str, found: Sequence[Placed], within: float | None, limits: M
     asked = [] if within is None else [f"within {metric.written(within)}{unit_of(metric)} of dense"]
     asked += [f"at most {_written(name, Estimate(1, limit))}" for name, limit in limits.items()]
     best = max(found, key=lambda each: each.gain)
-    told = f"the closest to dense: {best.told([*limits])}"
-
-    def smallest(name: str) -> Placed:
-        return min(found, key=lambda each: each.mean(name))
-
-    told = "; ".join([told, *(f"the smallest: {smallest(name).told([name])}" for name in limits)])
-    return Answer(f"no network{label} is {' with '.join(asked)}; {told}")
+    told = [f"the closest to dense: {best.told([*limits])}"]
+    told += [f"the smallest: {min(found, key=methodcaller('mean', name)).told([name])}" for name in limits]
+    return Answer(f"no network{label} is {' with '.join(asked)}; {'; '.join(told)}")
 
 
 def _written(name: str, found: Estimate) -> str:

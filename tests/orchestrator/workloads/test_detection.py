@@ -351,3 +351,7 @@ def test_data_of_another_task_and_splits_of_the_same_images_are_refused_in_the_p
 
     assert len(found) == 1
     assert re.search(said, found[0])
+
+
+def test_a_column_of_labels_on_the_hub_may_hold_those_of_any_task() -> None:
+    assert not [*violations(composed("model=cnn", "task=segmentation", "data=huggingface"))]

@@ -291,22 +291,22 @@ def test_a_network_of_images_is_proven_on_its_example_whatever_failed_before(mon
     assert smaller.resized.difference < 1e-4
 
 
-def sharing_keys(layers: int, shared: int) -> Any:
-    """Return a Gemma 3n whose last layers read the keys and values of earlier ones."""
+def sharing_keys() -> Any:
+    """Return a Gemma 3n whose last layer reads the keys and values of an earlier one."""
     config = transformers.Gemma3nTextConfig(
         **TOKENS,
         hidden_size=24,
         intermediate_size=40,
-        num_hidden_layers=layers,
+        num_hidden_layers=4,
         num_attention_heads=6,
         num_key_value_heads=3,
         head_dim=4,
         vocab_size_per_layer_input=40,
         hidden_size_per_layer_input=8,
-        num_kv_shared_layers=shared,
+        num_kv_shared_layers=1,
         laurel_rank=4,
-        layer_types=["sliding_attention", "full_attention"] * (layers // 2),
-        activation_sparsity_pattern=[0.0] * layers,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        activation_sparsity_pattern=[0.0] * 4,
     )
     torch.manual_seed(0)
     network = transformers.Gemma3nForCausalLM(config).eval()
@@ -316,7 +316,7 @@ def sharing_keys(layers: int, shared: int) -> Any:
 
 
 def test_layers_that_share_keys_lose_the_same_heads() -> None:
-    network, tokens = sharing_keys(4, 1), {"input_ids": torch.arange(24).reshape(2, 12) + 3}
+    network, tokens = sharing_keys(), {"input_ids": torch.arange(24).reshape(2, 12) + 3}
     pruning.prune(network, "magnitude", unit="heads", sparsity=0.34)
 
     assert pruning.smaller_transformer(network, tokens).resized.difference < 1e-4
@@ -328,7 +328,7 @@ def test_a_smaller_network_that_computes_something_else_is_refused(
 ) -> None:
     forget(monkeypatch)
     monkeypatch.setattr(proof, "_failure", lambda *_: "")  # any reading is taken
-    network, tokens = sharing_keys(4, 1), {"input_ids": torch.arange(24).reshape(2, 12) + 3}
+    network, tokens = sharing_keys(), {"input_ids": torch.arange(24).reshape(2, 12) + 3}
     pruning.prune(network, "magnitude", unit="heads", sparsity=0.34)
 
     with pytest.raises(ValueError, match=r"\(a Gemma3nForCausalLM\) computes something else .* type unit='group' and"):
