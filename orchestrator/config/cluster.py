@@ -129,7 +129,9 @@ class Cluster:
                 f"{where}.gpus_per_trial=1."
             )
         for name, amount in values["resources"].items():
-            if name in _OWN_KEYS:
+            if not isinstance(amount, int | float):  # what Hydra refused to take over
+                yield f"`{where}.resources.{name}` (={amount}) must be a number; pass +{where}.resources.{name}=1."
+            elif name in _OWN_KEYS:
                 yield f"`{where}.resources` must not hold {name}; pass {where}.{_OWN_KEYS[name]}={amount:g}."
             elif not LEAST <= amount < math.inf:
                 yield (

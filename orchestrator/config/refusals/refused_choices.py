@@ -47,8 +47,9 @@ def unknown(key: str, given: Mapping[str, str], tree: DictConfig) -> str:
             return f"{start} is a key of every `{group}` that its file leaves out; write +{key}={value}."
         having = [row.name for row in found.rows.values() if any(each.name == leaf for each in found.options(row))]
         if having and not takes_all:
-            chosen = OmegaConf.select(tree, f"{group}.kind")
-            return f"{start} is a key of {group}={' or '.join(having)}, not of {chosen}; pass {group}={having[0]}."
+            chosen = OmegaConf.select(tree, f"{group}.kind", throw_on_resolution_failure=False)
+            other = f", not of {chosen}" if chosen else ""  # an interpolation may have no value
+            return f"{start} is a key of {group}={' or '.join(having)}{other}; pass {group}={having[0]}."
     parts = [f"{start} is not a key of the configuration;", *suggestions(key, tree, within=bool(takes_all))]
     if takes_all:
         parts.append(f"{'if' if len(parts) == 1 else 'If'} your `{group}` takes this key, write +{key}={value}.")

@@ -185,6 +185,20 @@ def test_a_choice_that_is_in_order_is_not_blamed(ask: Ask, arguments: list[str],
     assert "`~restart`" not in answers
 
 
+@pytest.mark.parametrize(("value", "name", "said"), [("x", "_target_", "x"), ("{a: 1}", "GPU", "{'a': 1}")])
+def test_a_mapping_that_hydra_refuses_is_held_to_its_rules(value: str, name: str, said: str) -> None:
+    answer = told(f"cluster.resources={{{name}: {value}}}")
+
+    assert f"`cluster.resources.{name}` (={said}) must be a number; pass +cluster.resources.{name}=1." in answer
+
+
+@pytest.mark.parametrize(("kind", "of"), [("digits", ", not of digits"), ("${data}", ""), ("${cluster}", "")])
+def test_a_key_of_another_choice_is_known_beside_an_interpolation_without_a_value(kind: str, of: str) -> None:
+    answer = told(f"data.kind={kind}", "data.block=null")
+
+    assert f"`data.block` (=null) is a key of data=text{of}; pass data=text." in answer
+
+
 def test_what_a_wrong_choice_would_have_is_not_judged() -> None:
     assert "method.dim" not in told("method=foo", "method.dim=1")
 
