@@ -60,10 +60,7 @@ def fused_layers(trace: Traced) -> Iterator[FusedLayer]:
         layer = _linear(trace, node) if name_of(node) in ("linear", "addmm") else _convolution(trace, node)
         if layer is None:
             continue
-        layer = _with_norm(trace, layer)
-        if layer.shape.kind == "convolution":
-            layer = _with_addition(layer, order, taken)
-        layer = _with_clamp(layer)
+        layer = _with_clamp(_with_addition(_with_norm(trace, layer), order, taken))
         taken.update(layer.nodes)
         yield layer
 

@@ -29,6 +29,7 @@ from pruning.kernels.byte_kernels import rounded
 from pruning.kernels.compiling import KernelsUnavailable
 from pruning.kernels.library import library
 from pruning.kernels.sparse_layer import KernelChoice, SparseLayer, kernel_named, kernels_of
+from pruning.kernels.sparse_sequence import SparseSequence, Wiring
 from pruning.kernels.sparse_weight import LARGEST, ByteScale, LayerShape, SparseWeight
 
 MOST_STEPS = 2**15
@@ -96,6 +97,47 @@ def read_lstm(name: str, held: Any, found: Mapping[str, Any]) -> SparseLstm:
     return SparseLstm(layers, directions, held["batch_first"])
 
 
+def sequence_record(sequence: SparseSequence) -> dict[str, Any]:
+    """Return the names of a sequence's layers, and what they read, as plain JSON."""
+    return {"layers": list(sequence._modules), **asdict(sequence.wiring)}
+
+
+def read_sequence(name: str, held: Any, found: Mapping[str, Any]) -> SparseSequence:
+    """Return a sequence of layers from plain JSON and the layers in a file.
+
+    Raises:
+        Damaged: a field is missing, unknown, or its layers read what nothing computes before them.
+    """
+    where = f"sequence {name[:80]!r}"
+    held = fields(held, {"layers", "given", "reads", "returned"}, where)
+    names, given, reads = held["layers"], whole(held["given"], 1, MOST_PRODUCTS, f"`given` of {where}"), held["reads"]
+    if not isinstance(names, list) or not isinstance(reads, list) or not 1 <= len(names) == len(reads) <= MOST_PRODUCTS:
+        raise Damaged(f"`layers` and `reads` of {where} must be lists of one length, at most {MOST_PRODUCTS}")
+    own = [(str(each), found.get(f"{name}.{each}")) for each in names]
+    layers = {each: layer for each, layer in own if isinstance(layer, SparseLayer)}
+    if len(layers) != len(names):
+        raise Damaged(f"`layers` of {where} must be names of its layers, each once")
+    wiring = Wiring(
+        given,
+        tuple(_read(each, given + place - 1, where) for place, each in enumerate(reads)),
+        wholes(held["returned"], None, given, given + len(names) - 1, f"`returned` of {where}"),
+    )
+    if set(wiring.last_reads()) != set(range(given + len(names))) or len({*wiring.returned}) < len(wiring.returned):
+        raise Damaged(f"{where} must read or return each tensor, and return none twice")
+    try:
+        return SparseSequence(layers, wiring)
+    except (KeyError, TypeError) as error:
+        raise Damaged(f"a name of a layer of {where} is taken or has a dot") from error
+
+
+def _read(held: Any, largest: int, where: str) -> tuple[int, int | None]:
+    """Return the numbers of a layer's inputs and of the tensor that is added, or None."""
+    what = f"`reads` of {where}"
+    if not isinstance(held, list) or len(held) != 2:
+        raise Damaged(f"{what} must hold two numbers for each layer")
+    return whole(held[0], 0, largest, what), None if held[1] is None else whole(held[1], 0, largest, what)
+
+
 def weight_shape(layer: LayerShape) -> tuple[int, ...]:
     """Return the shape of a layer's dense weight."""
     if layer.kind == "linear":
@@ -147,7 +189,7 @@ def _shape(held: Mapping[str, Any], where: str) -> LayerShape:
 
 def _check_geometry(layer: LayerShape, where: str) -> None:
     plain = LayerShape(layer.kind, layer.inputs, layer.outputs)
-    of_convolutions = ("flat", "kernel", "stride", "padding", "dilation", "groups")
+    of_convolutions = ("flat", "kernel", "stride", "padding", "dilation", "groups", "added")
     if layer.kind == "linear" and any(getattr(layer, name) != getattr(plain, name) for name in of_convolutions):
         raise Damaged(f"{where} is linear, and must have the default numbers of a convolution")
     if layer.inputs % layer.groups or layer.outputs % layer.groups:
@@ -198,10 +240,10 @@ def _choice(held: Mapping[str, Any], layer: LayerShape, where: str) -> KernelCho
 
 STEM = "sparse_network"
 TENSORS, LAYERS = f"{STEM}.safetensors", f"{STEM}.json"
-PARTS_OF_A_NETWORK = ("layers", "lstms", "nonzeros", "tied")
-VERSION = 3
-READABLE = (2, VERSION)
-"""Versions that are read; version 2 has neither blocks nor bits."""
+PARTS_OF_A_NETWORK = ("layers", "lstms", "sequences", "nonzeros", "tied")
+VERSION = 4
+READABLE = (2, 3, VERSION)
+"""Versions that are read: before 4 there are no sequences, and in 2 neither blocks nor bits."""
 NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 EXPANDED, SPARSEST = 2**28, 1000
 """Largest size of all stored nonzeros as dense weights: bytes, or multiple of the file's bytes, whichever is more."""
@@ -247,9 +289,16 @@ def save_layers(network: fx.GraphModule, folder: Path, stem: str = STEM) -> None
         _store(f"{name}.weight", weight, held, nonzeros)
         held[f"{name}.bias"] = layer.get_buffer("bias").clone()
     (folder / f"{stem}.safetensors").write_bytes(save(held))
-    records = {name: layer_record(layer) for name, layer in layers.items()}
-    lstms = {name: lstm_record(each) for name, each in network.named_modules() if isinstance(each, SparseLstm)}
-    content = {"version": VERSION, "layers": records, "lstms": lstms, "nonzeros": nonzeros, "tied": tied}
+    modules = dict(network.named_modules())
+    sequences = {name: each for name, each in modules.items() if isinstance(each, SparseSequence)}
+    content = {
+        "version": VERSION,
+        "layers": {name: layer_record(layer) for name, layer in layers.items()},
+        "lstms": {name: lstm_record(each) for name, each in modules.items() if isinstance(each, SparseLstm)},
+        "sequences": {name: sequence_record(each) for name, each in sequences.items()},
+        "nonzeros": nonzeros,
+        "tied": tied,
+    }
     (folder / f"{stem}.json").write_text(json.dumps(content, allow_nan=False) + "\n")
 
 
@@ -294,7 +343,11 @@ def load_layers(
     try:
         content = _content(text, file.name)
         found = dict(_loaded(content, held, max(EXPANDED, SPARSEST * size)))
-        lstms = {_name(name): read_lstm(name, record, found) for name, record in content["lstms"].items()}
+        joined: dict[str, nn.Module] = {
+            _name(name): read(name, record, found)
+            for part, read in (("lstms", read_lstm), ("sequences", read_sequence))
+            for name, record in content[part].items()
+        }
         if set(found) != set(names):
             odd = sorted(set(found) ^ set(names))
             raise Damaged(f"layers and tensors do not agree with the network's code, such as {odd[0][:80]!r}")
@@ -306,9 +359,9 @@ def load_layers(
         _place(network, name, each)
     if guard is not None:
         network.register_forward_pre_hook(guard.hook, with_kwargs=True)
-    for name, lstm in lstms.items():
+    for name, module in joined.items():
         parent, _, leaf = name.rpartition(".")
-        network.get_submodule(parent).add_module(leaf, lstm)
+        network.get_submodule(parent).add_module(leaf, module)
     return network.eval()
 
 
@@ -361,7 +414,8 @@ def _content(text: bytes, name: str) -> Mapping[str, Any]:
         raise Damaged(f"{name} is no JSON ({str(error)[:80]})") from error
     if not isinstance(held, dict) or type(held.get("version")) is not int or held["version"] not in READABLE:
         raise Damaged(f"{name} must have the version {' or '.join(map(str, READABLE))}")
-    content = fields(held, {"version", *PARTS_OF_A_NETWORK}, name)
+    added: dict[str, Any] = {} if held["version"] == VERSION else {"sequences": {}}
+    content = fields(added | held, {"version", *PARTS_OF_A_NETWORK}, name)
     if not all(isinstance(content[each], dict) for each in PARTS_OF_A_NETWORK):
         raise Damaged(f"{', '.join(PARTS_OF_A_NETWORK)} of {name} must be objects")
     return content

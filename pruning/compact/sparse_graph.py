@@ -7,14 +7,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from pruning.compact.fused_layers import FusedLayer, LstmCall, SparseLstm, chosen_lstm, is_worthwhile, sparse_lstm
+from pruning.compact.layer_sequences import join_layers
 from pruning.compact.rewriting import call_functions
-from pruning.graph.tracing import arguments, is_in_place, name_of
+from pruning.graph.tracing import name_of
 from pruning.kernels.sparse_layer import KernelChoice, SparseLayer, chosen, dense_choice
 from pruning.kernels.sparse_weight import ByteScale, SparseWeight
 
@@ -202,30 +204,16 @@ def hand_on_bytes(choosing: KernelChoices, scales: Mapping[fx.Node, ByteScale]) 
 
 
 def _takes_bytes(reader: FusedLayer, maker: FusedLayer) -> bool:
-    """Return whether four consecutive outputs of one layer are in one group of channels of the other."""
+    """Return whether kernels read four outputs of one layer in an element: linear ones as inputs, and of one group."""
     one, other = reader.shape, maker.shape
     fits = one.groups == 1 or (reader.x is not maker.nodes[-1]) or one.inputs // one.groups % 4 == 0
-    return (one.kind, one.flat) == (other.kind, other.flat) and fits
-
-
-def skip_identities(graph: fx.Graph, kept: set[fx.Node]) -> None:
-    """Remove slices of everything and padding by nothing, if no operation but those in `kept` writes to its inputs."""
-    if any(is_in_place(node) and node not in kept for node in graph.nodes if node.op == "call_function"):
-        return
-    for node in list(graph.nodes):
-        given = arguments(node) if name_of(node) in ("slice", "pad", "constant_pad_nd") else {}
-        end = given.get("end")
-        whole = (given.get("start"), given.get("step")) in ((0, 1), (None, 1)) and (
-            end is None or (isinstance(end, int) and end >= 2**62)
-        )
-        if given and (whole if "start" in given else not any(given["pad"])):
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
+    adds = one.kind == "convolution" or reader.added is not maker.nodes[-1]
+    return (one.kind, one.flat) == (other.kind, other.flat) and fits and adds
 
 
 def sparse_graph(graph: fx.GraphModule, choosing: KernelChoices) -> fx.GraphModule:
     """Replace the operations of each layer and each LSTM by a module."""
-    names = {name for module in graph.modules() for name in (*module._modules, *module._parameters, *module._buffers)}
+    names = _names(graph)
     for layer in choosing.layers.values():
         given = [layer.nodes[0].args[1 if name_of(layer.nodes[0]) == "addmm" else 0]]
         if layer.added is not None:
@@ -238,6 +226,7 @@ def sparse_graph(graph: fx.GraphModule, choosing: KernelChoices) -> fx.GraphModu
         whole = sparse_lstm(lstm, choosing.lstm_choices(node))
         _replace(graph, [node], _free_name(lstm.name, names), whole, lstm.given)
     graph.graph.eliminate_dead_code()
+    join_layers(graph)
     call_functions(graph.graph)
     _drop_unread(graph)
     graph.recompile()
@@ -257,12 +246,31 @@ def _replace(
         graph.graph.erase_node(node)
 
 
-def _free_name(name: str, taken: set[str]) -> str:
-    """Return a name for a layer's module, and take it: `sparse_` and its path, numbered if another has this name.
+def _names(graph: fx.GraphModule) -> set[str]:
+    return {name for module in graph.modules() for name in (*module._modules, *module._parameters, *module._buffers)}
 
-    All layers are children of the network itself, because each step of a path costs half a microsecond in a call.
+
+def hold_tensors(graph: fx.GraphModule) -> dict[str, str]:
+    """Let the network itself hold the tensors that its operations read; return their new and old names."""
+    found, names = {}, _names(graph)
+    for node in graph.graph.find_nodes(op="get_attr"):
+        old, value = str(node.target), attrgetter(str(node.target))(graph)
+        if "." in old:
+            node.target = _free_name(old, names, "tensor_")
+            register = graph.register_parameter if isinstance(value, nn.Parameter) else graph.register_buffer
+            register(node.target, value)
+            found[node.target] = old
+    _drop_unread(graph)
+    graph.recompile()
+    return found
+
+
+def _free_name(name: str, taken: set[str], prefix: str = "sparse_") -> str:
+    """Return a name for what a path leads to, and take it: prefix and path, numbered if another has this name.
+
+    The network itself holds all layers and tensors, because each step of a path costs half a microsecond in a call.
     """
-    base = f"sparse_{re.sub('[^A-Za-z0-9_]', '_', name)}"
+    base = f"{prefix}{re.sub('[^A-Za-z0-9_]', '_', name)}"
     found = next(name for name in chain([base], (f"{base}_{number}" for number in count(2))) if name not in taken)
     taken.add(found)
     return found

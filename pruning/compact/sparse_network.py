@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from pruning.compact.fused_layers import fused_layers, lstm_calls
+from pruning.compact.needless_operations import skip_needless
 from pruning.compact.other_inputs import OtherInputs
 from pruning.compact.shrinking import shrink
 from pruning.compact.sparse_graph import (
@@ -21,7 +22,7 @@ from pruning.compact.sparse_graph import (
     LayerReport,
     byte_scales,
     hand_on_bytes,
-    skip_identities,
+    hold_tensors,
     sparse_graph,
 )
 from pruning.compact.traced_network import TracedNetwork
@@ -186,7 +187,7 @@ def _to_sparse(
         trace = traced(smaller, example, sizes=_sizes(example))
     before = _values(trace.graph)
     reason = _unavailable()
-    skip_identities(trace.graph.graph, {each.nodes[-1] for each in fused_layers(trace)})
+    skip_needless(trace.graph.graph, {each.nodes[-1] for each in fused_layers(trace)})
     layers, lstms = list(fused_layers(trace)), [] if reason else list(lstm_calls(trace))
     scales = byte_scales(trace.graph, layers, _leaves(trace, calibration)) if calibration else {}
     layers = [replace(each, shape=replace(each.shape, rounding=scales.get(each.x))) for each in layers]
@@ -199,6 +200,7 @@ def _to_sparse(
         graph = sparse_graph(trace.graph, choosing)
         network = SparseNetwork.of(graph, trace.whole.guard).requires_grad_(False)
     assert isinstance(network, SparseNetwork)
+    before |= {new: before[old] for new, old in hold_tensors(network).items() if old in before}
     _restore(network, before)
     dense = copy.deepcopy(plain, values_with_history(plain))
     error = max(output_difference(outputs_of(network, each), outputs_of(dense, each)) for each in inputs)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pruning.kernels.compiling import KernelsUnavailable, checked, library_file
-from pruning.kernels.sparse_weight import LayerShape, Run
+from pruning.kernels.sparse_weight import LayerShape
 
 REASONS = {1: "not enough memory", 2: "the input is too large for 32-bit positions"}
 """Code that a kernel returns -> why it failed."""
@@ -75,34 +75,54 @@ class _Call(ctypes.Structure):
     )
 
 
+class CompiledCall:
+    """A `Run` of a C kernel for one shape of inputs; it keeps the arrays alive.
+
+    Args:
+        kernel: the C function.
+        address: where its struct `Call` is.
+        like: a tensor of the outputs' shape and dtype, with the memory of one element.
+        held: what the struct points to.
+    """
+
+    __slots__ = ("address", "held", "kernel", "like")
+
+    def __init__(self, kernel: Callable[..., int], address: int, like: Tensor, held: Any) -> None:
+        self.kernel, self.address, self.like, self.held = kernel, address, like, held
+
+    def __call__(self, x: Tensor, added: Tensor | None) -> Tensor:
+        """Return the outputs."""
+        y = torch.empty_like(self.like)  # takes half as long as a shape and a dtype
+        more = None if added is None else added.data_ptr()
+        check_code(self.kernel(self.address, x.data_ptr(), more, y.data_ptr(), torch.get_num_threads()))
+        return y
+
+
+def check_code(code: int) -> None:
+    """Raise MemoryError or RuntimeError if a kernel returned a reason."""
+    if code:
+        raise (MemoryError if code == 1 else RuntimeError)(f"a sparse kernel failed: {REASONS[code]}.")
+
+
 def compiled_call(
     name: str, numbers: Sequence[int], arrays: Sequence[Tensor], layer: LayerShape, shape: torch.Size
-) -> Run:
-    """Return the call of a C kernel for one shape of inputs; it keeps the arrays alive.
+) -> CompiledCall:
+    """Return the call of a C kernel for one shape of inputs.
 
     Raises:
         KernelsUnavailable: the kernels cannot be compiled or loaded.
     """
-    call: Callable[..., int] = getattr(library(), name)
-    call.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_int]  # type: ignore[attr-defined]
+    kernel: Callable[..., int] = getattr(library(), name)
+    kernel.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_int]  # type: ignore[attr-defined]
     pointers = (ctypes.c_void_p * 12)(*(each.data_ptr() for each in arrays))
     held = _Call((ctypes.c_int64 * 8)(*numbers), pointers, layer.low, layer.high)
-    at, outputs, dtype = ctypes.addressof(held), layer.output(shape), layer.output_dtype
-
-    def run(x: Tensor, added: Tensor | None, _held: Any = (held, arrays)) -> Tensor:
-        y = x.new_empty(outputs, dtype=dtype)  # torch.empty obeys torch.set_default_device
-        more = None if added is None else added.data_ptr()
-        code = call(at, x.data_ptr(), more, y.data_ptr(), torch.get_num_threads())
-        if code:
-            raise (MemoryError if code == 1 else RuntimeError)(f"a sparse kernel failed: {REASONS[code]}.")
-        return y
-
-    return run
+    like = torch.empty((), dtype=layer.output_dtype, device="cpu").expand(layer.output(shape))
+    return CompiledCall(kernel, ctypes.addressof(held), like, (held, arrays))
 
 
 def linear_call(
     name: str, numbers: Sequence[int], arrays: Sequence[Tensor], bias: Tensor, layer: LayerShape, shape: torch.Size
-) -> Run:
+) -> CompiledCall:
     """Return the call of a kernel of linear layers, whose first numbers are examples, inputs and outputs."""
     sizes = (layer.examples(shape), layer.inputs, layer.outputs)
     return compiled_call(name, (*sizes, *numbers), (*arrays, bias), layer, shape)

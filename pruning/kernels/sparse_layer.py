@@ -65,10 +65,26 @@ class LayerPlan:
         Raises:
             ValueError: the layer does not take inputs of this shape.
         """
+        run, shape_added = self.run(arrays, bias, shape), self.shape_added(shape)
+
+        def call(x: Tensor, added: Tensor | None) -> Tensor:
+            if added is None:
+                return run(x, None)
+            added = checked(added, self.layer.added_dtype)
+            if self.layer.added and added.shape != shape_added:
+                raise ValueError(f"bytes of shape {tuple(added.shape)} are added; it must be {tuple(shape_added)}.")
+            return run(x, widened(added, shape_added))
+
+        return call
+
+    def shape_added(self, shape: torch.Size) -> torch.Size:
+        """Return the shape of a tensor that kernels add, for a shape of inputs."""
+        return torch.Size(replace(self.layer, made=self.layer.added).output(shape))
+
+    def run(self, arrays: Sequence[Tensor], bias: Tensor, shape: torch.Size) -> Run:
+        """Return the kernel's own call for a shape of inputs, which takes what `checked` and `widened` return."""
         self.layer.check(shape)
         outputs = torch.Size(self.layer.output(shape))
-        whole = torch.Size(replace(self.layer, made=None).output(shape))
-        in_bytes = torch.Size(replace(self.layer, made=self.layer.added).output(shape))
         if not outputs.numel():
             return lambda x, _added: x.new_empty(outputs, dtype=self.layer.output_dtype)
         examples = self.layer.examples(shape)
@@ -76,18 +92,7 @@ class LayerPlan:
         choice = self.choices[place]
         own = [arrays[each] for each in self.arrays[place]]
         with torch.device("cpu"):  # kernels make tensors, whatever torch.set_default_device says
-            run = kernel_named(choice.kernel).bind(self.layer, choice.setting, own, bias, shape)
-
-        def call(x: Tensor, added: Tensor | None) -> Tensor:
-            if added is None:
-                return run(x, None)
-            if self.layer.added:
-                if added.shape != in_bytes:
-                    raise ValueError(f"bytes of shape {tuple(added.shape)} are added; it must be {tuple(in_bytes)}.")
-                return run(x, checked(added, torch.int32))
-            return run(x, widened(checked(added), whole))
-
-        return call
+            return kernel_named(choice.kernel).bind(self.layer, choice.setting, own, bias, shape)
 
     def text(self) -> str:
         """Return the plan as JSON."""
@@ -149,7 +154,7 @@ def _plan_of(text: str) -> LayerPlan:
     return LayerPlan.of_text(text)
 
 
-def _is_recorded() -> bool:
+def is_recorded() -> bool:
     """Return whether calls are recorded or transformed (torch.compile, jit.trace, torch.func): none sees C code."""
     return (
         torch.compiler.is_compiling()
@@ -253,8 +258,8 @@ class SparseLayer(nn.Module):
 
     def forward(self, x: Tensor, added: Tensor | None = None) -> Tensor:
         """Return the outputs for inputs of any batch size; `added` is added before the clamp."""
-        if type(x) is not Tensor or _is_recorded():
-            found: Tensor = sparse_layer(x, self.arrays, self._bias_tensor(), added, self._text)
+        if type(x) is not Tensor or is_recorded():
+            found: Tensor = sparse_layer(x, self.arrays, self.bias_tensor(), added, self._text)
             return found
         x = checked(x, self.plan.layer.input_dtype)
         run = self._runs.get(x.shape)
@@ -262,14 +267,15 @@ class SparseLayer(nn.Module):
             run = self._bind(x.shape)
         return run(x, added)
 
-    def _bias_tensor(self) -> Tensor:
+    def bias_tensor(self) -> Tensor:
+        """Return the bias, which may be another one under torch.func.functional_call."""
         bias = self._buffers["bias"]
         assert bias is not None
         return bias
 
     def _bind(self, shape: torch.Size) -> Run:
         """Make the call for a shape; calls made for other arrays, as in torch.func.functional_call, are dropped."""
-        bias = self._bias_tensor()
+        bias = self.bias_tensor()
         if len(self._runs) >= MOST_SHAPES or bias is not self._bound_bias:
             self._runs, self._bound_bias = {}, bias
         run = self._runs[shape] = self.plan.bind(self.arrays, bias, shape)

@@ -113,7 +113,7 @@ class LayerShape:
         low, high: outputs are clamped to this range, (0, inf) after a ReLU.
         rounding: how inputs may be rounded to bytes; None: not at all.
         takes_bytes: whether inputs are bytes already.
-        added: the scale of a tensor of bytes that is added; None: a tensor to add has floats.
+        added: the scale of a tensor of bytes that is added, by a convolution; None: a tensor to add has floats.
         made: the scale of outputs as bytes; None: outputs are floats.
     """
 
@@ -157,6 +157,11 @@ class LayerShape:
     def input_dtype(self) -> torch.dtype:
         """Dtype of inputs: float32, or int32 for bytes."""
         return torch.int32 if self.takes_bytes else torch.float32
+
+    @property
+    def added_dtype(self) -> torch.dtype:
+        """Dtype of a tensor to add: float32, or int32 for bytes."""
+        return torch.int32 if self.added else torch.float32
 
     @property
     def output_dtype(self) -> torch.dtype:

@@ -79,13 +79,17 @@ static int tiles_of(const Call *call, const float *x, long inputs, const Terms *
             tile_sums(first, rows, outputs, blocks, (int)wide, starts, places, shift, terms,
                       turned + t * inputs * pitch, sums);
             long n = v * LANES, held = least(wide * LANES, examples - n);
-            if (added)
+            if (added && made)
                 for (long r = 0; r < rows; r++)
                     for (long i = 0; i < held; i++) sums[r * wide * LANES + i] += added[(n + i) * outputs + first + r];
             long columns_out = made ? up(outputs, 4) : outputs, step = made ? 4 : 1;
             if (made) join_rows(sums, rows, wide * LANES, call->low, call->high, *made);
-            else for (long i = 0; i < rows * wide * LANES; i++) sums[i] = clamped(sums[i], call->low, call->high);
+            else if (!added)
+                for (long i = 0; i < rows * wide * LANES; i++) sums[i] = clamped(sums[i], call->low, call->high);
             transpose(sums, wide * LANES, y + n * columns_out + first / step, columns_out, up(rows, step), held);
+            if (added && !made) /* by example, in which outputs are consecutive */
+                for (long i = n * outputs + first; i < (n + held) * outputs; i += outputs)
+                    for (long r = i; r < i + rows; r++) y[r] = clamped(y[r] + added[r], call->low, call->high);
         }
     }
     free(turned);

@@ -181,6 +181,9 @@ def older(folder: Path) -> None:
             held[f"layers.{layer}.weight.{name}"] = part
     save_file(held, folder / TENSORS)
     changed(folder, "version", to=2)
+    content = json.loads((folder / LAYERS).read_text())
+    del content["sequences"]
+    (folder / LAYERS).write_text(json.dumps(content))
 
 
 def test_files_of_version_2_are_read(folder: Path) -> None:
@@ -306,8 +309,8 @@ LINEAR = ("layers", "layers.linear", "shape")
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        (("version",), 4, "must have the version 2 or 3"),
-        (("version",), True, "must have the version 2 or 3"),
+        (("version",), 5, "must have the version 2 or 3 or 4"),
+        (("version",), True, "must have the version 2 or 3 or 4"),
         ((*SHAPE, "kind"), "linear", "is linear, and must have the default numbers of a convolution"),
         ((*SHAPE, "groups"), 3, "`groups` of layer 'layers.conv' must divide"),
         ((*SHAPE, "groups"), 4, r"must have the shape \(4, 1, 3, 3\)"),

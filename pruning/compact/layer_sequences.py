@@ -1,0 +1,100 @@
+"""Sparse layers of a graph that can follow each other without another operation between them, as one module each."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, groupby
+from operator import getitem
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from pruning.catalogue.kernels import DENSE
+from pruning.graph.tracing import arguments, is_in_place
+from pruning.kernels.sparse_layer import SparseLayer
+from pruning.kernels.sparse_sequence import SparseSequence, Wiring
+
+NAME = "sparse_sequence"
+
+
+def join_layers(graph: fx.GraphModule) -> None:
+    """Replace calls of sparse layers by calls of sequences of them, as long as possible.
+
+    Other operations are moved before the layers where their inputs allow it, unless one writes to a tensor or draws
+    numbers. Layers that PyTorch computes for a batch size join no sequence.
+    """
+
+    def joins(node: fx.Node) -> bool:
+        layer = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+        return isinstance(layer, SparseLayer) and all(choice.kernel != DENSE for choice in layer.plan.choices)
+
+    if not any(map(_keeps_its_place, graph.graph.nodes)):
+        _gather(graph.graph, joins)
+    runs = [list(nodes) for joined, nodes in groupby(graph.graph.nodes, joins) if joined]
+    names = (name for place in count() if not hasattr(graph, name := f"{NAME}_{place}"))
+    for nodes, name in zip((run for run in runs if len(run) > 1), names, strict=False):
+        _join(graph, nodes, name)
+
+
+def _keeps_its_place(node: fx.Node) -> bool:
+    """Return whether an operation writes to a tensor, or draws numbers: then its order among others matters."""
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
+        return False
+    given = arguments(node) if torch.Tag.nondeterministic_seeded in node.target.tags else {"train": False}
+    return is_in_place(node) or bool(given.get("dropout_p", True) and given.get("train", True))
+
+
+def _gather(graph: fx.Graph, joins: Callable[[fx.Node], bool]) -> None:
+    """Reorder a graph: all other operations that can be computed come first, then all layers, and so on."""
+    nodes = list(graph.nodes)[:-1]
+    order = {node: place for place, node in enumerate(nodes)}
+    waits = {node: len(node.all_input_nodes) for node in nodes}
+    ready: dict[bool, list[int]] = {False: [], True: []}
+
+    def make_ready(found: Iterator[fx.Node] | Sequence[fx.Node]) -> None:
+        for node in found:
+            heapq.heappush(ready[joins(node)], order[node])
+
+    make_ready([node for node in nodes if not waits[node]])
+    last, layers = None, False
+    while ready[False] or ready[True]:
+        layers = layers if ready[layers] else not layers
+        node = nodes[heapq.heappop(ready[layers])]
+        if last is not None:
+            last.append(node)
+        last = node
+        for user in node.users:
+            if user in waits:
+                waits[user] -= 1
+        make_ready([user for user in node.users if waits.get(user) == 0])
+
+
+def _join(graph: fx.GraphModule, nodes: Sequence[fx.Node], name: str) -> None:
+    """Replace adjacent calls of layers by one of a sequence."""
+    own = set(nodes)
+    given = list(dict.fromkeys(each for node in nodes for each in node.all_input_nodes if each not in own))
+    numbers = {node: number for number, node in enumerate((*given, *nodes))}
+    reads = [tuple(numbers[each] for each in node.args if isinstance(each, fx.Node)) for node in nodes]
+    returned = [node for node in nodes if not own >= set(node.users)]
+    wiring = Wiring(
+        len(given),
+        tuple((x, more[0] if more else None) for x, *more in reads),
+        tuple(numbers[node] for node in returned),
+    )
+    layers = {str(node.target): graph.get_submodule(str(node.target)) for node in nodes}
+    graph.add_submodule(name, SparseSequence(layers, wiring))  # type: ignore[arg-type]
+    with graph.graph.inserting_after(nodes[-1]):
+        call = graph.graph.call_module(name, tuple(given))
+    after = call
+    for place, node in enumerate(returned):
+        found = call
+        if len(returned) > 1:
+            with graph.graph.inserting_after(after):
+                found = after = graph.graph.call_function(getitem, (call, place))
+        found.meta = dict(node.meta)
+        node.replace_all_uses_with(found, delete_user_cb=lambda user: user not in own)
+    for node in reversed(nodes):
+        graph.graph.erase_node(node)
+        graph._modules.pop(str(node.target))

@@ -1,0 +1,222 @@
+"""`to_sparse` joins layers to sequences of one call that have their outputs, and files say what they read."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pruning
+from pruning.catalogue.kernels import DENSE
+from pruning.compact import sparse_graph, sparse_network
+from pruning.compact.sparse_files import LAYERS, layers_of, load_layers, save_layers, tensors_of
+from pruning.compact.sparse_network import SparseNetwork
+from pruning.kernels.sparse_layer import KernelChoice, _candidates
+from pruning.kernels.sparse_sequence import SparseSequence
+from pruning.kernels.sparse_weight import LayerShape, SparseWeight
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def _kernels_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw a sparse kernel for each layer, whatever the machine's timer says."""
+    draw = random.Random(0)
+
+    def drawn(weight: SparseWeight, layer: LayerShape, bias: Tensor, x: Tensor, added: Tensor | None) -> KernelChoice:
+        offers = [(name, dict(given)) for name, given, _ in _candidates(weight, layer, bias, x) if name != DENSE]
+        return KernelChoice(layer.examples(x.shape), *draw.choice(offers), 1.0, 1.0)
+
+    monkeypatch.setattr(sparse_graph, "chosen", drawn)
+    monkeypatch.setattr(sparse_network, "NOISE", 0.0)
+    monkeypatch.setattr(sparse_network, "TURNS", 1)
+
+
+class Attention(nn.Module):
+    """Attention, and a residual block of two linear layers with a dropout, as in a transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(16, 16) for _ in range(4))
+        self.norm, self.drop = nn.LayerNorm(16), nn.Dropout(0.5)
+        self.up, self.down = nn.Linear(16, 24), nn.Linear(24, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        q, k, v = (layer(y).unflatten(-1, (2, 8)).transpose(1, 2) for layer in (self.query, self.key, self.value))
+        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        x = x + self.drop(self.out(y))
+        found: Tensor = self.norm(x + self.drop(self.down(self.up(x).relu())))
+        return found
+
+
+class Towers(nn.Module):
+    """Convolutions in two towers that are added and returned, and a number of calls that is counted."""
+
+    def __init__(self, *, counts: bool = False) -> None:
+        super().__init__()
+        self.stem, self.left, self.right = (nn.Conv2d(*size, 3, padding=1) for size in ((3, 8), (8, 8), (8, 8)))
+        self.last, self.counts = nn.Conv2d(8, 8, 3, padding=1), counts
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self.counts:
+            self.calls += 1
+        stem = self.stem(x).relu()
+        left = self.left(stem).relu()
+        right = (self.right(stem) + left).relu()
+        return self.last(right), right.sigmoid() + self.calls
+
+
+def pruned(model: nn.Module) -> nn.Module:
+    pruning.prune(model.eval(), "l1_unstructured", sparsity=0.7)
+    pruning.remove_all(model)
+    return model
+
+
+def sparse_of(model: nn.Module, x: Tensor, **more: Any) -> SparseNetwork:
+    found = pruning.to_sparse(model, x, **more)
+    assert isinstance(found, SparseNetwork), found.report()  # type: ignore[operator]
+    return found
+
+
+def sequences_of(network: nn.Module) -> dict[str, list[str]]:
+    return {name: list(each._modules) for name, each in network.named_children() if isinstance(each, SparseSequence)}
+
+
+def built(kind: type[nn.Module], **more: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return pruned(kind(**more))
+
+
+def test_queries_keys_and_values_are_one_call_and_dropouts_hide_no_addition() -> None:
+    model, x = built(Attention), torch.randn(2, 5, 16)
+    sparse = sparse_of(model, x)
+
+    assert sequences_of(sparse) == {
+        "sparse_sequence_0": ["sparse_query", "sparse_key", "sparse_value"],
+        "sparse_sequence_1": ["sparse_out", "sparse_up", "sparse_down"],
+    }
+    assert "dropout" not in sparse.code
+    assert "torch.add" not in sparse.code
+    assert not [line for line in sparse.code.splitlines() if ".norm" in line], "a path takes longer than a name"
+    for given in (x, torch.randn(3, 7, 16)):
+        with torch.no_grad():
+            assert torch.allclose(sparse(given), model(given), atol=1e-5)
+
+
+def test_two_towers_return_two_outputs_of_one_call() -> None:
+    model, x = built(Towers), torch.randn(2, 3, 6, 6)
+    sparse = sparse_of(model, x)
+
+    assert list(sequences_of(sparse).values()) == [["sparse_stem", "sparse_left", "sparse_right", "sparse_last"]]
+    for given in (x, torch.randn(5, 3, 6, 6)):
+        with torch.no_grad():
+            for found, target in zip(sparse(given), model(given), strict=True):
+                assert torch.allclose(found, target, atol=1e-5)
+
+
+def test_a_network_that_writes_keeps_its_order() -> None:
+    model, x = built(Towers, counts=True), torch.randn(2, 3, 6, 6)
+    sparse = sparse_of(model, x)
+    with torch.no_grad():
+        first, again = sparse(x)[1], sparse(x)[1]
+
+    assert torch.allclose(again - first, torch.ones(()))
+    assert torch.allclose(first, model(x)[1], atol=1e-5)
+
+
+def test_linear_layers_add_floats_where_neighbours_are_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(64, 16)
+    first, second = (pruned(nn.Linear(16, 16)) for _ in range(2))
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = first, second
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first(x).relu()
+            found: Tensor = (self.second(y) + y).relu()
+            return found
+
+    def rounds(weight: SparseWeight, layer: LayerShape, bias: Tensor, x: Tensor, added: Tensor | None) -> KernelChoice:
+        offers = [(name, dict(given)) for name, given, _ in _candidates(weight, layer, bias, x) if "int8" in name]
+        return KernelChoice(layer.examples(x.shape), *offers[0], 1.0, 1.0)
+
+    monkeypatch.setattr(sparse_graph, "chosen", rounds)
+    model = Residual()
+    sparse = sparse_of(model, x, int8=True)
+    with torch.no_grad():
+        off = (sparse(x) - model(x)).abs().max() / model(x).abs().max()
+    assert 0 < off < 0.02
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Path, SparseNetwork, Tensor]:
+    model, x = built(Attention), torch.randn(2, 5, 16)
+    sparse = sparse_of(model, x)
+    save_layers(sparse, tmp_path)
+    return tmp_path, sparse, x
+
+
+def loaded(folder: Path, sparse: SparseNetwork) -> nn.Module:
+    shell = nn.Module()
+    run = type(sparse).forward.__wrapped__  # type: ignore[attr-defined]  # without the guard of inputs
+    shell.forward = lambda x: run(shell, x)  # type: ignore[method-assign]
+    return load_layers(folder, shell, [*layers_of(sparse), *tensors_of(sparse)])
+
+
+def test_files_hold_sequences(saved: tuple[Path, SparseNetwork, Tensor]) -> None:
+    folder, sparse, x = saved
+    again = loaded(folder, sparse)
+
+    assert sequences_of(again) == sequences_of(sparse)
+    with torch.no_grad():
+        assert torch.equal(again(x), sparse(x))
+        assert torch.equal(
+            copy.deepcopy(again.get_submodule("sparse_sequence_0"))(x)[0], sparse.sparse_sequence_0(x)[0]
+        )
+
+
+SEQUENCE = ("sequences", "sparse_sequence_1")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ((*SEQUENCE, "given"), 0, "`given` of sequence 'sparse_sequence_1' must be a whole number"),
+        ((*SEQUENCE, "given"), 3, "must read or return each tensor"),
+        ((*SEQUENCE, "reads", 0), [4, None], "`reads` of sequence 'sparse_sequence_1' must be a whole number from 0"),
+        ((*SEQUENCE, "reads", 0), [0], "must hold two numbers for each layer"),
+        ((*SEQUENCE, "reads", 0), [0, None], "must read or return each tensor"),
+        ((*SEQUENCE, "reads"), [], "must be lists of one length"),
+        ((*SEQUENCE, "returned"), [0], "`returned` of sequence 'sparse_sequence_1' must be a whole number from 2"),
+        ((*SEQUENCE, "returned"), [4, 4], "return none twice"),
+        ((*SEQUENCE, "layers", 1), "sparse_out", "must be names of its layers, each once"),
+        ((*SEQUENCE, "layers", 1), 7, "must be names of its layers, each once"),
+        ((*SEQUENCE, "more"), 7, "must have the fields given, layers, reads, returned and no others"),
+        (("layers", "sparse_sequence_1.sparse_up", "shape", "added"), {"scale": 1.0, "zero": 0}, "is linear, and must"),
+    ],
+)
+def test_damaged_sequences_are_refused(
+    saved: tuple[Path, SparseNetwork, Tensor], path: tuple[Any, ...], value: Any, said: str
+) -> None:
+    folder, sparse, _ = saved
+    content = json.loads((folder / LAYERS).read_text())
+    holder = content
+    for step in path[:-1]:
+        holder = holder[step]
+    holder[path[-1]] = value
+    (folder / LAYERS).write_text(json.dumps(content))
+
+    with pytest.raises(ValueError, match=said):
+        loaded(folder, sparse)
