@@ -122,12 +122,13 @@ NETWORKS = (
 
 def absent_networks(networks: Sequence[Network] = NETWORKS) -> Mapping[str, str]:
     """Return network -> reason, for the networks that cannot be built here."""
-    found = {}
-    for network in networks:
-        missing = [package for package in network.packages if find_spec(package) is None]
-        if missing:
-            found[network.name] = f"{' and '.join(missing)} not installed"
-    return found
+    return {network.name: reason for network in networks if (reason := not_found(network.packages))}
+
+
+def not_found(packages: Sequence[str]) -> str:
+    """Return which of some packages are not installed, in words; empty if all are."""
+    missing = [package for package in packages if find_spec(package) is None]
+    return f"{' and '.join(missing)} not installed" if missing else ""
 
 
 def network_part(networks: Sequence[Network], name: str = "networks", **further: Any) -> Part:

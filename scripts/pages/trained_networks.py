@@ -5,19 +5,20 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 import orchestrator
 from orchestrator.compare.deployment_points import by_network, deployed
 from orchestrator.results.sweep_results import SweepResults
 from orchestrator.results.trial_results import TrialResults
-from scripts.pages.network_cells import BATCHES, Network, images, network_part
+from scripts.pages.network_cells import BATCHES, MINILM, Network, images, network_part, not_found, tokens
+from scripts.pages.passages import BOOK
 from scripts.pages.pay_cells import Cell, Part
 
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "does_it_pay"
@@ -38,58 +39,93 @@ class Sweep:
         network: name of the network in tables.
         name: name of the sweep.
         model: overrides of the model.
-        shape: shape of the inputs: channels, height, width.
+        data: overrides of the data.
+        example: batch size -> inputs of the network.
         pruning: overrides of the method, and of deployments.
         lengths: overrides of the lengths.
         batches: batch sizes to measure.
+        packages: packages that it needs.
     """
 
     network: str
     name: str
     model: tuple[str, ...]
-    shape: tuple[int, int, int]
+    data: tuple[str, ...]
+    example: Callable[[int], Tensor]
     pruning: tuple[str, ...]
     lengths: tuple[str, ...]
     batches: tuple[int, ...] = BATCHES
+    packages: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
         """Name of the trained network in tables."""
         return f"{self.network}, trained"
 
+    @property
+    def missing(self) -> str:
+        """Packages that are not installed, in words; empty if all are."""
+        return not_found(self.packages)
 
-LENET, RESNET = ("LeNet-300-100 on 28x28", (1, 28, 28)), ("ResNet-20 on 3x32x32", (3, 32, 32))
+
+def _digits(channels: int, size: int) -> tuple[tuple[str, ...], Callable[[int], Tensor]]:
+    """Return the overrides of digits enlarged to a size, and random inputs of that size."""
+    name = (f"data.name=digits_{size}", f"+data.size={size}", f"+data.channels={channels}")
+    return ("data._target_=scripts.pages.enlarged_digits.load", *name), images(channels, size, size)
+
+
+def _passages(length: int, count: int, steps: int) -> Sweep:
+    """Return the sweep of MiniLM on passages of so many tokens."""
+    data = ("data._target_=scripts.pages.passages.load", f"+data.length={length}", f"+data.count={count}")
+    lengths = tuple(
+        f"{each}.{key}"
+        for each in ("train", "finetune")
+        for key in ("epochs=null", f"steps={steps}", "batch_size=32", f"eval_every={steps}", "optimizer.lr=0.0001")
+    )
+    return Sweep(
+        f"MiniLM, {length} tokens",
+        f"minilm_{length}_tokens_in_blocks",
+        ("model._target_=scripts.pages.passages.Reader", "model.name=minilm"),
+        (f"data.name=passages_{length}", *data),
+        tokens(1000, 30000, length),
+        IN_BLOCKS,
+        ("optimizer@train.optimizer=adamw", "optimizer@finetune.optimizer=adamw", *lengths),
+        (1,),
+        (MINILM, BOOK, "transformers"),
+    )
+
+
+LENET, RESNET = "LeNet-300-100 on 28x28", "ResNet-20 on 3x32x32"
 LONG, SHORT, SHORTER = (
     (f"train.epochs={epochs}", f"finetune.epochs={further}") for epochs, further in ((30, 30), (12, 12), (6, 6))
 )
 SWEEPS = (
-    Sweep(LENET[0], "lenet_300_100_for_speed", ("model=lenet_300_100",), LENET[1], ENTRIES, LONG),
-    Sweep(RESNET[0], "resnet20_for_speed", ("model=resnet20",), RESNET[1], ENTRIES, SHORT),
+    Sweep(LENET, "lenet_300_100_for_speed", ("model=lenet_300_100",), *_digits(1, 28), ENTRIES, LONG),
+    Sweep(RESNET, "resnet20_for_speed", ("model=resnet20",), *_digits(3, 32), ENTRIES, SHORT),
 )
 IN_BLOCKS = (*BLOCKS, *BRIEFLY)
 INT8_SWEEPS = (
-    Sweep(LENET[0], "lenet_300_100_in_blocks", ("model=lenet_300_100",), LENET[1], IN_BLOCKS, LONG, (32,)),
-    Sweep(RESNET[0], "resnet20_in_blocks", ("model=resnet20",), RESNET[1], IN_BLOCKS, SHORT, (1,)),
+    Sweep(LENET, "lenet_300_100_in_blocks", ("model=lenet_300_100",), *_digits(1, 28), IN_BLOCKS, LONG, (32,)),
+    Sweep(RESNET, "resnet20_in_blocks", ("model=resnet20",), *_digits(3, 32), IN_BLOCKS, SHORT, (1,)),
     Sweep(
         "ResNet-20 of width 64 on 3x16x16",
         "resnet20_of_width_64_in_blocks",
         ("model=resnet20", "model.width=64"),
-        (3, 16, 16),
+        *_digits(3, 16),
         IN_BLOCKS,
         SHORTER,
         (1,),
     ),
+    _passages(16, 8000, 250),
+    _passages(128, 4000, 150),
 )
 
 
 def command(sweep: Sweep) -> list[str]:
     """Return the sweep's command line, without the interpreter."""
-    channels, size, _ = sweep.shape
-    data = "data._target_=scripts.pages.enlarged_digits.load"
-    shape = (f"data.name=digits_{size}", f"+data.size={size}", f"+data.channels={channels}")
     return [
-        *("-m", "orchestrator", f"name={sweep.name}", *sweep.model, data),
-        *(*sweep.pruning, *COMMON, *shape, *sweep.lengths),
+        *("-m", "orchestrator", f"name={sweep.name}", *sweep.model, *sweep.data),
+        *(*sweep.pruning, *COMMON, *sweep.lengths),
     ]
 
 
@@ -121,8 +157,7 @@ def as_network(sweep: Sweep) -> Network:
     def pruned(*_: object) -> nn.Module:
         return trained(sweep).model(run_own_code=True)
 
-    example = images(*sweep.shape)
-    return Network(sweep.title, dense, example, (SPARSITY,), pruned, batches=sweep.batches)
+    return Network(sweep.title, dense, sweep.example, (SPARSITY,), pruned, sweep.packages, batches=sweep.batches)
 
 
 def accuracies(sweeps: Sequence[Sweep], cell: Cell) -> dict[str, Any]:
