@@ -161,12 +161,12 @@ def _processor() -> bytes:
 
 def _compiled(compiler: Sequence[str]) -> bytes:
     """Return the content of the library; without threads if the compiler has no OpenMP."""
-    sources = [str(file) for file in sorted(SOURCES.glob("*.c"))]
     said = ""
     with tempfile.TemporaryDirectory() as place:
-        target = Path(place) / "kernels.so"
+        target, whole = Path(place) / "kernels.so", Path(place) / "kernels.c"
+        whole.write_text("".join(f'#include "{file}"\n' for file in sorted(SOURCES.glob("*.c"))))  # headers read once
         for threads in (THREADED, ()):
-            status, output, errors = _run(compiler, *_flags(), *threads, *sources, "-o", str(target))
+            status, output, errors = _run(compiler, *_flags(), *threads, str(whole), "-o", str(target))
             if not status and target.is_file():
                 return target.read_bytes()
             text = errors or output or f"exit status {status}, no file"
