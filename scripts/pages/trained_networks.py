@@ -80,7 +80,13 @@ def _passages(length: int, count: int, steps: int) -> Sweep:
     lengths = tuple(
         f"{each}.{key}"
         for each in ("train", "finetune")
-        for key in ("epochs=null", f"steps={steps}", "batch_size=32", f"eval_every={steps}", "optimizer.lr=0.0001")
+        for key in (
+            "epochs=null",
+            f"steps={steps}",
+            f"batch_size={max(8, 512 // length)}",
+            f"eval_every={steps}",
+            "optimizer.lr=0.0001",
+        )
     )
     return Sweep(
         f"MiniLM, {length} tokens",
@@ -117,7 +123,7 @@ INT8_SWEEPS = (
         (1,),
     ),
     _passages(16, 8000, 250),
-    _passages(128, 4000, 150),
+    _passages(128, 2000, 120),
 )
 
 
