@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count, groupby
 from operator import getitem
 
@@ -14,16 +13,19 @@ from torch._ops import OpOverload
 from pruning.catalogue.kernels import DENSE
 from pruning.graph.tracing import arguments, is_in_place
 from pruning.kernels.sparse_layer import SparseLayer
-from pruning.kernels.sparse_sequence import SparseSequence, Wiring
+from pruning.kernels.sparse_sequence import MOST_LAYERS, SparseSequence, Wiring
 
 NAME = "sparse_sequence"
+MOST_MOVED = 3
+"""Layers that move to a sequence: their outputs take memory until they are read."""
 
 
 def join_layers(graph: fx.GraphModule) -> None:
-    """Replace calls of sparse layers by calls of sequences of them, as long as possible.
+    """Replace calls of sparse layers by calls of sequences of them, of at most `MOST_LAYERS`.
 
-    Other operations are moved before the layers where their inputs allow it, unless one writes to a tensor or draws
-    numbers. Layers that PyTorch computes for a batch size join no sequence.
+    A layer moves to the end of the sequence before it if its inputs are known there, as keys and values move to
+    queries; `MOST_MOVED` of them for each sequence, because their outputs wait for their readers. None moves where an
+    operation writes to a tensor or draws numbers. Layers that PyTorch computes for a batch size join no sequence.
     """
 
     def joins(node: fx.Node) -> bool:
@@ -32,7 +34,8 @@ def join_layers(graph: fx.GraphModule) -> None:
 
     if not any(map(_keeps_its_place, graph.graph.nodes)):
         _gather(graph.graph, joins)
-    runs = [list(nodes) for joined, nodes in groupby(graph.graph.nodes, joins) if joined]
+    adjacent = [list(nodes) for joined, nodes in groupby(graph.graph.nodes, joins) if joined]
+    runs = [each[start : start + MOST_LAYERS] for each in adjacent for start in range(0, len(each), MOST_LAYERS)]
     names = (name for place in count() if not hasattr(graph, name := f"{NAME}_{place}"))
     for nodes, name in zip((run for run in runs if len(run) > 1), names, strict=False):
         _join(graph, nodes, name)
@@ -47,28 +50,20 @@ def _keeps_its_place(node: fx.Node) -> bool:
 
 
 def _gather(graph: fx.Graph, joins: Callable[[fx.Node], bool]) -> None:
-    """Reorder a graph: all other operations that can be computed come first, then all layers, and so on."""
-    nodes = list(graph.nodes)[:-1]
-    order = {node: place for place, node in enumerate(nodes)}
-    waits = {node: len(node.all_input_nodes) for node in nodes}
-    ready: dict[bool, list[int]] = {False: [], True: []}
-
-    def make_ready(found: Iterator[fx.Node] | Sequence[fx.Node]) -> None:
-        for node in found:
-            heapq.heappush(ready[joins(node)], order[node])
-
-    make_ready([node for node in nodes if not waits[node]])
-    last, layers = None, False
-    while ready[False] or ready[True]:
-        layers = layers if ready[layers] else not layers
-        node = nodes[heapq.heappop(ready[layers])]
-        if last is not None:
+    """Move layers to the end of the sequence before them, if their inputs are known there."""
+    at: dict[fx.Node, int] = {}
+    last, moved = None, 0
+    for place, node in enumerate(list(graph.nodes)):
+        at[node] = place
+        if not joins(node):
+            continue
+        if last is not None and last.next is not node:
+            if moved == MOST_MOVED or any(at[each] > at[last] for each in node.all_input_nodes):
+                last, moved = node, 0
+                continue
             last.append(node)
+            at[node], moved = at[last], moved + 1
         last = node
-        for user in node.users:
-            if user in waits:
-                waits[user] -= 1
-        make_ready([user for user in node.users if waits.get(user) == 0])
 
 
 def _join(graph: fx.GraphModule, nodes: Sequence[fx.Node], name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import fx
 
 from pruning.graph.tracing import arguments, is_in_place, name_of
@@ -54,6 +55,8 @@ def _is_natural(node: Any) -> bool:
     if not isinstance(node, fx.Node):
         return isinstance(node, int | float) and node >= 0
     name, given = name_of(node), arguments(node) if name_of(node) else {}
+    if given.get("dtype") not in (None, torch.int64):  # fewer bits may wrap around
+        return False
     if name in VIEWS:
         return _is_natural(given["self"])
     if name == "add":

@@ -29,7 +29,7 @@ from pruning.kernels.byte_kernels import rounded
 from pruning.kernels.compiling import KernelsUnavailable
 from pruning.kernels.library import library
 from pruning.kernels.sparse_layer import KernelChoice, SparseLayer, kernel_named, kernels_of
-from pruning.kernels.sparse_sequence import SparseSequence, Wiring
+from pruning.kernels.sparse_sequence import MOST_LAYERS, SparseSequence, Wiring
 from pruning.kernels.sparse_weight import LARGEST, ByteScale, LayerShape, SparseWeight
 
 MOST_STEPS = 2**15
@@ -111,12 +111,12 @@ def read_sequence(name: str, held: Any, found: Mapping[str, Any]) -> SparseSeque
     where = f"sequence {name[:80]!r}"
     held = fields(held, {"layers", "given", "reads", "returned"}, where)
     names, given, reads = held["layers"], whole(held["given"], 1, MOST_PRODUCTS, f"`given` of {where}"), held["reads"]
-    if not isinstance(names, list) or not isinstance(reads, list) or not 1 <= len(names) == len(reads) <= MOST_PRODUCTS:
-        raise Damaged(f"`layers` and `reads` of {where} must be lists of one length, at most {MOST_PRODUCTS}")
+    if not isinstance(names, list) or not isinstance(reads, list) or not 1 <= len(names) == len(reads) <= MOST_LAYERS:
+        raise Damaged(f"`layers` and `reads` of {where} must be lists of one length, at most {MOST_LAYERS}")
     own = [(str(each), found.get(f"{name}.{each}")) for each in names]
     layers = {each: layer for each, layer in own if isinstance(layer, SparseLayer)}
-    if len(layers) != len(names):
-        raise Damaged(f"`layers` of {where} must be names of its layers, each once")
+    if len(layers) != len(names) or len(names) != sum(each.startswith(f"{name}.") for each in found):
+        raise Damaged(f"`layers` of {where} must be the names of all its layers, each once")
     wiring = Wiring(
         given,
         tuple(_read(each, given + place - 1, where) for place, each in enumerate(reads)),

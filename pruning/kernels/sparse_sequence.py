@@ -9,17 +9,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from pruning.kernels.library import CompiledCall, check_code, library
-from pruning.kernels.sparse_layer import MOST_SHAPES, SparseLayer, checked, is_recorded
+from pruning.kernels.sparse_layer import MOST_SHAPES, Held, SparseLayer, checked, is_recorded
 
+MOST_LAYERS = 256
+"""Layers of a sequence."""
 LINE = 64
 """Bytes of a line of the cache, at which tensors start."""
 
 
 @dataclass(frozen=True)
 class Wiring:
-    """What the layers of a sequence read, as plain data.
+    """The tensors that the layers of a sequence read, as plain data.
 
     Tensors have numbers: 0 to `given - 1` are given to the sequence, and the outputs of the layers follow.
 
@@ -57,7 +60,7 @@ class SparseSequence(nn.Module):
 
     def _forget(self) -> None:
         self._calls: dict[tuple[torch.Size, ...], Callable[..., Any]] = {}
-        self._bound: list[tuple[SparseLayer, Tensor]] = []
+        self._held: list[tuple[SparseLayer | None, Held | None]] = [(None, None)] * len(self.wiring.reads)
 
     @property
     def layers(self) -> list[SparseLayer]:
@@ -66,14 +69,17 @@ class SparseSequence(nn.Module):
 
     def forward(self, *given: Tensor) -> Any:
         """Return the outputs that are returned, as a tuple if there are several."""
-        hooked = [1 for layer in self._modules.values() if layer._forward_hooks or layer._forward_pre_hooks]  # type: ignore[union-attr]
-        if hooked or is_recorded() or [1 for x in given if type(x) is not Tensor]:
+        plain = not is_recorded() and not [1 for x in given if type(x) is not Tensor]
+        if not plain or _global_forward_hooks or _global_forward_pre_hooks:
             return self._in_turn(*given)
         given = tuple([checked(x, dtype) for x, dtype in zip(given, self._dtypes, strict=True)])
         call = self._calls.get(tuple([x.shape for x in given]))
-        if call is None or [None for layer, bias in self._bound if layer._buffers["bias"] is not bias]:
-            call = self._bind(given)
-        return call(*given)
+        for layer, (known, held) in zip(self.layers, self._held, strict=True):
+            if layer._forward_hooks or layer._forward_pre_hooks:
+                return self._in_turn(*given)
+            if layer is not known or not layer.is_held(held):
+                call = None
+        return (call or self._bind(given))(*given)
 
     def _in_turn(self, *given: Tensor) -> Any:
         """Call the layers one after the other; keep no tensor longer than it is read."""
@@ -86,14 +92,13 @@ class SparseSequence(nn.Module):
 
     def _bind(self, given: Sequence[Tensor]) -> Callable[..., Any]:
         """Make the call for shapes; calls made for other arrays, as in torch.func.functional_call, are dropped."""
-        bound = [(layer, layer.bias_tensor()) for layer in self.layers]
-        others = [1 for (_, one), (_, other) in zip(bound, self._bound, strict=False) if one is not other]
-        if others or len(self._calls) >= MOST_SHAPES:
-            self._forget()
+        pairs = zip(self.layers, self._held, strict=True)
+        if len(self._calls) >= MOST_SHAPES or not all(a is b and a.is_held(held) for a, (b, held) in pairs):
+            self._calls = {}
+        self._held = [(layer, layer.held()) for layer in self.layers]
         runs = list(_runs(self.layers, self.wiring.reads, [(x.shape, x.dtype) for x in given]))
-        call = _compiled(runs, self.wiring) if len(runs) == len(bound) else self._in_turn
+        call = _compiled(runs, self.wiring) if len(runs) == len(self._held) else self._in_turn
         self._calls[tuple([x.shape for x in given])] = call
-        self._bound = bound
         return call
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SparseSequence:
@@ -103,7 +108,7 @@ class SparseSequence(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_calls": {}, "_bound": []}
+        return {**vars(self), "_calls": {}, "_held": [(None, None)] * len(self.wiring.reads)}
 
 
 def _given_dtypes(layers: Sequence[SparseLayer], wiring: Wiring) -> list[torch.dtype]:

@@ -61,6 +61,14 @@ def test_a_mask_that_hides_nothing_is_taken_out(call: Callable[[Tensor], Tensor]
         assert torch.equal(found(given), call(given))
 
 
+def test_positions_of_few_bits_may_wrap_around() -> None:
+    def call(x: Tensor) -> Tensor:
+        return attention(x, (torch.arange(x.shape[1], dtype=torch.int8) >= 0)[None].expand(x.shape[1], -1))
+
+    long = torch.randn(2, 150, 8)
+    assert torch.equal(operations(call, torch.randn(2, 5, 8))[1](long), call(long))
+
+
 @pytest.mark.parametrize("call", HIDE)
 def test_a_mask_that_may_hide_something_stays(call: Callable[[Tensor], Tensor]) -> None:
     x = torch.randn(2, 5, 8)

@@ -6,6 +6,7 @@ import copy
 import pickle
 import random
 from dataclasses import replace
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import pytest
@@ -212,3 +213,26 @@ def test_a_conversion_of_one_layer_is_refused() -> None:
     with pytest.raises(ValueError, match="must stay float32 on the CPU"):
         whole.double()
     assert torch.equal(whole.float()(x), target)
+
+
+def test_memory_that_moves_is_followed() -> None:
+    whole, x = chain("rows", "rows")
+    target = whole(x)
+    for layer in whole.layers:
+        layer.share_memory()
+    assert torch.equal(whole(x), target)
+    ForkingPickler.dumps(whole)  # as torch.multiprocessing sends it: its memory moves
+    assert torch.equal(whole(x), target)
+    assert torch.equal(whole.layers[0](x), whole.layers[0](x.clone()))
+    whole.layers[0].bias.data = whole.layers[0].bias + 1  # type: ignore[operator]
+    assert not torch.equal(whole(x), target)
+    assert equal(whole(x), whole._in_turn(x))
+
+
+def test_a_layer_that_is_replaced_computes() -> None:
+    whole, x = chain("rows", "rows")
+    other, _ = chain("rows", "rows", "rows")
+    whole(x)
+    whole.layer_0 = other.layers[1]
+
+    assert equal(whole(x), whole._in_turn(x))
