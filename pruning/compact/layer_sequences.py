@@ -45,8 +45,10 @@ def _keeps_its_place(node: fx.Node) -> bool:
     """Return whether an operation writes to a tensor, or draws numbers: then its order among others matters."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
-    given = arguments(node) if torch.Tag.nondeterministic_seeded in node.target.tags else {"train": False}
-    return is_in_place(node) or bool(given.get("dropout_p", True) and given.get("train", True))
+    if is_in_place(node) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return is_in_place(node)
+    given = arguments(node)  # attention with a dropout of 0, and a dropout in evaluation, draw nothing
+    return bool(given.get("dropout_p", True) and given.get("train", True))
 
 
 def _gather(graph: fx.Graph, joins: Callable[[fx.Node], bool]) -> None:
@@ -71,11 +73,11 @@ def _join(graph: fx.GraphModule, nodes: Sequence[fx.Node], name: str) -> None:
     own = set(nodes)
     given = list(dict.fromkeys(each for node in nodes for each in node.all_input_nodes if each not in own))
     numbers = {node: number for number, node in enumerate((*given, *nodes))}
-    reads = [tuple(numbers[each] for each in node.args if isinstance(each, fx.Node)) for node in nodes]
+    reads = [[numbers[each] for each in node.args if isinstance(each, fx.Node)] for node in nodes]
     returned = [node for node in nodes if not own >= set(node.users)]
     wiring = Wiring(
         len(given),
-        tuple((x, more[0] if more else None) for x, *more in reads),
+        tuple((each[0], each[1] if len(each) > 1 else None) for each in reads),
         tuple(numbers[node] for node in returned),
     )
     layers = {str(node.target): graph.get_submodule(str(node.target)) for node in nodes}

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_aggregate
 
 from pruning.graph.tracing import arguments, is_in_place, name_of
 
@@ -22,9 +23,7 @@ def skip_needless(graph: fx.Graph, kept: set[fx.Node]) -> None:
         return
     for node in list(graph.nodes):
         if name_of(node) == "scaled_dot_product_attention" and _is_true(arguments(node)["attn_mask"]):
-            given = arguments(node) | {"attn_mask": None}
-            node.args, node.kwargs = (given["query"], given["key"], given["value"]), dict(list(given.items())[3:])
-            continue
+            _take_out(node, arguments(node)["attn_mask"])
         given = arguments(node) if name_of(node) in ("slice", "pad", "constant_pad_nd", "dropout") else {}
         end = given.get("end")
         whole = (given.get("start"), given.get("step")) in ((0, 1), (None, 1)) and (
@@ -35,6 +34,11 @@ def skip_needless(graph: fx.Graph, kept: set[fx.Node]) -> None:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     graph.eliminate_dead_code()
+
+
+def _take_out(node: fx.Node, given: fx.Node) -> None:
+    """Let an operation take None in place of one of its inputs."""
+    node.args, node.kwargs = map_aggregate((node.args, node.kwargs), lambda each: None if each is given else each)
 
 
 def _is_true(node: Any) -> bool:

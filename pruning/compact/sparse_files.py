@@ -240,10 +240,10 @@ def _choice(held: Mapping[str, Any], layer: LayerShape, where: str) -> KernelCho
 
 STEM = "sparse_network"
 TENSORS, LAYERS = f"{STEM}.safetensors", f"{STEM}.json"
-PARTS_OF_A_NETWORK = ("layers", "lstms", "sequences", "nonzeros", "tied")
+OLDER = ("layers", "lstms", "nonzeros", "tied")
 VERSION = 4
-READABLE = (2, 3, VERSION)
-"""Versions that are read: before 4 there are no sequences, and in 2 neither blocks nor bits."""
+PARTS = {2: OLDER, 3: OLDER, VERSION: ("sequences", *OLDER)}
+"""Version that is read -> its objects; version 2 has neither blocks nor bits."""
 NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 EXPANDED, SPARSEST = 2**28, 1000
 """Largest size of all stored nonzeros as dense weights: bytes, or multiple of the file's bytes, whichever is more."""
@@ -412,13 +412,13 @@ def _content(text: bytes, name: str) -> Mapping[str, Any]:
         held = json.loads(text, parse_constant=refuse)
     except (ValueError, RecursionError) as error:
         raise Damaged(f"{name} is no JSON ({str(error)[:80]})") from error
-    if not isinstance(held, dict) or type(held.get("version")) is not int or held["version"] not in READABLE:
-        raise Damaged(f"{name} must have the version {' or '.join(map(str, READABLE))}")
-    added: dict[str, Any] = {} if held["version"] == VERSION else {"sequences": {}}
-    content = fields(added | held, {"version", *PARTS_OF_A_NETWORK}, name)
-    if not all(isinstance(content[each], dict) for each in PARTS_OF_A_NETWORK):
-        raise Damaged(f"{', '.join(PARTS_OF_A_NETWORK)} of {name} must be objects")
-    return content
+    if not isinstance(held, dict) or type(held.get("version")) is not int or held["version"] not in PARTS:
+        raise Damaged(f"{name} must have the version {' or '.join(map(str, PARTS))}")
+    parts = PARTS[held["version"]]
+    content = fields(held, {"version", *parts}, name)
+    if not all(isinstance(content[each], dict) for each in parts):
+        raise Damaged(f"{', '.join(parts)} of {name} must be objects")
+    return {"sequences": {}, **content}
 
 
 def _name(name: str) -> str:

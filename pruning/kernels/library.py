@@ -7,6 +7,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ class _Call(ctypes.Structure):
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class CompiledCall:
     """A `Run` of a C kernel for one shape of inputs; it keeps the arrays alive.
 
@@ -85,10 +87,10 @@ class CompiledCall:
         held: what the struct points to.
     """
 
-    __slots__ = ("address", "held", "kernel", "like")
-
-    def __init__(self, kernel: Callable[..., int], address: int, like: Tensor, held: Any) -> None:
-        self.kernel, self.address, self.like, self.held = kernel, address, like, held
+    kernel: Callable[..., int]
+    address: int
+    like: Tensor
+    held: Any
 
     def __call__(self, x: Tensor, added: Tensor | None) -> Tensor:
         """Return the outputs."""

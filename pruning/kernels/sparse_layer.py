@@ -198,10 +198,6 @@ def _(x: Tensor, arrays: Sequence[Tensor], bias: Tensor, added: Tensor | None, p
     return x.new_empty(layer.output(x.shape), dtype=layer.output_dtype)
 
 
-Held = tuple[Tensor, int]
-"""A bias, and the address of its memory, which calls hold."""
-
-
 class SparseLayer(nn.Module):
     """A linear layer or convolution that runs on its nonzero weights, in float32 on the CPU, without gradients.
 
@@ -240,7 +236,7 @@ class SparseLayer(nn.Module):
             self.register_buffer(f"array_{place}", array)
         self.register_buffer("bias", bias.detach().float().contiguous())
         self._runs: dict[torch.Size, Run] = {}
-        self._held: Held | None = None
+        self._held = (0, 0)
 
     @property
     def arrays(self) -> list[Tensor]:
@@ -267,18 +263,17 @@ class SparseLayer(nn.Module):
             return found
         x = checked(x, self.plan.layer.input_dtype)
         run = self._runs.get(x.shape)
-        if run is None or not self.is_held(self._held):
+        if run is None or self.held() != self._held:
             run = self._bind(x.shape)
         return run(x, added)
 
-    def held(self) -> Held:
-        """Return what calls hold: the bias, and the address of its memory."""
-        bias = self.bias_tensor()
-        return bias, bias.data_ptr()
+    def held(self) -> tuple[int, int]:
+        """Return what tells the tensors that calls hold from others: the bias, and its address, which torch may move.
 
-    def is_held(self, held: Held | None) -> bool:
-        """Return whether calls that hold this still hold the layer's tensors: torch may move them, to share them."""
-        return held is not None and self._buffers["bias"] is held[0] and held[0].data_ptr() == held[1]
+        Calls keep their bias alive, so that no other one has its identity.
+        """
+        bias = self._buffers["bias"]
+        return id(bias), bias.data_ptr()  # type: ignore[union-attr]
 
     def bias_tensor(self) -> Tensor:
         """Return the bias, which may be another one under torch.func.functional_call."""
@@ -288,7 +283,7 @@ class SparseLayer(nn.Module):
 
     def _bind(self, shape: torch.Size) -> Run:
         """Make the call for a shape; calls made for other arrays, as in torch.func.functional_call, are dropped."""
-        if len(self._runs) >= MOST_SHAPES or not self.is_held(self._held):
+        if len(self._runs) >= MOST_SHAPES or self.held() != self._held:
             self._runs, self._held = {}, self.held()
         run = self._runs[shape] = self.plan.bind(self.arrays, self.bias_tensor(), shape)
         return run
@@ -329,7 +324,7 @@ class SparseLayer(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_runs": {}, "_held": None}
+        return {**vars(self), "_runs": {}, "_held": (0, 0)}
 
     def extra_repr(self) -> str:
         """Return the layer's sparsity and kernels."""

