@@ -283,7 +283,8 @@ def test_what_a_node_lacks_when_it_begins_fails_the_trial(make_ray: Make, tmp_pa
     events = list(executor.run(plan))
 
     assert of_kind(events, plan, "failed") == ["a-0", "a-1"]
-    assert next(event.failure.message for event in events if event.failure) == f"this node does not see {needed}"
+    said = [event.failure.message for event in events if event.kind == "failed" and event.failure]  # Ray may try again
+    assert said[0] == f"this node does not see {needed}"
 
 
 def own_plan(code: Path, module: str, value: int) -> Plan:
