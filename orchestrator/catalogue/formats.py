@@ -99,7 +99,7 @@ FORMATS: Mapping[str, FormatRow] = named(
             "orchestrator.deploy.formats.sparse:SPARSE",
             "PyTorch on the nonzero weights alone, by kernels of this package",
             tolerance=RUNTIME,
-            version=2,
+            version=3,
             needs_compiler=True,
         ),
         FormatRow(
@@ -107,7 +107,7 @@ FORMATS: Mapping[str, FormatRow] = named(
             "orchestrator.deploy.formats.sparse:SPARSE_INT8",
             "PyTorch on the nonzero weights alone, in 8 bits where that is faster, by kernels of this package",
             tolerance=math.inf,
-            version=4,
+            version=5,
             needs_compiler=True,
         ),
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Collection, Mapping
 from itertools import count, groupby
 from operator import getitem
 
@@ -11,7 +12,9 @@ from torch import fx
 from torch._ops import OpOverload
 
 from pruning.catalogue.kernels import DENSE
-from pruning.graph.tracing import arguments, is_in_place
+from pruning.compact.dense_operations import join_heads, step_of
+from pruning.graph.tracing import arguments, in_module, is_in_place
+from pruning.kernels.dense_steps import DenseStep
 from pruning.kernels.sparse_layer import SparseLayer
 from pruning.kernels.sparse_sequence import MOST_LAYERS, SparseSequence, Wiring
 
@@ -27,18 +30,35 @@ def join_layers(graph: fx.GraphModule) -> None:
     queries; `MOST_MOVED` of them for each sequence, because their outputs wait for their readers. None moves where an
     operation writes to a tensor or draws numbers. Layers that PyTorch computes for a batch size join no sequence.
     """
-
-    def joins(node: fx.Node) -> bool:
-        layer = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
-        return isinstance(layer, SparseLayer) and all(choice.kernel != DENSE for choice in layer.plan.choices)
-
-    if not any(map(_keeps_its_place, graph.graph.nodes)):
-        _gather(graph.graph, joins)
-    adjacent = [list(nodes) for joined, nodes in groupby(graph.graph.nodes, joins) if joined]
+    if not any(_is_sparse(graph, node) for node in graph.graph.nodes):
+        return
+    join_heads(graph)
+    parts = _parts(graph)
+    if not any(_keeps_its_place(node) for node in graph.graph.nodes if node not in parts):
+        _gather(graph.graph, parts)
+    adjacent = [list(nodes) for joined, nodes in groupby(graph.graph.nodes, parts.__contains__) if joined]
     runs = [each[start : start + MOST_LAYERS] for each in adjacent for start in range(0, len(each), MOST_LAYERS)]
     names = (name for place in count() if not hasattr(graph, name := f"{NAME}_{place}"))
-    for nodes, name in zip((run for run in runs if len(run) > 1), names, strict=False):
-        _join(graph, nodes, name)
+    joined = (run for run in runs if len(run) > 1 and any(isinstance(parts[node], SparseLayer) for node in run))
+    for nodes, name in zip(joined, names, strict=False):
+        _join(graph, {node: parts[node] for node in nodes}, name)
+
+
+def _is_sparse(graph: fx.GraphModule, node: fx.Node) -> bool:
+    """Return whether an operation is a layer that C computes at all batch sizes."""
+    layer = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+    return isinstance(layer, SparseLayer) and all(choice.kernel != DENSE for choice in layer.plan.choices)
+
+
+def _parts(graph: fx.GraphModule) -> dict[fx.Node, SparseLayer | DenseStep]:
+    """Return the operations that C computes -> the layer or step of each."""
+    found: dict[fx.Node, SparseLayer | DenseStep] = {}
+    for node in graph.graph.nodes:
+        if _is_sparse(graph, node):
+            found[node] = graph.get_submodule(str(node.target))  # type: ignore[assignment]
+        elif (step := step_of(graph, node, found)) is not None:
+            found[node] = step
+    return found
 
 
 def _keeps_its_place(node: fx.Node) -> bool:
@@ -51,13 +71,13 @@ def _keeps_its_place(node: fx.Node) -> bool:
     return bool(given.get("dropout_p", True) and given.get("train", True))
 
 
-def _gather(graph: fx.Graph, joins: Callable[[fx.Node], bool]) -> None:
+def _gather(graph: fx.Graph, parts: Collection[fx.Node]) -> None:
     """Move layers to the end of the sequence before them, if their inputs are known there."""
     at: dict[fx.Node, int] = {}
     last, moved = None, 0
     for place, node in enumerate(list(graph.nodes)):
         at[node] = place
-        if not joins(node):
+        if node not in parts:
             continue
         if last is not None and last.next is not node:
             if moved == MOST_MOVED or any(at[each] > at[last] for each in node.all_input_nodes):
@@ -68,20 +88,25 @@ def _gather(graph: fx.Graph, joins: Callable[[fx.Node], bool]) -> None:
         last = node
 
 
-def _join(graph: fx.GraphModule, nodes: Sequence[fx.Node], name: str) -> None:
-    """Replace adjacent calls of layers by one of a sequence."""
-    own = set(nodes)
-    given = list(dict.fromkeys(each for node in nodes for each in node.all_input_nodes if each not in own))
+def _join(graph: fx.GraphModule, parts: Mapping[fx.Node, SparseLayer | DenseStep], name: str) -> None:
+    """Replace adjacent calls of layers and steps by one of a sequence."""
+    nodes, own = list(parts), set(parts)
+    inputs = [_inputs(node) for node in nodes]
+    given = list(dict.fromkeys(each for read in inputs for each in read if each not in own))
     numbers = {node: number for number, node in enumerate((*given, *nodes))}
-    reads = [[numbers[each] for each in node.args if isinstance(each, fx.Node)] for node in nodes]
+    reads = [[numbers[each] for each in read] for read in inputs]
     returned = [node for node in nodes if not own >= set(node.users)]
     wiring = Wiring(
         len(given),
-        tuple((each[0], each[1] if len(each) > 1 else None) for each in reads),
+        tuple(map(tuple, reads)),
         tuple(numbers[node] for node in returned),
     )
-    layers = {str(node.target): graph.get_submodule(str(node.target)) for node in nodes}
-    graph.add_submodule(name, SparseSequence(layers, wiring))  # type: ignore[arg-type]
+    layers: dict[str, SparseLayer | DenseStep] = {}
+    for node, part in parts.items():
+        path = re.sub("[^A-Za-z0-9_]", "_", in_module(node) or node.name)
+        called = str(node.target) if node.op == "call_module" else f"sparse_{path}"
+        layers[called if called not in layers else f"{called}_{node.name}"] = part
+    graph.add_submodule(name, SparseSequence(layers, wiring))
     with graph.graph.inserting_after(nodes[-1]):
         call = graph.graph.call_module(name, tuple(given))
     after = call
@@ -93,5 +118,15 @@ def _join(graph: fx.GraphModule, nodes: Sequence[fx.Node], name: str) -> None:
         found.meta = dict(node.meta)
         node.replace_all_uses_with(found, delete_user_cb=lambda user: user not in own)
     for node in reversed(nodes):
+        held = [each for each in node.all_input_nodes if each.op == "get_attr"]
         graph.graph.erase_node(node)
-        graph._modules.pop(str(node.target))
+        graph._modules.pop(str(node.target), None)
+        for each in held:
+            if not each.users:
+                graph.graph.erase_node(each)
+
+
+def _inputs(node: fx.Node) -> list[fx.Node]:
+    """Return what a layer or step reads besides its own tensors."""
+    given = node.args if node.op == "call_module" else node.all_input_nodes[:1]
+    return [each for each in given if isinstance(each, fx.Node)]

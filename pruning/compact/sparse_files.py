@@ -27,6 +27,7 @@ from pruning.graph.input_guard import InputGuard
 from pruning.graph.tracing import first_line
 from pruning.kernels.byte_kernels import rounded
 from pruning.kernels.compiling import KernelsUnavailable
+from pruning.kernels.dense_steps import OPERATIONS, DenseStep, StepPlan
 from pruning.kernels.library import library
 from pruning.kernels.sparse_layer import KernelChoice, SparseLayer, kernel_named, kernels_of
 from pruning.kernels.sparse_sequence import MOST_LAYERS, SparseSequence, Wiring
@@ -114,12 +115,15 @@ def read_sequence(name: str, held: Any, found: Mapping[str, Any]) -> SparseSeque
     if not isinstance(names, list) or not isinstance(reads, list) or not 1 <= len(names) == len(reads) <= MOST_LAYERS:
         raise Damaged(f"`layers` and `reads` of {where} must be lists of one length, at most {MOST_LAYERS}")
     own = [(str(each), found.get(f"{name}.{each}")) for each in names]
-    layers = {each: layer for each, layer in own if isinstance(layer, SparseLayer)}
+    layers = {each: layer for each, layer in own if isinstance(layer, SparseLayer | DenseStep)}
     if len(layers) != len(names) or len(names) != sum(each.startswith(f"{name}.") for each in found):
         raise Damaged(f"`layers` of {where} must be the names of all its layers, each once")
     wiring = Wiring(
         given,
-        tuple(_read(each, given + place - 1, where) for place, each in enumerate(reads)),
+        tuple(
+            _read(each, layer, given + place - 1, where)
+            for place, (layer, each) in enumerate(zip(layers.values(), reads, strict=True))
+        ),
         wholes(held["returned"], None, given, given + len(names) - 1, f"`returned` of {where}"),
     )
     if set(wiring.last_reads()) != set(range(given + len(names))) or len({*wiring.returned}) < len(wiring.returned):
@@ -130,12 +134,41 @@ def read_sequence(name: str, held: Any, found: Mapping[str, Any]) -> SparseSeque
         raise Damaged(f"a name of a layer of {where} is taken or has a dot") from error
 
 
-def _read(held: Any, largest: int, where: str) -> tuple[int, int | None]:
-    """Return the numbers of a layer's inputs and of the tensor that is added, or None."""
+def _read(held: Any, layer: SparseLayer | DenseStep, largest: int, where: str) -> tuple[int, ...]:
+    """Return the numbers of a layer's inputs and of the tensor that is added, or of a step's inputs."""
     what = f"`reads` of {where}"
-    if not isinstance(held, list) or len(held) != 2:
-        raise Damaged(f"{what} must hold two numbers for each layer")
-    return whole(held[0], 0, largest, what), None if held[1] is None else whole(held[1], 0, largest, what)
+    counts = (1, 2) if isinstance(layer, SparseLayer) else (OPERATIONS[layer.plan.operation].inputs,)
+    if isinstance(held, list) and held[1:] == [None]:  # version 4, where nothing is added
+        held = held[:1]
+    if not isinstance(held, list) or len(held) not in counts:
+        raise Damaged(f"{what} must hold one or two numbers for each layer, and as many as it has inputs for each step")
+    return wholes(held, None, 0, largest, what)
+
+
+def step_record(step: DenseStep) -> dict[str, Any]:
+    """Return a step's numbers as plain JSON."""
+    return asdict(step.plan)
+
+
+def read_step(name: str, held: Any, tensors: dict[str, Tensor]) -> DenseStep:
+    """Return a step from plain JSON, and take its weight and bias out of the tensors in a file.
+
+    Raises:
+        Damaged: a field is missing, unknown, or has a value that no step can have.
+    """
+    where = f"step {name[:80]!r}"
+    held = fields(held, frozenset(StepPlan.__dataclass_fields__), where)
+    if not isinstance(held["operation"], str) or held["operation"] not in OPERATIONS:
+        raise Damaged(f"`operation` of {where} must be one of {', '.join(OPERATIONS)}")
+    number = held["number"]
+    if type(number) not in (int, float) or not 0 <= number <= 1e30:
+        raise Damaged(f"`number` of {where} must be from 0 to 1e30")
+    plan = StepPlan(held["operation"], whole(held["heads"], 1, LARGEST, f"`heads` of {where}"), float(number))
+    own = [tensors.pop(f"{name}.{each}", None) for each in ("weight", "bias") if OPERATIONS[plan.operation].arrays]
+    given = [each for each in own if each is not None and each.dtype is torch.float32 and each.ndim == 1]
+    if len(given) != len(own) or len({len(each) for each in given}) > 1:
+        raise Damaged(f"weight and bias of {where} must be float32 rows of one length")
+    return DenseStep(plan, *given)
 
 
 def weight_shape(layer: LayerShape) -> tuple[int, ...]:
@@ -241,8 +274,8 @@ def _choice(held: Mapping[str, Any], layer: LayerShape, where: str) -> KernelCho
 STEM = "sparse_network"
 TENSORS, LAYERS = f"{STEM}.safetensors", f"{STEM}.json"
 OLDER = ("layers", "lstms", "nonzeros", "tied")
-VERSION = 4
-PARTS = {2: OLDER, 3: OLDER, VERSION: ("sequences", *OLDER)}
+VERSION = 5
+PARTS = {2: OLDER, 3: OLDER, 4: ("sequences", *OLDER), VERSION: ("sequences", "steps", *OLDER)}
 """Version that is read -> its objects; version 2 has neither blocks nor bits."""
 NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 EXPANDED, SPARSEST = 2**28, 1000
@@ -258,6 +291,11 @@ def tensors_of(network: fx.GraphModule) -> dict[str, Tensor]:
 def layers_of(network: nn.Module) -> dict[str, SparseLayer]:
     """Return name -> sparse layer of a network."""
     return {name: module for name, module in network.named_modules() if isinstance(module, SparseLayer)}
+
+
+def steps_of(network: nn.Module) -> dict[str, DenseStep]:
+    """Return name -> step of a network."""
+    return {name: module for name, module in network.named_modules() if isinstance(module, DenseStep)}
 
 
 def save_layers(network: fx.GraphModule, folder: Path, stem: str = STEM) -> None:
@@ -288,6 +326,8 @@ def save_layers(network: fx.GraphModule, folder: Path, stem: str = STEM) -> None
             weight = whole_numbers.to(torch.int8)
         _store(f"{name}.weight", weight, held, nonzeros)
         held[f"{name}.bias"] = layer.get_buffer("bias").clone()
+    steps = steps_of(network)
+    held |= {f"{name}.{each}": own.clone() for name, step in steps.items() for each, own in step.named_buffers()}
     (folder / f"{stem}.safetensors").write_bytes(save(held))
     modules = dict(network.named_modules())
     sequences = {name: each for name, each in modules.items() if isinstance(each, SparseSequence)}
@@ -296,6 +336,7 @@ def save_layers(network: fx.GraphModule, folder: Path, stem: str = STEM) -> None
         "layers": {name: layer_record(layer) for name, layer in layers.items()},
         "lstms": {name: lstm_record(each) for name, each in modules.items() if isinstance(each, SparseLstm)},
         "sequences": {name: sequence_record(each) for name, each in sequences.items()},
+        "steps": {name: step_record(each) for name, each in steps.items()},
         "nonzeros": nonzeros,
         "tied": tied,
     }
@@ -329,7 +370,7 @@ def load_layers(
     Args:
         folder: has the files that `save_layers` wrote.
         network: a module without layers and tensors.
-        names: names of the layers and tensors that its `forward` reads.
+        names: names of the layers, steps and tensors that its `forward` reads.
         guard: inputs that its `forward` takes; others are refused at each call.
         stem: the name of the files, without their endings.
 
@@ -378,8 +419,8 @@ def _tensors(file: Path) -> tuple[dict[str, Tensor], int]:
 
 def _loaded(
     content: Mapping[str, Any], held: dict[str, Tensor], most: int
-) -> Iterator[tuple[str, Tensor | SparseLayer]]:
-    """Yield the name of each layer and tensor, with the layer or tensor; `most`: bytes of weights as dense ones."""
+) -> Iterator[tuple[str, Tensor | SparseLayer | DenseStep]]:
+    """Yield the name of each layer, step and tensor, with it; `most`: bytes of weights as dense ones."""
     nonzeros = _nonzeros(content["nonzeros"], held, most)
     replaced: list[str] = []
     exact = False
@@ -395,6 +436,8 @@ def _loaded(
         yield name, SparseLayer(layer, weight, bias, own, keep=False)
     if replaced:
         _warn(replaced, exact)
+    for name, record in content["steps"].items():
+        yield name, read_step(_name(name), record, held)
     tensors = {name: weight.dense() for name, weight in nonzeros.items()} | held
     for name, other in content["tied"].items():
         if not isinstance(other, str) or other not in tensors or name in tensors:
@@ -418,7 +461,7 @@ def _content(text: bytes, name: str) -> Mapping[str, Any]:
     content = fields(held, {"version", *parts}, name)
     if not all(isinstance(content[each], dict) for each in parts):
         raise Damaged(f"{', '.join(parts)} of {name} must be objects")
-    return {"sequences": {}, **content}
+    return {"sequences": {}, "steps": {}, **content}
 
 
 def _name(name: str) -> str:
@@ -481,15 +524,15 @@ def _warn(names: list[str], exact: bool) -> None:
     warnings.warn(f"{count} on other kernels, {change}: {reason}.", stacklevel=4)
 
 
-def _place(network: nn.Module, name: str, each: Tensor | SparseLayer) -> None:
-    """Register a layer or tensor in a module under a name with dots."""
+def _place(network: nn.Module, name: str, each: Tensor | SparseLayer | DenseStep) -> None:
+    """Register a layer, step or tensor in a module under a name with dots."""
     *path, leaf = name.split(".")
     for step in path:
         if step not in network._modules:
             network.add_module(step, nn.Module())
         network = network.get_submodule(step)
-        assert not isinstance(network, SparseLayer), "names agree with the network's code"
-    if isinstance(each, SparseLayer):
+        assert not isinstance(network, SparseLayer | DenseStep), "names agree with the network's code"
+    if isinstance(each, nn.Module):
         network.add_module(leaf, each)
     else:
         network.register_buffer(leaf, each)

@@ -17,6 +17,7 @@ from pruning.compact.fused_layers import FusedLayer, LstmCall, SparseLstm, chose
 from pruning.compact.layer_sequences import join_layers
 from pruning.compact.rewriting import call_functions
 from pruning.graph.tracing import name_of
+from pruning.kernels.dense_steps import DenseStep
 from pruning.kernels.sparse_layer import KernelChoice, SparseLayer, chosen, dense_choice
 from pruning.kernels.sparse_weight import ByteScale, SparseWeight
 
@@ -280,7 +281,7 @@ def _drop_unread(graph: fx.GraphModule) -> None:
     """Delete the parameters, buffers and empty modules that the graph no longer reads."""
     read = {str(node.target) for node in graph.graph.find_nodes(op="get_attr")}
     for path, module in list(graph.named_modules()):
-        if isinstance(module, SparseLayer | SparseLstm):
+        if isinstance(module, SparseLayer | SparseLstm | DenseStep):
             continue
         for store in (module._parameters, module._buffers):
             for leaf in list(store):
@@ -288,6 +289,6 @@ def _drop_unread(graph: fx.GraphModule) -> None:
                     del store[leaf]
     for path, module in reversed(list(graph.named_modules())):
         held = (*module.children(), *module.parameters(recurse=False), *module.buffers(recurse=False))
-        if path and not isinstance(module, SparseLayer) and not held:
+        if path and not isinstance(module, SparseLayer | DenseStep) and not held:
             parent, _, leaf = path.rpartition(".")
             graph.get_submodule(parent)._modules.pop(leaf)

@@ -42,7 +42,7 @@ from pruning.graph.tracing import (
 from pruning.holding.copies import values_with_history
 from pruning.kernels.compiling import KernelsUnavailable
 from pruning.kernels.library import library
-from pruning.kernels.sparse_layer import SparseLayer, fastest_seconds
+from pruning.kernels.sparse_layer import SparseLayer, check_conversion, fastest_seconds
 from pruning.measure.macs import Inputs
 
 TOLERANCE = 1e-4
@@ -99,9 +99,8 @@ class SparseNetwork(TracedNetwork):
         return str(self.sparse)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TracedNetwork:
-        for layer in self.modules():
-            if isinstance(layer, SparseLayer):
-                layer.check_conversion(fn)
+        if any(isinstance(layer, SparseLayer) for layer in self.modules()):
+            check_conversion(fn)
         return super()._apply(fn, recurse)
 
 

@@ -92,11 +92,13 @@ class CompiledCall:
     like: Tensor
     held: Any
 
-    def __call__(self, x: Tensor, added: Tensor | None) -> Tensor:
+    def __call__(self, x: Tensor, added: Tensor | None = None, more: Tensor | None = None) -> Tensor:
         """Return the outputs."""
         y = torch.empty_like(self.like)  # takes half as long as a shape and a dtype
-        more = None if added is None else added.data_ptr()
-        check_code(self.kernel(self.address, x.data_ptr(), more, y.data_ptr(), torch.get_num_threads()))
+        second = None if added is None else added.data_ptr()
+        if more is not None:  # a kernel of three inputs takes the second and the third as an array
+            second = (ctypes.c_void_p * 2)(second, more.data_ptr())  # type: ignore[assignment]
+        check_code(self.kernel(self.address, x.data_ptr(), second, y.data_ptr(), torch.get_num_threads()))
         return y
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pruning.catalogue.kernels import DENSE, KERNELS
+from pruning.kernels.library import CompiledCall
 from pruning.kernels.sparse_weight import ByteScale, Kernel, LayerShape, Run, Setting, SparseWeight
 
 Key = TypeVar("Key")
@@ -198,6 +199,19 @@ def _(x: Tensor, arrays: Sequence[Tensor], bias: Tensor, added: Tensor | None, p
     return x.new_empty(layer.output(x.shape), dtype=layer.output_dtype)
 
 
+def check_conversion(fn: Callable[[Tensor], Tensor]) -> None:
+    """Raise ValueError if a conversion changes the dtype, the device or the positions of weights."""
+    values, positions = torch.ones(8), torch.arange(8, dtype=torch.int32)
+    for given, found in ((values, fn(values)), (positions, fn(positions.clone()))):
+        if found.dtype is not given.dtype or found.device != given.device:
+            raise ValueError(
+                f"a sparse layer (to {found.dtype} on {found.device}) must stay float32 on the CPU; convert the "
+                "network that `to_sparse` was given."
+            )
+        if given is positions and not torch.equal(given, found):
+            raise ValueError("a sparse layer must keep the positions of its weights; call `to_sparse` again.")
+
+
 class SparseLayer(nn.Module):
     """A linear layer or convolution that runs on its nonzero weights, in float32 on the CPU, without gradients.
 
@@ -267,6 +281,18 @@ class SparseLayer(nn.Module):
             run = self._bind(x.shape)
         return run(x, added)
 
+    @property
+    def dtypes(self) -> tuple[torch.dtype, torch.dtype]:
+        """Dtypes of inputs and of a tensor to add."""
+        return self.plan.layer.input_dtype, self.plan.layer.added_dtype
+
+    def compiled(self, given: Sequence[tuple[torch.Size, torch.dtype]]) -> CompiledCall | None:
+        """Return the call for shape and dtype of inputs and of a tensor to add; None if C cannot compute it."""
+        (shape, dtype), *added = given
+        run, other = self.plan.run(self.arrays, self.bias_tensor(), shape), self.plan.shape_added(shape)
+        fits = dtype is self.dtypes[0] and all(each == (other, self.dtypes[1]) for each in added)
+        return run if fits and isinstance(run, CompiledCall) else None
+
     def held(self) -> tuple[int, int]:
         """Return what tells the tensors that calls hold from others: the bias, and its address, which torch may move.
 
@@ -288,21 +314,9 @@ class SparseLayer(nn.Module):
         run = self._runs[shape] = self.plan.bind(self.arrays, self.bias_tensor(), shape)
         return run
 
-    def check_conversion(self, fn: Callable[[Tensor], Tensor]) -> None:
-        """Raise ValueError if a conversion changes the dtype, the device or the positions of the weights."""
-        values, positions = torch.ones(8), torch.arange(8, dtype=torch.int32)
-        for given, found in ((values, fn(values)), (positions, fn(positions.clone()))):
-            if found.dtype is not given.dtype or found.device != given.device:
-                raise ValueError(
-                    f"a sparse layer (to {found.dtype} on {found.device}) must stay float32 on the CPU; convert the "
-                    "network that `to_sparse` was given."
-                )
-            if given is positions and not torch.equal(given, found):
-                raise ValueError("a sparse layer must keep the positions of its weights; call `to_sparse` again.")
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SparseLayer:
         """Convert the arrays, and drop the calls, which hold addresses of arrays."""
-        self.check_conversion(fn)
+        check_conversion(fn)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._runs = {}
         return self

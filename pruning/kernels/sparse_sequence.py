@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
+from pruning.kernels.dense_steps import DenseStep, Form
 from pruning.kernels.library import CompiledCall, check_code, library
-from pruning.kernels.sparse_layer import MOST_SHAPES, SparseLayer, checked, is_recorded
+from pruning.kernels.sparse_layer import MOST_SHAPES, SparseLayer, check_conversion, checked, is_recorded
 
 MOST_LAYERS = 256
 """Layers of a sequence."""
@@ -28,39 +29,40 @@ class Wiring:
 
     Args:
         given: number of tensors that the sequence takes.
-        reads: for each layer, the number of its inputs, and of the tensor that is added; None if nothing is added.
+        reads: for each layer, the number of its inputs, and of the tensor that is added, if there is one; for each
+            step, the numbers of its inputs.
         returned: numbers of the outputs that the sequence returns.
     """
 
     given: int
-    reads: tuple[tuple[int, int | None], ...]
+    reads: tuple[tuple[int, ...], ...]
     returned: tuple[int, ...]
 
     def last_reads(self) -> dict[int, int]:
         """Return number of a tensor -> place of the last layer that reads it; of the last layer if it is returned."""
-        found = {number: place for place, read in enumerate(self.reads) for number in read if number is not None}
+        found = {number: place for place, read in enumerate(self.reads) for number in read}
         return {**found, **dict.fromkeys(self.returned, len(self.reads))}
 
 
 class SparseSequence(nn.Module):
-    """Sparse layers that are computed in one call.
+    """Sparse layers, and steps between them, that are computed in one call.
 
     Args:
-        layers: name -> layer, in the order of computation.
+        layers: name -> layer or step, in the order of computation.
         wiring: what they read.
     """
 
-    def __init__(self, layers: Mapping[str, SparseLayer], wiring: Wiring) -> None:
+    def __init__(self, layers: Mapping[str, SparseLayer | DenseStep], wiring: Wiring) -> None:
         super().__init__()
         for name, layer in layers.items():
             self.add_module(name, layer)
         self.wiring = wiring
         self._dtypes = _given_dtypes(list(layers.values()), wiring)
         self._calls: dict[tuple[torch.Size, ...], Callable[..., Any]] = {}
-        self._held: list[tuple[int, int]] = []
+        self._held: list[tuple[int, ...]] = []
 
     @property
-    def layers(self) -> list[SparseLayer]:
+    def layers(self) -> list[SparseLayer | DenseStep]:
         """The layers, in the order of computation."""
         return list(self._modules.values())  # type: ignore[arg-type]
 
@@ -81,8 +83,8 @@ class SparseSequence(nn.Module):
     def _in_turn(self, *given: Tensor) -> Any:
         """Call the layers one after the other; keep no tensor longer than it is read."""
         values, last = dict(enumerate(given)), self.wiring.last_reads()
-        for place, (layer, (x, added)) in enumerate(zip(self.layers, self.wiring.reads, strict=True)):
-            values[len(given) + place] = layer(values[x], None if added is None else values[added])
+        for place, (layer, read) in enumerate(zip(self.layers, self.wiring.reads, strict=True)):
+            values[len(given) + place] = layer(*[values[number] for number in read])
             values = {number: value for number, value in values.items() if last.get(number, -1) > place}
         found = tuple(values[number] for number in self.wiring.returned)
         return found[0] if len(found) == 1 else found
@@ -99,6 +101,7 @@ class SparseSequence(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SparseSequence:
         """Convert the layers, and drop the calls, which hold addresses of arrays."""
+        check_conversion(fn)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._calls = {}
         return self
@@ -107,26 +110,23 @@ class SparseSequence(nn.Module):
         return {**vars(self), "_calls": {}, "_held": []}
 
 
-def _given_dtypes(layers: Sequence[SparseLayer], wiring: Wiring) -> list[torch.dtype]:
+def _given_dtypes(layers: Sequence[SparseLayer | DenseStep], wiring: Wiring) -> list[torch.dtype]:
     """Return the dtype that a layer reads of each given tensor."""
-    found: dict[int | None, torch.dtype] = {}
-    for layer, (x, added) in zip(layers, wiring.reads, strict=True):
-        found |= {x: layer.plan.layer.input_dtype, added: layer.plan.layer.added_dtype}
+    found: dict[int, torch.dtype] = {}
+    for layer, read in zip(layers, wiring.reads, strict=True):
+        found |= dict(zip(read, layer.dtypes, strict=False))
     return [found[number] for number in range(wiring.given)]
 
 
 def _runs(
-    layers: Sequence[SparseLayer],
-    reads: Sequence[tuple[int, int | None]],
-    tensors: list[tuple[torch.Size, torch.dtype]],
+    layers: Sequence[SparseLayer | DenseStep],
+    reads: Sequence[tuple[int, ...]],
+    tensors: list[Form],
 ) -> Iterator[CompiledCall]:
     """Yield the call of each layer, up to the first that C cannot compute from these tensors; adds outputs to them."""
-    for layer, (x, added) in zip(layers, reads, strict=True):
-        (shape, dtype), plan = tensors[x], layer.plan
-        run = plan.run(layer.arrays, layer.bias_tensor(), shape)
-        if not isinstance(run, CompiledCall) or dtype is not plan.layer.input_dtype:
-            return
-        if added is not None and tensors[added] != (plan.shape_added(shape), plan.layer.added_dtype):
+    for layer, read in zip(layers, reads, strict=True):
+        run = layer.compiled([tensors[number] for number in read])
+        if run is None:
             return
         yield run
         tensors.append((run.like.shape, run.like.dtype))
@@ -144,7 +144,7 @@ class _Step(ctypes.Structure):
     _fields_ = (
         ("kernel", ctypes.c_void_p),
         ("call", ctypes.c_void_p),
-        *((name, _Place) for name in ("x", "added", "y")),
+        *((name, _Place) for name in ("x", "added", "more", "y")),
     )
 
 
@@ -154,15 +154,14 @@ def _compiled(runs: Sequence[CompiledCall], wiring: Wiring) -> Callable[..., Any
     memory = {number: place for place, number in enumerate((*range(wiring.given), *wiring.returned))}
     last = len(memory)
 
-    def place(number: int | None) -> _Place:
-        if number is None:
-            return _Place(-1, 0)
+    def place(number: int) -> _Place:
         return _Place(memory[number], 0) if number in memory else _Place(last, offsets[number])
 
     steps = (_Step * len(runs))()
-    for at, (run, (x, added)) in enumerate(zip(runs, wiring.reads, strict=True)):
+    for at, (run, read) in enumerate(zip(runs, wiring.reads, strict=True)):
         kernel = ctypes.cast(run.kernel, ctypes.c_void_p)  # type: ignore[arg-type]  # a function of the library
-        steps[at] = _Step(kernel, run.address, place(x), place(added), place(wiring.given + at))
+        read_places = [*map(place, read), *[_Place(-1, 0)] * (3 - len(read))]
+        steps[at] = _Step(kernel, run.address, *read_places, place(wiring.given + at))
     first, count, addresses = ctypes.addressof(steps), len(runs), ctypes.c_void_p * (last + 1)
     sequence = library().sequence
     sequence.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int]

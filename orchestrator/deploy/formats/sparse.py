@@ -25,7 +25,7 @@ from orchestrator.deploy.formats.format import (
     resized,
 )
 from pruning.compact.rewriting import call_functions
-from pruning.compact.sparse_files import STEM, layers_of, save_layers, tensors_of
+from pruning.compact.sparse_files import STEM, layers_of, save_layers, steps_of, tensors_of
 from pruning.compact.traced_network import TracedNetwork
 from pruning.graph.tracing import Example, traced
 from pruning.kernels.compiling import KernelsUnavailable
@@ -102,7 +102,7 @@ def write(
     except ValueError as error:
         raise ExportError(str(error)) from error
     tensors = tensors_of(graph)
-    names = [*layers_of(graph), *tensors]
+    names = [*layers_of(graph), *steps_of(graph), *tensors]
     inputs = [str(node.target) for node in graph.graph.find_nodes(op="placeholder")]
     save_layers(graph, folder, stem)
     forward, imports = generated_module.forward_code(graph.graph, {name: name for name in tensors})

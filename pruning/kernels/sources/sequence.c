@@ -11,7 +11,7 @@ typedef struct {
 typedef struct {
     Kernel *kernel;
     const Call *call;
-    Place x, added, y;
+    Place x, added, more, y;
 } Step;
 
 static char *address(Place place, char *const *memory) {
@@ -25,8 +25,9 @@ int sequence(const Step *steps, int64_t count, char **memory, int64_t last, int6
     memory[last] = between;
     int code = DONE;
     for (const Step *step = steps; step < steps + count && code == DONE; step++) {
-        char *x = address(step->x, memory), *added = address(step->added, memory), *y = address(step->y, memory);
-        code = step->kernel(step->call, x, added, y, threads);
+        char *x = address(step->x, memory), *y = address(step->y, memory);
+        void *both[] = {address(step->added, memory), address(step->more, memory)};
+        code = step->kernel(step->call, x, both[1] ? both : both[0], y, threads);
     }
     free(between);
     return code;

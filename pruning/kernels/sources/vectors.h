@@ -26,7 +26,7 @@ typedef float eight __attribute__((vector_size(32), aligned(4), may_alias));
 
 /* What a kernel needs besides inputs and outputs: numbers, arrays, and the range to which outputs are clamped. Every
    kernel is a function (call, x, added, y, threads) that returns DONE or a reason; `added` is NULL, or has the shape of
-   y and is added before the clamp. */
+   y and is added before the clamp. A kernel of three inputs has the second and the third in an array in its place. */
 typedef struct {
     int64_t numbers[8];
     const void *arrays[12];

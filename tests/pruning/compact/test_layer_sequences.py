@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 import pruning
 from pruning.catalogue.kernels import DENSE
 from pruning.compact import layer_sequences, sparse_graph, sparse_network
-from pruning.compact.sparse_files import layers_of, load_layers, save_layers, tensors_of
+from pruning.compact.sparse_files import LAYERS, layers_of, load_layers, save_layers, steps_of, tensors_of
 from pruning.compact.sparse_network import SparseNetwork
 from pruning.kernels.sparse_layer import KernelChoice, _candidates
 from pruning.kernels.sparse_sequence import SparseSequence
@@ -54,6 +55,22 @@ class Attention(nn.Module):
         y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         x = x + self.drop(self.out(y))
         found: Tensor = self.norm(x + self.drop(self.down(self.up(x).relu())))
+        return found
+
+
+class Masked(Attention):
+    """Attention with a mask, or to earlier places alone, and a block with another activation."""
+
+    def __init__(self, *, causal: bool, activation: nn.Module) -> None:
+        super().__init__()
+        self.causal, self.activation = causal, activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).unflatten(-1, (2, 8)).transpose(1, 2) for layer in (self.query, self.key, self.value))
+        mask = None if self.causal else x[:, None, None, :, 0] > -1
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=self.causal).transpose(1, 2).flatten(2)
+        x = x + self.out(y)
+        found: Tensor = self.norm(x + self.down(self.activation(self.up(x))))
         return found
 
 
@@ -98,20 +115,90 @@ def built(kind: type[nn.Module], **more: Any) -> nn.Module:
     return pruned(kind(**more))
 
 
-def test_queries_keys_and_values_are_one_call_and_dropouts_hide_no_addition() -> None:
+def test_a_block_of_a_transformer_is_one_call() -> None:
     model, x = built(Attention), torch.randn(2, 5, 16)
     sparse = sparse_of(model, x)
 
-    assert sequences_of(sparse) == {
-        "sparse_sequence_0": ["sparse_query", "sparse_key", "sparse_value"],
-        "sparse_sequence_1": ["sparse_out", "sparse_up", "sparse_down"],
-    }
-    assert "dropout" not in sparse.code
-    assert "torch.add" not in sparse.code
-    assert not [line for line in sparse.code.splitlines() if ".norm" in line], "a path takes longer than a name"
+    first, *middle, last = sequences_of(sparse)["sparse_sequence_0"]
+    assert (first, last.startswith("sparse_norm_")) == ("sparse_norm", True), "one normalisation, applied twice"
+    layers = ["query", "key", "value", "attention_0", "out", "up", "down"]
+    assert middle == [f"sparse_{each}" for each in layers]
+    assert len([node for node in sparse.graph.nodes if node.op.startswith("call")]) == 1, "dropouts and additions, too"
     for given in (x, torch.randn(3, 7, 16)):
         with torch.no_grad():
             assert torch.allclose(sparse(given), model(given), atol=1e-5)
+
+
+ACTIVATIONS = {
+    "gelu": nn.GELU(),
+    "gelu_tanh": nn.GELU(approximate="tanh"),
+    "silu": nn.SiLU(),
+    "silu in place": nn.SiLU(inplace=True),
+}
+
+
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_with_a_mask_stays_that_of_pytorch(activation: str, causal: bool) -> None:
+    model, x = built(Masked, causal=causal, activation=ACTIVATIONS[activation]), torch.randn(2, 5, 16)
+    sparse = sparse_of(model, x)
+
+    last = sequences_of(sparse)["sparse_sequence_1"]
+    assert last == ["sparse_out", "sparse_up", "sparse_activation", "sparse_down", "sparse_norm"]
+    assert "scaled_dot_product_attention" in sparse.code
+    for given in (x, torch.randn(3, 7, 16)):
+        with torch.no_grad():
+            assert torch.allclose(sparse(given), model(given), atol=1e-5)
+
+
+class Odd(nn.Module):
+    """Operations that look like those of a sequence, and are others."""
+
+    def __init__(self, *, case: str) -> None:
+        super().__init__()
+        self.case, self.one, self.two = case, nn.Linear(16, 16), nn.Linear(16, 16)
+        self.plain, self.wide = nn.LayerNorm(16, elementwise_affine=False), nn.LayerNorm((5, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.one(x)
+        if self.case == "read again":
+            z = F.silu(y.clone(), inplace=True) + F.silu(y, inplace=True) * y
+        elif self.case == "without weights":
+            z = self.plain(y)
+        elif self.case == "of two dimensions":
+            z = self.wide(y)
+        else:
+            q = y.unflatten(-1, (2, 8)).transpose(1, 2)
+            heads = {
+                "heads joined in another order": lambda: (
+                    F.scaled_dot_product_attention(q, q, q).flatten(1, 2).flatten(1)
+                ),
+                "not swapped": lambda: F.scaled_dot_product_attention(*[y.unflatten(-1, (2, 8))] * 3).flatten(2),
+                "read twice": lambda: F.scaled_dot_product_attention(q, q, q),
+            }[self.case]()
+            if self.case == "read twice":
+                heads = heads.transpose(1, 2).flatten(2) + heads.sum()
+            z = heads.reshape(x.shape)
+        found: Tensor = self.two(z)
+        return found
+
+
+CASES = [
+    "read again",
+    "without weights",
+    "of two dimensions",
+    "heads joined in another order",
+    "not swapped",
+    "read twice",
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_operations_that_look_alike_compute_what_they_did(case: str) -> None:
+    model, x = built(Odd, case=case), torch.randn(2, 5, 16)
+    sparse = sparse_of(model, x)
+    with torch.no_grad():
+        assert torch.allclose(sparse(x), model(x), atol=1e-5)
 
 
 def test_two_towers_return_two_outputs_of_one_call() -> None:
@@ -207,7 +294,7 @@ def loaded(folder: Path, sparse: SparseNetwork) -> nn.Module:
     shell = nn.Module()
     run = type(sparse).forward.__wrapped__  # type: ignore[attr-defined]  # without the guard of inputs
     shell.forward = lambda x: run(shell, x)  # type: ignore[method-assign]
-    return load_layers(folder, shell, [*layers_of(sparse), *tensors_of(sparse)])
+    return load_layers(folder, shell, [*layers_of(sparse), *steps_of(sparse), *tensors_of(sparse)])
 
 
 def test_files_hold_sequences(saved: tuple[Path, SparseNetwork, Tensor]) -> None:
@@ -217,47 +304,70 @@ def test_files_hold_sequences(saved: tuple[Path, SparseNetwork, Tensor]) -> None
     assert sequences_of(again) == sequences_of(sparse)
     with torch.no_grad():
         assert torch.equal(again(x), sparse(x))
-        assert torch.equal(
-            copy.deepcopy(again.get_submodule("sparse_sequence_0"))(x)[0], sparse.sparse_sequence_0(x)[0]
-        )
+        assert torch.equal(copy.deepcopy(again.get_submodule("sparse_sequence_0"))(x), sparse.sparse_sequence_0(x))
 
 
 def test_a_sequence_has_all_layers_under_its_name(saved: tuple[Path, SparseNetwork, Tensor]) -> None:
     folder, sparse, _ = saved
-    changed(folder, *SEQUENCE, "layers", to=["sparse_out", "sparse_up"])
-    changed(folder, *SEQUENCE, "reads", to=[[0, 1], [2, None]])
-    changed(folder, *SEQUENCE, "returned", to=[3])
+    changed(folder, *SEQUENCE, "layers", to=["sparse_norm", "sparse_up"])
+    changed(folder, *SEQUENCE, "reads", to=[[0], [1]])
+    changed(folder, *SEQUENCE, "returned", to=[2])
 
     with pytest.raises(ValueError, match="must be the names of all its layers"):
         loaded(folder, sparse)
 
 
-def test_older_versions_have_no_sequences(saved: tuple[Path, SparseNetwork, Tensor]) -> None:
+@pytest.mark.parametrize(("version", "said"), [(3, "tied"), (4, "sequences, tied")])
+def test_older_versions_have_fewer_objects(saved: tuple[Path, SparseNetwork, Tensor], version: int, said: str) -> None:
     folder, sparse, _ = saved
-    changed(folder, "version", to=3)
+    changed(folder, "version", to=version)
 
-    with pytest.raises(ValueError, match="must have the fields layers, lstms, nonzeros, tied, version and no others"):
+    with pytest.raises(
+        ValueError, match=f"must have the fields layers, lstms, nonzeros, {said}, version and no others"
+    ):
         loaded(folder, sparse)
 
 
-SEQUENCE = ("sequences", "sparse_sequence_1")
+def test_version_4_says_that_nothing_is_added(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = pruned(nn.Sequential(*(nn.Linear(16, 16) for _ in range(3)))), torch.randn(3, 16)
+    sparse = sparse_of(model, x)
+    save_layers(sparse, tmp_path)
+    changed(tmp_path, "sequences", "sparse_sequence_0", "reads", to=[[0, None], [1, None], [2, None]])
+    content = json.loads((tmp_path / LAYERS).read_text())
+    del content["steps"]
+    (tmp_path / LAYERS).write_text(json.dumps({**content, "version": 4}))
+
+    assert torch.equal(loaded(tmp_path, sparse)(x), sparse(x))
+
+
+SEQUENCE, NORM = ("sequences", "sparse_sequence_0"), ("steps", "sparse_sequence_0.sparse_norm")
 
 
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        ((*SEQUENCE, "given"), 0, "`given` of sequence 'sparse_sequence_1' must be a whole number"),
+        ((*SEQUENCE, "given"), 0, "`given` of sequence 'sparse_sequence_0' must be a whole number"),
         ((*SEQUENCE, "given"), 3, "must read or return each tensor"),
-        ((*SEQUENCE, "reads", 0), [4, None], "`reads` of sequence 'sparse_sequence_1' must be a whole number from 0"),
-        ((*SEQUENCE, "reads", 0), [0], "must hold two numbers for each layer"),
-        ((*SEQUENCE, "reads", 0), [0, None], "must read or return each tensor"),
+        ((*SEQUENCE, "reads", 0), [4], "`reads` of sequence 'sparse_sequence_0' must be a whole number from 0"),
+        ((*SEQUENCE, "reads", 0), [0, 0], "must hold one or two numbers for each layer, and as many as it has inputs"),
+        ((*SEQUENCE, "reads", 4), [2, 3], "must hold one or two numbers for each layer, and as many as it has inputs"),
+        ((*SEQUENCE, "reads", 1), [1, 0, 0], "must hold one or two numbers for each layer, and as many as"),
+        ((*SEQUENCE, "reads", 1), [], "must hold one or two numbers for each layer, and as many as"),
+        ((*SEQUENCE, "reads", 7), [6], "must read or return each tensor"),
         ((*SEQUENCE, "reads"), [], "must be lists of one length"),
-        ((*SEQUENCE, "returned"), [0], "`returned` of sequence 'sparse_sequence_1' must be a whole number from 2"),
-        ((*SEQUENCE, "returned"), [4, 4], "return none twice"),
+        ((*SEQUENCE, "returned"), [0], "`returned` of sequence 'sparse_sequence_0' must be a whole number from 1"),
+        ((*SEQUENCE, "returned"), [9, 9], "return none twice"),
+        ((*NORM, "operation"), "tan", "`operation` of step 'sparse_sequence_0.sparse_norm' must be one of gelu, "),
+        ((*NORM, "operation"), [], "`operation` of step 'sparse_sequence_0.sparse_norm' must be one of gelu, "),
+        ((*NORM, "operation"), "gelu", "must be the names of all its layers, each once"),
+        ((*NORM, "number"), -1, "`number` of step 'sparse_sequence_0.sparse_norm' must be from 0 to 1e30"),
+        ((*NORM, "heads"), 0, "`heads` of step 'sparse_sequence_0.sparse_norm' must be a whole number from 1"),
+        (("steps", "sparse_sequence_0.sparse_attention_0", "operation"), "layer_norm", "weight and bias of step"),
         ((*SEQUENCE, "layers", 1), "sparse_out", "must be the names of all its layers, each once"),
         ((*SEQUENCE, "layers", 1), 7, "must be the names of all its layers, each once"),
         ((*SEQUENCE, "more"), 7, "must have the fields given, layers, reads, returned and no others"),
-        (("layers", "sparse_sequence_1.sparse_up", "shape", "added"), {"scale": 1.0, "zero": 0}, "is linear, and must"),
+        (("layers", "sparse_sequence_0.sparse_up", "shape", "added"), {"scale": 1.0, "zero": 0}, "is linear, and must"),
     ],
 )
 def test_damaged_sequences_are_refused(

@@ -182,7 +182,7 @@ def older(folder: Path) -> None:
     save_file(held, folder / TENSORS)
     changed(folder, "version", to=2)
     content = json.loads((folder / LAYERS).read_text())
-    del content["sequences"]
+    del content["sequences"], content["steps"]
     (folder / LAYERS).write_text(json.dumps(content))
 
 
@@ -309,8 +309,8 @@ LINEAR = ("layers", "layers.linear", "shape")
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        (("version",), 5, "must have the version 2 or 3 or 4"),
-        (("version",), True, "must have the version 2 or 3 or 4"),
+        (("version",), 6, "must have the version 2 or 3 or 4 or 5"),
+        (("version",), True, "must have the version 2 or 3 or 4 or 5"),
         ((*SHAPE, "kind"), "linear", "is linear, and must have the default numbers of a convolution"),
         ((*SHAPE, "groups"), 3, "`groups` of layer 'layers.conv' must divide"),
         ((*SHAPE, "groups"), 4, r"must have the shape \(4, 1, 3, 3\)"),

@@ -22,7 +22,9 @@ ISAS = {
     "SSE": "-march=x86-64",
 }
 """Instruction set -> the compiler's flags for it."""
-TESTS = tuple(f"tests/pruning/kernels/test_{name}.py" for name in ("kernels", "byte_kernels", "sparse_layer"))
+TESTS = tuple(
+    f"tests/pruning/kernels/test_{name}.py" for name in ("kernels", "byte_kernels", "dense_steps", "sparse_layer")
+)
 LESS = "not recorded and not forked"
 """Tests of torch.compile and of fork, which a sanitizer makes slow, are left out."""
 WRONG = "sum += *(const eight *)(values + i) * read", "sum += *(const eight *)(values + i + 1) * read"

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook
 
 from pruning.catalogue.kernels import DENSE, KERNELS
+from pruning.kernels.dense_steps import DenseStep, StepPlan
 from pruning.kernels.sparse_layer import KernelChoice, SparseLayer, kernel_named
 from pruning.kernels.sparse_sequence import SparseSequence, Wiring, _offsets, _runs
 from pruning.kernels.sparse_weight import ByteScale, LayerShape, SparseWeight
@@ -39,6 +40,13 @@ def layer(draw: random.Random, shape: LayerShape, name: str | None = None) -> Sp
     return SparseLayer(shape, weight, bias, [KernelChoice(3, kernel, setting, 1.0, 1.0)])
 
 
+def step(draw: random.Random, width: int) -> DenseStep:
+    """Return a drawn activation, or a normalisation of the last dimension."""
+    name = draw.choice(["gelu", "gelu_tanh", "silu", "layer_norm"])
+    tensors = [torch.linspace(-1, 2, width), torch.linspace(0, 1, width)]
+    return DenseStep(StepPlan(name, number=1e-5), *(tensors if name == "layer_norm" else ()))
+
+
 def sequence(seed: int) -> tuple[SparseSequence, list[Tensor]]:
     """Return a sequence of drawn layers, each of which reads drawn tensors, as floats or bytes, and its inputs."""
     draw = random.Random(seed)
@@ -46,9 +54,15 @@ def sequence(seed: int) -> tuple[SparseSequence, list[Tensor]]:
     size: dict[str, Any] = {"kernel": (3, 3), "padding": (1, 1, 1, 1)} if kind == "convolution" else {}
     given = draw.randint(1, 2)
     scales: list[ByteScale | None] = [None] * given
-    layers, reads = {}, []
+    layers: dict[str, SparseLayer | DenseStep] = {}
+    reads: list[tuple[int, ...]] = []
     for place in range(draw.randint(2, 6)):
         x = draw.randrange(len(scales))
+        if scales[x] is None and draw.random() < 0.3:
+            layers[f"step_{place}"] = step(draw, 6 if kind == "convolution" else WIDTH)
+            reads.append((x,))
+            scales.append(None)
+            continue
         addends = [each for each, scale in enumerate(scales) if kind == "convolution" or scale is None]
         added = draw.choice([None, *addends])
         made = draw.choice([None, *SCALES])
@@ -58,7 +72,7 @@ def sequence(seed: int) -> tuple[SparseSequence, list[Tensor]]:
         if shape.in_bytes and shape.rounding is None:
             shape = replace(shape, rounding=SCALES[0])
         layers[f"layer_{place}"] = layer(draw, shape)
-        reads.append((x, added))
+        reads.append((x,) if added is None else (x, added))
         scales.append(made)
     unread = set(range(len(scales))) - {each for read in reads for each in read}
     returned = sorted({each for each in unread if each >= given} | {draw.randrange(given, len(scales))})
@@ -66,7 +80,7 @@ def sequence(seed: int) -> tuple[SparseSequence, list[Tensor]]:
     numbers = {old: new for new, old in enumerate([*used, *range(given, len(scales))])}
     wiring = Wiring(
         len(used),
-        tuple((numbers[x], None if added is None else numbers[added]) for x, added in reads),
+        tuple(tuple(numbers[each] for each in read) for read in reads),
         tuple(numbers[each] for each in returned),
     )
     generator = torch.Generator().manual_seed(seed)
@@ -120,7 +134,7 @@ def test_outputs_that_are_still_read_share_no_memory(seed: int) -> None:
 def test_a_long_chain_needs_the_memory_of_two_outputs() -> None:
     draw = random.Random(0)
     layers = {f"layer_{place}": layer(draw, LayerShape("linear", 16, 16), "rows") for place in range(9)}
-    chain = Wiring(1, tuple((place, None) for place in range(9)), (9,))
+    chain = Wiring(1, tuple((place,) for place in range(9)), (9,))
     whole = SparseSequence(layers, chain)
     x = torch.randn(4, 16)
     runs = list(_runs(whole.layers, chain.reads, [(x.shape, x.dtype)]))
@@ -133,7 +147,7 @@ def chain(*names: str | None) -> tuple[SparseSequence, Tensor]:
     """Return a sequence in which each layer reads the one before and adds the input, and its input."""
     draw = random.Random(1)
     layers = {f"layer_{place}": layer(draw, LayerShape("linear", 8, 8), name) for place, name in enumerate(names)}
-    wiring = Wiring(1, tuple((place, 0 if place else None) for place in range(len(names))), (len(names),))
+    wiring = Wiring(1, tuple((place, 0) if place else (place,) for place in range(len(names))), (len(names),))
     return SparseSequence(layers, wiring), torch.randn(5, 8)
 
 
@@ -212,7 +226,7 @@ def test_bytes_of_another_meaning_are_not_read_as_floats() -> None:
     draw = random.Random(2)
     maker = layer(draw, LayerShape("linear", 8, 32, rounding=SCALES[0], made=SCALES[1]))
     reader = layer(draw, LayerShape("linear", 8, 8), "rows")  # takes floats, of the shape that the bytes have
-    whole = SparseSequence({"one": maker, "two": reader}, Wiring(1, ((0, None), (1, None)), (2,)))
+    whole = SparseSequence({"one": maker, "two": reader}, Wiring(1, ((0,), (1,)), (2,)))
 
     with pytest.raises(ValueError, match=r"torch.int32 .*must be float32"):
         whole(torch.randn(5, 8))
