@@ -58,6 +58,8 @@ def huggingface(
                 path, local_files_only=True, trust_remote_code=False, **outputs, **(overrides or {})
             )
         build = getattr(transformers, architecture)
+        if type(config) not in build._model_mapping:
+            raise ModelError(_other_classes(path, architecture, config))
         model: nn.Module = build.from_config(config, trust_remote_code=False)
     except ModelError:
         raise
@@ -70,6 +72,18 @@ def huggingface(
             f"+model.overrides.vocab_size={classes}, or the tokenizer that belongs to the model."
         )
     return model.float()
+
+
+def _other_classes(path: str, architecture: str, config: Any) -> str:
+    """Return why an Auto class has no network for a configuration, and which have."""
+    import transformers
+
+    named = {name: getattr(transformers, name) for name in dir(transformers) if name.startswith("AutoModelFor")}
+    found = [name for name, each in named.items() if type(config) in each._model_mapping]
+    return (
+        f"`model.architecture` (={architecture}) has no network of the type {config.model_type!r}, which `model.path` "
+        f"(={path}) describes; pass model.architecture=NAME with one of {', '.join([*found, 'AutoModel'])}."
+    )
 
 
 def _refuse_other_files(path: str, values: Any) -> None:

@@ -53,6 +53,19 @@ def tiny(name: str, folder: Path) -> Any:
     return config
 
 
+@pytest.mark.parametrize(
+    ("architecture", "named"),
+    [("AutoModelForImageClassification", "AutoModelForCausalLM"), ("AutoModelForMaskedLM", "AutoModelForQuestionAn")],
+)
+def test_an_auto_class_of_other_networks_is_refused(architecture: str, named: str, tmp_path: Path) -> None:
+    tiny("gpt2", tmp_path)
+    said = rf"`model.architecture` \(={architecture}\) has no network of the type 'gpt2'.*one of .*{named}.*, AutoModel"
+    with pytest.raises(OrchestratorError, match=said) as refused:
+        build("huggingface", (6,), 11, path=str(tmp_path), architecture=architecture)
+    assert architecture not in str(refused.value).partition("pass ")[2]
+    assert len(str(refused.value)) < 600, "not all configurations"
+
+
 @pytest.mark.parametrize(("name", "pruned"), [("gpt2", 2 * 4 + 1), ("llama", 2 * 7 + 1)])
 def test_a_decoder_of_transformers_is_built_from_its_configuration(name: str, pruned: int, tmp_path: Path) -> None:
     tiny(name, tmp_path)
