@@ -103,8 +103,8 @@ def _passages(length: int, count: int, steps: int) -> Sweep:
 
 
 LENET, RESNET = "LeNet-300-100 on 28x28", "ResNet-20 on 3x32x32"
-LONG, SHORT, SHORTER = (
-    (f"train.epochs={epochs}", f"finetune.epochs={further}") for epochs, further in ((30, 30), (12, 12), (6, 6))
+LONG, SHORT, SHORTER, SHORTEST = (
+    (f"train.epochs={epochs}", f"finetune.epochs={further}") for epochs, further in ((30, 30), (12, 12), (6, 6), (3, 3))
 )
 SWEEPS = (
     Sweep(LENET, "lenet_300_100_for_speed", ("model=lenet_300_100",), *_digits(1, 28), ENTRIES, LONG),
@@ -120,6 +120,15 @@ INT8_SWEEPS = (
         *_digits(3, 16),
         IN_BLOCKS,
         SHORTER,
+        (1,),
+    ),
+    Sweep(
+        "ResNet-20 of width 64 on 3x32x32",
+        "resnet20_of_width_64_on_32x32_in_blocks",
+        ("model=resnet20", "model.width=64"),
+        *_digits(3, 32),
+        IN_BLOCKS,
+        SHORTEST,
         (1,),
     ),
     _passages(16, 8000, 250),
