@@ -14,6 +14,7 @@ from pruning.graph.tracing import arguments, is_in_place, name_of
 from pruning.kernels.dense_steps import OPERATIONS, DenseStep, StepPlan
 
 NAME, ATTENTION, NORM = "sparse_attention", "attention", "layer_norm"
+COPIES = ("clone", "contiguous")
 RESHAPES = ("view", "reshape", "_unsafe_view", "unflatten", "flatten")
 SWAPS: dict[str, tuple[Any, ...]] = {"transpose": ((1, 2), (2, 1), (-3, -2), (-2, -3)), "permute": ([0, 2, 1, 3],)}
 """Operation -> its arguments where it swaps the second and the third of four dimensions."""
@@ -56,16 +57,20 @@ def _tensor(graph: fx.GraphModule, node: fx.Node | None) -> Tensor | None:
 def join_heads(graph: fx.GraphModule) -> None:
     """Replace attention of several heads, with the views around it, by a step on tensors (batch, places, channels).
 
-    Without masks, dropout and gradients, as in an encoder.
+    Without masks and dropout, as in an encoder; none in a graph that writes to tensors, which views may share.
     """
+    if any(map(is_in_place, graph.graph.nodes)):
+        return
     names = (name for place in count() if not hasattr(graph, name := f"{NAME}_{place}"))
     for node in list(graph.graph.nodes):
         if name_of(node) != "scaled_dot_product_attention":
             continue
         given, last = arguments(node), _joined(node)
-        read = [_split(given[each]) for each in ("query", "key", "value")]
+        split = [given[each] for each in ("query", "key", "value")]
+        read = [_split(each) for each in split]
         plain = given["attn_mask"] is None and not given["is_causal"] and not given["dropout_p"]
-        if last is None or None in read or not plain or given.get("enable_gqa"):
+        alike = len({str((_sizes(each) or "")[1::2]) for each in split}) == 1  # heads and their width
+        if last is None or None in read or not plain or not alike:
             continue
         heads, width = (int(_value(node).shape[place]) for place in (1, 3))  # type: ignore[union-attr]
         factor = width**-0.5 if given.get("scale") is None else float(given["scale"])
@@ -108,15 +113,11 @@ def _joined(node: fx.Node) -> fx.Node | None:
     """Return the only use of (batch, heads, places, width), as (batch, places, channels); None if there are others."""
     sizes = _sizes(node)
     while (last := next(iter(node.users), None)) is not None and len(node.users) == 1:
-        if name_of(last) not in (*RESHAPES, *SWAPS, "clone", "contiguous") or len(last.all_input_nodes) < 1:
+        if sizes is None or len(sizes) != 4:
             return None
-        swapped = _swapped(last) is not None
-        found = _sizes(last)
-        if sizes is None or found is None or len(sizes) != 4:
-            return None
-        if swapped:
+        if _swapped(last) is not None:
             return _flattened(last, [sizes[0], sizes[2], sizes[1], sizes[3]])
-        if found != sizes:
+        if name_of(last) not in (*RESHAPES, *COPIES) or _sizes(last) != sizes:
             return None
         node = last
     return None
@@ -128,7 +129,7 @@ def _flattened(node: fx.Node, sizes: list[str]) -> fx.Node | None:
         (node,) = node.users
         if name_of(node) in RESHAPES and _sizes(node) == _whole(sizes):
             return node
-        if name_of(node) not in ("clone", "contiguous"):
+        if name_of(node) not in COPIES:
             return None
     return None
 

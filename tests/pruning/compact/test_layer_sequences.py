@@ -174,6 +174,19 @@ class Odd(nn.Module):
                     F.scaled_dot_product_attention(q, q, q).flatten(1, 2).flatten(1)
                 ),
                 "not swapped": lambda: F.scaled_dot_product_attention(*[y.unflatten(-1, (2, 8))] * 3).flatten(2),
+                "of values of another width": lambda: (
+                    F.scaled_dot_product_attention(q, q, y[..., :8].unflatten(-1, (2, 4)).transpose(1, 2))
+                    .transpose(1, 2)
+                    .flatten(2)
+                    .repeat(1, 1, 2)
+                ),
+                "of shared keys": lambda: (
+                    F.scaled_dot_product_attention(
+                        q, *[y[..., :8].unflatten(-1, (1, 8)).transpose(1, 2)] * 2, enable_gqa=True
+                    )
+                    .transpose(1, 2)
+                    .flatten(2)
+                ),
                 "read twice": lambda: F.scaled_dot_product_attention(q, q, q),
             }[self.case]()
             if self.case == "read twice":
@@ -189,6 +202,8 @@ CASES = [
     "of two dimensions",
     "heads joined in another order",
     "not swapped",
+    "of values of another width",
+    "of shared keys",
     "read twice",
 ]
 
