@@ -11,13 +11,18 @@ import torch
 from torch import Tensor, fx
 
 from pruning.graph.tracing import arguments, is_in_place, name_of
-from pruning.kernels.dense_steps import OPERATIONS, DenseStep, StepPlan
+from pruning.kernels.dense_steps import LARGEST_NUMBER, OPERATIONS, DenseStep, StepPlan
 
 NAME, ATTENTION, NORM = "sparse_attention", "attention", "layer_norm"
 COPIES = ("clone", "contiguous")
 RESHAPES = ("view", "reshape", "_unsafe_view", "unflatten", "flatten")
 SWAPS: dict[str, tuple[Any, ...]] = {"transpose": ((1, 2), (2, 1), (-3, -2), (-2, -3)), "permute": ([0, 2, 1, 3],)}
 """Operation -> its arguments where it swaps the second and the third of four dimensions."""
+
+
+def writes(graph: fx.GraphModule) -> bool:
+    """Return whether an operation writes to a tensor, which may be one that a step holds, or a view of its input."""
+    return any(map(is_in_place, graph.graph.nodes))
 
 
 def step_of(graph: fx.GraphModule, node: fx.Node, made: Collection[fx.Node]) -> DenseStep | None:
@@ -39,7 +44,7 @@ def step_of(graph: fx.GraphModule, node: fx.Node, made: Collection[fx.Node]) -> 
         return None
     if name_of(node) != NORM:
         return DenseStep(StepPlan("gelu_tanh" if given.get("approximate") == "tanh" else name_of(node)))
-    tensors = [_tensor(graph, given[each]) for each in ("weight", "bias")]
+    tensors = [] if writes(graph) else [_tensor(graph, given[each]) for each in ("weight", "bias")]
     held = [each for each in tensors if each is not None and each.dtype is torch.float32 and each.ndim == 1]
     return DenseStep(StepPlan(NORM, number=given["eps"]), *held) if len(held) == 2 else None
 
@@ -59,7 +64,7 @@ def join_heads(graph: fx.GraphModule) -> None:
 
     Without masks and dropout, as in an encoder; none in a graph that writes to tensors, which views may share.
     """
-    if any(map(is_in_place, graph.graph.nodes)):
+    if writes(graph):
         return
     names = (name for place in count() if not hasattr(graph, name := f"{NAME}_{place}"))
     for node in list(graph.graph.nodes):
@@ -69,12 +74,15 @@ def join_heads(graph: fx.GraphModule) -> None:
         split = [given[each] for each in ("query", "key", "value")]
         read = [_split(each) for each in split]
         plain = given["attn_mask"] is None and not given["is_causal"] and not given["dropout_p"]
-        alike = len({str((_sizes(each) or "")[1::2]) for each in split}) == 1  # heads and their width
+        sizes = [_sizes(each) or [] for each in split]
+        alike = sizes[1] == sizes[2] and sizes[0][:2] + sizes[0][3:] == sizes[1][:2] + sizes[1][3:]  # all but places
         if last is None or None in read or not plain or not alike:
             continue
-        heads, width = (int(_value(node).shape[place]) for place in (1, 3))  # type: ignore[union-attr]
-        factor = width**-0.5 if given.get("scale") is None else float(given["scale"])
-        graph.add_submodule(name := next(names), DenseStep(StepPlan(ATTENTION, heads, factor)))
+        heads, width = int(sizes[0][1]), int(sizes[0][3])
+        factor = width**-0.5 if given.get("scale") is None else given["scale"]
+        if not isinstance(factor, int | float) or not abs(factor) <= LARGEST_NUMBER:
+            continue
+        graph.add_submodule(name := next(names), DenseStep(StepPlan(ATTENTION, heads, float(factor))))
         with graph.graph.inserting_before(last):
             call = graph.graph.call_module(name, tuple(read))
         call.meta = dict(last.meta)

@@ -27,7 +27,7 @@ from pruning.graph.input_guard import InputGuard
 from pruning.graph.tracing import first_line
 from pruning.kernels.byte_kernels import rounded
 from pruning.kernels.compiling import KernelsUnavailable
-from pruning.kernels.dense_steps import OPERATIONS, DenseStep, StepPlan
+from pruning.kernels.dense_steps import LARGEST_NUMBER, OPERATIONS, DenseStep, StepPlan
 from pruning.kernels.library import library
 from pruning.kernels.sparse_layer import KernelChoice, SparseLayer, kernel_named, kernels_of
 from pruning.kernels.sparse_sequence import MOST_LAYERS, SparseSequence, Wiring
@@ -161,8 +161,8 @@ def read_step(name: str, held: Any, tensors: dict[str, Tensor]) -> DenseStep:
     if not isinstance(held["operation"], str) or held["operation"] not in OPERATIONS:
         raise Damaged(f"`operation` of {where} must be one of {', '.join(OPERATIONS)}")
     number = held["number"]
-    if type(number) not in (int, float) or not 0 <= number <= 1e30:
-        raise Damaged(f"`number` of {where} must be from 0 to 1e30")
+    if type(number) not in (int, float) or not abs(number) <= LARGEST_NUMBER:
+        raise Damaged(f"`number` of {where} must be a number of at most {LARGEST_NUMBER:.0e}")
     plan = StepPlan(held["operation"], whole(held["heads"], 1, LARGEST, f"`heads` of {where}"), float(number))
     own = [tensors.pop(f"{name}.{each}", None) for each in ("weight", "bias") if OPERATIONS[plan.operation].arrays]
     given = [each for each in own if each is not None and each.dtype is torch.float32 and each.ndim == 1]

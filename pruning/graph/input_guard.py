@@ -24,6 +24,8 @@ from pruning.measure.macs import Inputs
 ANY_SIZE = "backed_size_oblivious"
 """Setting of torch by which a trace treats sizes of 0 and 1 like others; torch has it since 2.7."""
 TORCH_INTERNALS = f"{Path(torch.__file__).parent}/_"
+NAMES = {"math": math, "torch": torch}
+"""What torch's conditions may name."""
 MOST_SEEN = 1000
 REASON = (
     " as in the example of its trace: the network repeats the operations of that call; make it again from the masked "
@@ -92,7 +94,7 @@ class InputGuard:
 
     def __post_init__(self) -> None:
         names = ", ".join(name for name, _ in self.inputs)
-        compiled = tuple(eval(f"lambda {names}: {rule}", {"math": math}) for rule in self.rules)
+        compiled = tuple(eval(f"lambda {names}: {rule}", NAMES) for rule in self.rules)
         object.__setattr__(self, "_conditions", compiled)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -253,7 +255,7 @@ def _may_fail(rule: str, batch: int) -> bool:
     Where all conditions hold, the network repeats the operations of the example, and a large batch only takes time.
     """
     known = re.sub(r"\w+\.shape\[0\]", str(batch), rule)
-    return ".shape[" in known or not _holds(eval(f"lambda: {known}", {"math": math}), [])
+    return ".shape[" in known or not _holds(eval(f"lambda: {known}", NAMES), [])
 
 
 def _resized(leaf: Any, *, inner: bool, size: int, new: int) -> Any:

@@ -21,9 +21,11 @@ from torch import Tensor, nn
 
 from pruning.kernels.compiling import KernelsUnavailable
 from pruning.kernels.library import CompiledCall, compiled_call
-from pruning.kernels.sparse_layer import checked, is_recorded
+from pruning.kernels.sparse_layer import check_conversion, checked, is_recorded
 from pruning.kernels.sparse_weight import LayerShape
 
+LARGEST_NUMBER = 1e30
+"""Largest number of a plan; files hold no infinite ones."""
 Form: TypeAlias = tuple[torch.Size, torch.dtype]
 """Shape and dtype of a tensor."""
 
@@ -98,15 +100,15 @@ OPERATIONS = {
 
 def step_call(plan: StepPlan, given: Sequence[Form], tensors: Sequence[Tensor]) -> CompiledCall | None:
     """Return the call of a step for the forms of its inputs; None if PyTorch computes them, or refuses them."""
-    row, shapes = OPERATIONS[plan.operation], [shape for shape, _ in given]
-    first = shapes[0]
-    if not len(first) or not all(shape.numel() and len(shape) == len(first) for shape in shapes):
+    row, shapes = OPERATIONS[plan.operation], [shape for shape, dtype in given if dtype is torch.float32]
+    if len(shapes) < len(given) or not all(shape.numel() and len(shape) == len(shapes[0]) > 0 for shape in shapes):
         return None
-    own = [(tensor.shape, tensor.dtype, tensor.is_contiguous()) for tensor in tensors]
-    sizes = row.sizes(plan.heads, shapes)
+    first, sizes = shapes[0], row.sizes(plan.heads, shapes)
+    own = [(each.shape, each.dtype, each.is_cpu and each.is_contiguous()) for each in tensors]
     if sizes is None or own != [((first[-1],), torch.float32, True)] * len(own):
         return None
-    constants, layer = torch.tensor(row.constants(plan.number), device="cpu"), LayerShape("linear", *first[-1:] * 2)
+    constants = torch.tensor(row.constants(plan.number), dtype=torch.float32, device="cpu")
+    layer = LayerShape("linear", *first[-1:] * 2)
     try:
         return compiled_call(row.kernel, sizes, (constants, *tensors), layer, first)
     except KernelsUnavailable:
@@ -146,6 +148,8 @@ class DenseStep(nn.Module):
         """Return the outputs."""
         if all(type(x) is Tensor for x in given) and not is_recorded():
             given = tuple(map(checked, given))
+            for each in self._tensors():
+                checked(each)
         found: Tensor = dense_step(given, self._tensors(), self.plan.operation, self.plan.heads, self.plan.number)
         return found
 
@@ -156,6 +160,18 @@ class DenseStep(nn.Module):
     def held(self) -> tuple[int, ...]:
         """Return what tells the tensors that calls hold from others, see `SparseLayer.held`."""
         return tuple(number for each in self._tensors() for number in (id(each), each.data_ptr()))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DenseStep:
+        check_conversion(fn)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *rest: Any
+    ) -> None:
+        """Load values into the tensors, as C reads float32 on the CPU."""
+        local_metadata = {**local_metadata, "assign_to_params_buffers": False}
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
 
     def _tensors(self) -> list[Tensor]:
         return [each for each in self._buffers.values() if each is not None]

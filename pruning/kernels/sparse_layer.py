@@ -289,7 +289,7 @@ class SparseLayer(nn.Module):
     def compiled(self, given: Sequence[tuple[torch.Size, torch.dtype]]) -> CompiledCall | None:
         """Return the call for shape and dtype of inputs and of a tensor to add; None if C cannot compute it."""
         (shape, dtype), *added = given
-        run, other = self.plan.run(self.arrays, self.bias_tensor(), shape), self.plan.shape_added(shape)
+        run, other = self.plan.run(self.arrays, checked(self.bias_tensor()), shape), self.plan.shape_added(shape)
         fits = dtype is self.dtypes[0] and all(each == (other, self.dtypes[1]) for each in added)
         return run if fits and isinstance(run, CompiledCall) else None
 
@@ -311,7 +311,7 @@ class SparseLayer(nn.Module):
         """Make the call for a shape; calls made for other arrays, as in torch.func.functional_call, are dropped."""
         if len(self._runs) >= MOST_SHAPES or self.held() != self._held:
             self._runs, self._held = {}, self.held()
-        run = self._runs[shape] = self.plan.bind(self.arrays, self.bias_tensor(), shape)
+        run = self._runs[shape] = self.plan.bind(self.arrays, checked(self.bias_tensor()), shape)
         return run
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SparseLayer:

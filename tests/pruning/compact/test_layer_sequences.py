@@ -144,7 +144,8 @@ def test_attention_with_a_mask_stays_that_of_pytorch(activation: str, causal: bo
     sparse = sparse_of(model, x)
 
     last = sequences_of(sparse)["sparse_sequence_1"]
-    assert last == ["sparse_out", "sparse_up", "sparse_activation", "sparse_down", "sparse_norm"]
+    norms = [] if "place" in activation else ["sparse_norm"]  # what a graph writes might be a normalisation's weight
+    assert last == ["sparse_out", "sparse_up", "sparse_activation", "sparse_down", *norms]
     assert "scaled_dot_product_attention" in sparse.code
     for given in (x, torch.randn(3, 7, 16)):
         with torch.no_grad():
@@ -214,6 +215,60 @@ def test_operations_that_look_alike_compute_what_they_did(case: str) -> None:
     sparse = sparse_of(model, x)
     with torch.no_grad():
         assert torch.allclose(sparse(x), model(x), atol=1e-5)
+
+
+class Written(nn.Module):
+    """A normalisation whose weight the forward writes, and attention whose heads are turned when sizes are equal."""
+
+    def __init__(self, *, turned: bool) -> None:
+        super().__init__()
+        self.one, self.two, self.turned = nn.Linear(16, 16), nn.Linear(16, 16), turned
+        self.register_buffer("weight", torch.ones(16))
+        self.register_buffer("bias", torch.zeros(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.one(x)
+        if self.turned:
+            q = y.unflatten(-1, (2, 8)).transpose(1, 2)
+            found: Tensor = self.two(F.scaled_dot_product_attention(q, q, q).mT.transpose(1, 2).flatten(2))
+            return found
+        found = self.two(F.layer_norm(y, (16,), self.get_buffer("weight"), self.get_buffer("bias")))
+        self.get_buffer("weight").add_((x.amax() > 10).float())
+        return found
+
+
+@pytest.mark.parametrize(("turned", "scales"), [(True, [1]), (False, [1, 20, 1, 1])])
+def test_what_a_graph_writes_or_turns_is_left_to_pytorch(turned: bool, scales: list[float]) -> None:
+    model = built(Written, turned=turned)
+    x = torch.randn(2, 8, 16) if turned else torch.randn(2, 16)
+    sparse = sparse_of(model, x)
+    with torch.no_grad():
+        for scale in scales:
+            assert torch.allclose(sparse(scale * x), model(scale * x), atol=1e-4)
+
+
+class Scaled(nn.Module):
+    """Attention with a scale of its own, or that depends on the length."""
+
+    def __init__(self, *, scale: float | None) -> None:
+        super().__init__()
+        self.one, self.two, self.scale = nn.Linear(16, 16), nn.Linear(16, 16), scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.one(x).unflatten(-1, (2, 8)).transpose(1, 2)
+        scale = x.shape[1] ** -0.5 if self.scale is None else self.scale
+        found: Tensor = self.two(F.scaled_dot_product_attention(q, q, q, scale=scale).transpose(1, 2).flatten(2))
+        return found
+
+
+@pytest.mark.parametrize("scale", [-0.5, 0.0, 1e31, None])
+def test_scales_of_attention_are_saved(scale: float | None, tmp_path: Path) -> None:
+    model, x = built(Scaled, scale=scale), torch.randn(2, 5, 16)
+    sparse = sparse_of(model, x)
+    save_layers(sparse, tmp_path)
+    with torch.no_grad():
+        assert scale == 1e31 or torch.allclose(sparse(x), model(x), atol=1e-5)
+        assert torch.equal(loaded(tmp_path, sparse)(x), sparse(x))
 
 
 def test_two_towers_return_two_outputs_of_one_call() -> None:
@@ -376,7 +431,11 @@ SEQUENCE, NORM = ("sequences", "sparse_sequence_0"), ("steps", "sparse_sequence_
         ((*NORM, "operation"), "tan", "`operation` of step 'sparse_sequence_0.sparse_norm' must be one of gelu, "),
         ((*NORM, "operation"), [], "`operation` of step 'sparse_sequence_0.sparse_norm' must be one of gelu, "),
         ((*NORM, "operation"), "gelu", "must be the names of all its layers, each once"),
-        ((*NORM, "number"), -1, "`number` of step 'sparse_sequence_0.sparse_norm' must be from 0 to 1e30"),
+        (
+            (*NORM, "number"),
+            1e31,
+            "`number` of step 'sparse_sequence_0.sparse_norm' must be a number of at most 1e[+]30",
+        ),
         ((*NORM, "heads"), 0, "`heads` of step 'sparse_sequence_0.sparse_norm' must be a whole number from 1"),
         (("steps", "sparse_sequence_0.sparse_attention_0", "operation"), "layer_norm", "weight and bias of step"),
         ((*SEQUENCE, "layers", 1), "sparse_out", "must be the names of all its layers, each once"),

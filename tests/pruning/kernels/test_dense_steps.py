@@ -110,6 +110,43 @@ def test_attention(batch: int, rows: int, count: int, heads: int, width: int) ->
     assert is_close(found, target, 2e-6)
 
 
+@pytest.mark.parametrize("number", [1e-5, 1e-12])
+@pytest.mark.parametrize("value", [0.1, 1.1, 100.7, 1e4, 1e5])
+def test_layer_norm_of_equal_entries_is_its_bias(value: float, number: float) -> None:
+    step = DenseStep(StepPlan("layer_norm", number=number), torch.ones(768), torch.zeros(768))
+    found = step(torch.full((1, 768), value))
+    off = torch.full((1, 768), value) + torch.linspace(0, value, 768)
+
+    assert float(found.abs().max()) < 1e-3
+    assert is_close(step(off), F.layer_norm(off.double(), (768,), eps=number), 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_the_default_dtype_changes_nothing(dtype: torch.dtype) -> None:
+    targets = [step(*given) for step, given in all_steps()]
+    torch.set_default_dtype(dtype)
+    try:
+        assert all(
+            torch.equal(step(*given), target) for (step, given), target in zip(all_steps(), targets, strict=True)
+        )
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_other_tensors_of_a_step_are_refused_or_computed_by_pytorch() -> None:
+    step, x = DenseStep(StepPlan("layer_norm", number=1e-5), torch.ones(9), torch.zeros(9)), numbers(2, 9)
+    target = step(x)
+    for convert in (step.double, step.half, lambda: step.to("meta")):
+        with pytest.raises(ValueError, match="must stay float32 on the CPU"):
+            convert()
+    step.load_state_dict({"weight": torch.full((9,), 2.0, dtype=torch.float64), "bias": torch.zeros(9)}, assign=True)
+    assert torch.equal(step(x), target * 2)
+    meta = {"weight": torch.empty(9, device="meta")}
+    with pytest.raises(ValueError, match=r"float32 on meta.* must be float32 on the CPU"):
+        torch.func.functional_call(step, meta, (x,))
+    assert step.compiled([(x.shape, torch.int32)]) is None, "bytes are no floats"
+
+
 def test_attention_to_one_key_and_to_nan() -> None:
     step = DenseStep(StepPlan("attention", 1, 1.0))
     q, k, v = torch.ones(1, 2, 1), torch.tensor([[[300.0], [0.0], [-300.0]]]), torch.tensor([[[1.0], [2.0], [3.0]]])
@@ -129,7 +166,7 @@ DIGESTS = {
     "gelu": "37315d9649142d8a",
     "gelu_tanh": "3c736efc833b745f",
     "silu": "abed8dd27890992d",
-    "layer_norm": "e9f4017fe57bffa3",
+    "layer_norm": "9175807c178904b9",
     "attention": "a7a011e3f3855ac3",
 }
 """Operation -> digest of its outputs' bits, on each instruction set that test_sanitizers.py compiles for."""

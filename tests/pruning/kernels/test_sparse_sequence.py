@@ -167,6 +167,15 @@ def test_other_biases_copies_and_pickles() -> None:
     assert torch.equal(whole(x), target)
 
 
+def test_a_bias_without_memory_is_refused() -> None:
+    whole, x = chain("rows", "rows")
+    meta = {"layer_0.bias": torch.empty(8, device="meta")}
+    with pytest.raises(ValueError, match=r"float32 on meta.* must be float32 on the CPU"):
+        torch.func.functional_call(whole, meta, (x,))
+    with pytest.raises(ValueError, match=r"float32 on meta.* must be float32 on the CPU"):
+        torch.func.functional_call(whole.layers[0], {"bias": meta["layer_0.bias"]}, (x,))
+
+
 def test_a_layer_of_pytorch_and_empty_inputs_are_computed_in_turn() -> None:
     whole, x = chain("rows", DENSE, "rows")
 
