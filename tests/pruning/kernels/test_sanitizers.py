@@ -22,6 +22,7 @@ ISAS = {
     "SSE": "-march=x86-64",
 }
 """Instruction set -> the compiler's flags for it."""
+NAMES = ("kernels", "byte_kernels", "dense_steps", "sparse_layer", "sparse_sequence")
 TESTS = tuple(
     f"tests/pruning/kernels/test_{name}.py" for name in ("kernels", "byte_kernels", "dense_steps", "sparse_layer")
 )
