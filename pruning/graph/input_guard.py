@@ -25,7 +25,7 @@ ANY_SIZE = "backed_size_oblivious"
 """Setting of torch by which a trace treats sizes of 0 and 1 like others; torch has it since 2.7."""
 TORCH_INTERNALS = f"{Path(torch.__file__).parent}/_"
 NAMES = {"math": math, "torch": torch}
-"""What torch's conditions may name."""
+"""Names that conditions of torch use."""
 MOST_SEEN = 1000
 REASON = (
     " as in the example of its trace: the network repeats the operations of that call; make it again from the masked "
