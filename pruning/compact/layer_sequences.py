@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from itertools import count, groupby
 from operator import getitem
 
@@ -39,9 +39,18 @@ def join_layers(graph: fx.GraphModule) -> None:
     adjacent = [list(nodes) for joined, nodes in groupby(graph.graph.nodes, parts.__contains__) if joined]
     runs = [each[start : start + MOST_LAYERS] for each in adjacent for start in range(0, len(each), MOST_LAYERS)]
     names = (name for place in count() if not hasattr(graph, name := f"{NAME}_{place}"))
-    joined = (run for run in runs if len(run) > 1 and any(isinstance(parts[node], SparseLayer) for node in run))
-    for nodes, name in zip(joined, names, strict=False):
+    for nodes, name in zip((run for run in runs if _pays(run, parts)), names, strict=False):
         _join(graph, {node: parts[node] for node in nodes}, name)
+
+
+def _pays(run: Sequence[fx.Node], parts: Mapping[fx.Node, SparseLayer | DenseStep]) -> bool:
+    """Return whether adjacent operations become one call: attention, or several operations with a layer among them.
+
+    Attention alone, too: a sequence keeps the calls of C, and a step outside takes twice as long as PyTorch.
+    """
+    layered = any(isinstance(parts[node], SparseLayer) for node in run)
+    attends = any(node.op == "call_module" and isinstance(parts[node], DenseStep) for node in run)
+    return attends or (layered and len(run) > 1)
 
 
 def _is_sparse(graph: fx.GraphModule, node: fx.Node) -> bool:

@@ -5,7 +5,7 @@
     layer_norm(x) = (x - mean(x)) / sqrt(variance(x) + number) * weight + bias, over the last dimension
     attention(q, k, v) = softmax(number * q k^T) v for each head
 
-Each has the same bits on all processors, and is within some units in the last place of PyTorch's.
+Each has the same bits on all instruction sets, and differs from PyTorch's by rounding.
 """
 
 from __future__ import annotations

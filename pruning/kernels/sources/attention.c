@@ -1,7 +1,7 @@
 /* Attention of several heads: each query's average of the values, weighted by its products with the keys. */
 #include "functions.h"
 
-#define TOGETHER 6 /* queries that share what is read */
+#define TOGETHER 6 /* queries that share what is read: with two vectors each, their sums fit 16 registers */
 
 /* Let `to` have the keys of a head with their channels as rows, and 0 after the last key. */
 static void turn_keys(const float *keys, long pitch, long count, long padded, long width, float *to) {

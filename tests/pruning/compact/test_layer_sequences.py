@@ -59,6 +59,20 @@ class Attention(nn.Module):
         return found
 
 
+def test_attention_between_dense_layers_is_a_call_of_its_own() -> None:
+    torch.manual_seed(0)
+    model, x = Attention().eval(), torch.randn(2, 5, 16)
+    with torch.no_grad():
+        for layer in (model.up, model.down):
+            layer.weight[torch.rand_like(layer.weight) < 0.8] = 0
+    sparse = sparse_of(model, x)
+
+    assert next(iter(sequences_of(sparse).values())) == ["sparse_attention_0"], "PyTorch is faster than a step outside"
+    for given in (x, torch.randn(3, 7, 16)):
+        with torch.no_grad():
+            assert torch.allclose(sparse(given), model(given), atol=1e-5)
+
+
 class Masked(Attention):
     """Attention with a mask, or to earlier places alone, and a block with another activation."""
 
