@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pruning.graph.tracing import arguments, is_in_place, name_of
+from pruning.graph.operations import arguments, is_in_place, name_of
 from pruning.kernels.dense_steps import LARGEST_NUMBER, OPERATIONS, DenseStep, StepPlan
 
 NAME, ATTENTION, NORM = "sparse_attention", "attention", "layer_norm"

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from pruning.graph.tracing import Traced, arguments, in_module, name_of
+from pruning.graph.operations import arguments, in_module, name_of
+from pruning.graph.tracing import Traced
 from pruning.kernels.sparse_layer import WORTHWHILE, KernelChoice, SparseLayer, chosen, fastest_seconds
 from pruning.kernels.sparse_weight import LayerShape, SparseWeight
 

@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 
 from pruning.catalogue.kernels import DENSE
 from pruning.compact.dense_operations import join_heads, step_of
-from pruning.graph.tracing import arguments, in_module, is_in_place
+from pruning.graph.operations import arguments, in_module, is_in_place
 from pruning.kernels.dense_steps import DenseStep
 from pruning.kernels.sparse_layer import SparseLayer
 from pruning.kernels.sparse_sequence import MOST_LAYERS, SparseSequence, Wiring

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
-from pruning.graph.tracing import arguments, is_in_place, name_of
+from pruning.graph.operations import arguments, is_in_place, name_of
 
 VIEWS = frozenset({"expand", "expand_as", "unsqueeze", "squeeze", "view", "reshape", "slice", "select", "transpose"})
 """Operations whose outputs have entries of their first argument alone."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from pruning.graph.label_flow import FIXED, Fields, Flow, Labels, Site, covering
-from pruning.graph.tracing import CONVOLUTIONS, FILLED, arguments, described, name_of
+from pruning.graph.operations import CONVOLUTIONS, FILLED, arguments, described, name_of
 
 REGULAR = "it keeps heads or groups of one size"
 

@@ -23,19 +23,14 @@ from pruning.compact.rewriting import Decision, Rewrite, apply_rewrites, call_fu
 from pruning.compact.traced_network import TracedNetwork
 from pruning.graph.label_flow import FIXED, ONLY_ONE, Fields, Flow, Site, along
 from pruning.graph.label_rules import flow_of
+from pruning.graph.operations import CONVOLUTIONS, FILLED, arguments, described, in_module, name_of
 from pruning.graph.traced_parts import graph_of, retraced, traced_in_parts
 from pruning.graph.tracing import (
-    CONVOLUTIONS,
-    FILLED,
     Example,
     Sizes,
     Traced,
-    arguments,
     arguments_of,
-    described,
     first_line,
-    in_module,
-    name_of,
     output_difference,
     outputs_of,
     plain_copy,

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from pruning.compact.fused_layers import FusedLayer, LstmCall, SparseLstm, chosen_lstm, is_worthwhile, sparse_lstm
 from pruning.compact.layer_sequences import join_layers
 from pruning.compact.rewriting import call_functions
-from pruning.graph.tracing import name_of
+from pruning.graph.operations import name_of
 from pruning.kernels.dense_steps import DenseStep
 from pruning.kernels.sparse_layer import KernelChoice, SparseLayer, chosen, dense_choice
 from pruning.kernels.sparse_weight import ByteScale, SparseWeight

@@ -32,18 +32,18 @@ from pruning.dependencies.dependency_groups import (
 from pruning.dependencies.families.family_groups import family_groups
 from pruning.graph.label_flow import FIXED, Flow, covering
 from pruning.graph.label_rules import flow_of
-from pruning.graph.traced_parts import traced_in_parts
-from pruning.graph.tracing import (
+from pruning.graph.operations import (
     CONVOLUTIONS,
     GROUPED_PRODUCT,
     PRODUCTS,
     RECURRENCES,
-    Example,
     Recurrence,
     arguments,
     in_module,
     name_of,
 )
+from pruning.graph.traced_parts import traced_in_parts
+from pruning.graph.tracing import Example
 from pruning.holding.parameter import plain_modules, plain_tensors
 from pruning.measure.macs import Products, weight_macs
 from pruning.measure.matrix_weights import considered

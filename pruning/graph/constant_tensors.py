@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
-from pruning.graph.tracing import (
+from pruning.graph.operations import (
     CHANNELWISE_NORMALISATIONS,
     CONVOLUTIONS,
     GROUPED_PRODUCT,
@@ -28,14 +28,13 @@ from pruning.graph.tracing import (
     SOFTMAXES,
     SPATIAL,
     Recurrence,
-    Traced,
     arguments,
-    first_line,
     is_entrywise,
     is_in_place,
     name_of,
     read_for_values,
 )
+from pruning.graph.tracing import Traced, first_line
 
 ROUNDING = 1e-12
 """Largest difference between values that count as equal in float64, relative to the largest value."""

@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor, fx
 
 from pruning.graph.constant_tensors import Constants
-from pruning.graph.tracing import (
+from pruning.graph.operations import (
     CONVOLUTIONS,
     FILLED,
-    Traced,
     arguments,
     described,
     is_entrywise,
@@ -34,6 +33,7 @@ from pruning.graph.tracing import (
     read_for_labels,
     read_for_values,
 )
+from pruning.graph.tracing import Traced
 
 Fields: TypeAlias = list[Tensor]
 """Fields of one tensor: int64; they cover disjoint dimensions, except in weights of grouped convolutions."""

@@ -29,7 +29,7 @@ from pruning.graph.label_flow import (
     pin_inputs,
     raised,
 )
-from pruning.graph.tracing import (
+from pruning.graph.operations import (
     CHANNELWISE_NORMALISATIONS,
     CONVOLUTIONS,
     FILLED,
@@ -41,13 +41,13 @@ from pruning.graph.tracing import (
     SOFTMAXES,
     SPATIAL,
     Recurrence,
-    Traced,
     arguments,
     described,
     name_of,
     read_for_labels,
     read_for_values,
 )
+from pruning.graph.tracing import Traced
 
 NAN = float("nan")
 

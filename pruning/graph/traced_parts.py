@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from pruning.graph.label_rules import flow_of
+from pruning.graph.operations import described
 from pruning.graph.tracing import (
     Example,
     Part,
@@ -25,7 +26,6 @@ from pruning.graph.tracing import (
     Traced,
     arguments_of,
     copied,
-    described,
     first_line,
     is_known,
     outputs_of,

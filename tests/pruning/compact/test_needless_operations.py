@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pruning.compact.needless_operations import skip_needless
-from pruning.graph.tracing import name_of, traced
+from pruning.graph.operations import name_of
+from pruning.graph.tracing import traced
 
 
 def operations(call: Callable[[Tensor], Tensor], x: Tensor) -> tuple[list[str], Callable[[Tensor], Tensor]]:
