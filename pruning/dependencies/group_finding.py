@@ -29,6 +29,7 @@ from pruning.dependencies.dependency_groups import (
     Multiplied,
     held_tensors,
 )
+from pruning.dependencies.expert_groups import widths
 from pruning.dependencies.families.family_groups import family_groups
 from pruning.graph.label_flow import FIXED, Flow, covering
 from pruning.graph.label_rules import flow_of
@@ -96,7 +97,8 @@ def dependency_groups(
             + f" ({trace.refusal})"
             * bool(trace.refusal)
         )
-    groups = tuple(group for group, _ in found)
+    stacks = {name: tensor for each in mixtures(model) for name, tensor in each.stacks.items()}
+    groups = tuple(_in_rows_of_experts(group, stacks) for group, _ in found)
     products = multiplied_activations(flow, [(group.name, number) for group, number in found])
     made = DependencyGroups(
         groups, _held(flow, tensors, names, mixtures(model)), unit or Unit("group"), scope or Scope(), tuple(products)
@@ -262,6 +264,14 @@ def _groups(flow: Flow, names: Mapping[int, str]) -> Iterator[tuple[DependencyGr
         taken[first] += 1
         name = first if taken[first] == 1 else f"{first}#{taken[first]}"
         yield DependencyGroup(name, len(units), width, members), number
+
+
+def _in_rows_of_experts(group: DependencyGroup, stacks: Mapping[str, Tensor]) -> DependencyGroup:
+    """Limit a group in the rows of stacked experts to the widths that stock grouped products take."""
+    for member in group.members:
+        if (stack := stacks.get(member.tensor)) is not None and stack.ndim - 1 in member.dims:
+            return replace(group, counts=widths(stack, group.units))
+    return group
 
 
 def _held(

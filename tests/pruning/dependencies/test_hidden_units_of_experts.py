@@ -174,3 +174,18 @@ def test_scores_that_see_tokens_rank_hidden_units_and_others_are_refused_before_
         pruning.prune(network_of("olmoe"), "minitron_mlp", sparsity=0.25, batches=[TOKENS], loss=never)
     with pytest.raises(ValueError, match=r"^`scope.kind` .='global'. cannot be combined .*scope.kind='layer'"):
         pruning.prune(network_of("olmoe"), "magnitude", unit="mlp", scope="global", sparsity=0.25)
+
+
+def test_traced_groups_keep_widths_that_grouped_products_take_so_that_the_class_stays() -> None:
+    drawn = network_of("qwen3_moe", moe_intermediate_size=12, intermediate_size=12)
+    model: Any = type(drawn)._from_config(drawn.config, experts_implementation="grouped_mm").eval()
+    groups = pruning.dependency_groups(model, {"input_ids": TOKENS})
+    (of_experts, *_) = [each for each in groups if each.name.endswith("experts.gate_up_proj")]
+    assert of_experts.counts == (4, 8, 12)  # of 4 bytes each, in steps of 16
+
+    pruning.prune(model, "magnitude", sparsity=0.5, unit="group", example={"input_ids": TOKENS})
+    smaller: Any = pruning.shrink(model, {"input_ids": TOKENS})
+
+    assert smaller.shrunk.form == "module"
+    assert {each.mlp.experts.down_proj.shape[-1] for each in smaller.model.layers} <= {4, 8}
+    torch.testing.assert_close(logits(smaller), logits(model), rtol=1e-5, atol=1e-6)
