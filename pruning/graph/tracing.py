@@ -341,7 +341,8 @@ def exported(
         if isinstance(leaf, Tensor) and leaf.ndim and (sizes == "any" or len(leaf) > 1):
             shapes[leaf] = dict.fromkeys(range(leaf.ndim if sizes == "any" else 1), Dim.AUTO)
     dynamic = None if sizes == "example" else shapes
-    hook = model.register_forward_hook(lambda _model, _inputs, found: tree_map(_known, found))
+    hooks = [model.register_forward_hook(lambda _model, _inputs, found: tree_map(_known, found))]
+    hooks += [each.register_forward_pre_hook(_check_sizes_are_short) for each in model.modules() if sizes == "any"]
     try:
         with without_key_caches(model), _attributes_kept(model):
             return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
@@ -351,7 +352,23 @@ def exported(
             "check that `example` is a valid input, and remove control flow that depends on data from the forward."
         ) from error
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
+
+
+LONGEST_SIZE = 100
+"""Most operations in the formula of a tensor's size: torch takes minutes to simplify longer ones, again and again."""
+
+
+def _check_sizes_are_short(module: nn.Module, given: tuple[Any, ...]) -> None:
+    """Raise ValueError if the sizes of a module's inputs have become long formulas of the sizes of the network's."""
+    sizes: list[Any] = [size for leaf in tree_leaves(given) if isinstance(leaf, Tensor) for size in leaf.shape]
+    for size in sizes:
+        if isinstance(size, torch.SymInt) and (length := size.node.expr.count_ops()) > LONGEST_SIZE:
+            raise ValueError(
+                f"the size of an input of a {type(module).__name__} is a formula of {length} operations on the sizes "
+                f"of `example`, and at most {LONGEST_SIZE} can be followed"
+            )
 
 
 @contextlib.contextmanager

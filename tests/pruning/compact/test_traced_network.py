@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import pruning
 from pruning.compact.traced_network import TracedNetwork
+from pruning.graph import tracing
 from pruning.graph.input_guard import other_inputs
 from pruning.graph.tracing import output_difference, outputs_of, traced
 
@@ -472,6 +473,32 @@ def test_batches_are_tried_at_which_a_condition_fails_or_may_fail(rule: str, bat
     given = ((torch.zeros(4, 8),), {})
     tried = {len(args[0]) for args, _ in other_inputs(given, [rule])}
     assert tried - {len(args[0]) for args, _ in other_inputs(given, [])} == batches
+
+
+class Windows(nn.Module):
+    """Pads and cuts windows of 3 positions, twice, as window attention does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            padded = F.pad(x, (0, 0, 0, -x.shape[1] % 3))
+            windows = layer(padded.view(-1, 3, 4))
+            x = windows.view(-1, padded.shape[1], 4)[:, : x.shape[1]]
+        return x
+
+
+def test_a_trace_for_any_size_gives_up_where_sizes_become_long_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Windows().eval(), torch.randn(2, 7, 4)
+    longer = ((torch.randn(3, 8, 4),), {})
+    monkeypatch.setattr(tracing, "LONGEST_SIZE", 5)
+    trace = traced(model, x, sizes="any")
+
+    assert "must be of shape (any, 7, 4)" in trace.parts[0].guard.refusal(*longer)
+    others = ((torch.randn(3, 7, 4),), {})
+    assert output_difference(outputs_of(trace.graph, others), outputs_of(model, others)) < 1e-6
 
 
 class Writing(nn.Module):
