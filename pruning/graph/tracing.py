@@ -25,8 +25,9 @@ from torch.fx.experimental import _config
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from pruning.graph.assignments import write_to_new_tensors, writes_to_views
 from pruning.graph.input_guard import ANY_SIZE, InputGuard
-from pruning.graph.operations import COMPARISONS, arguments, in_module, is_in_place, may_alias, name_of
+from pruning.graph.operations import in_module
 from pruning.holding.copies import to_run, values_with_history
 from pruning.holding.parameter import check_all_have_values, unwrapped
 from pruning.measure import macs
@@ -182,9 +183,9 @@ def _traced(plain: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], siz
         if any(node.target in table for node in program.graph.nodes):  # these may fix sizes
             program = program.run_decompositions(table)
         guard = InputGuard.of(program.graph, args, kwargs, order, strided=strided)
-        if _writes_to_views(program.graph):
-            _write_to_new_tensors(program.graph)
-            if _writes_to_views(program.graph):
+        if writes_to_views(program.graph):
+            write_to_new_tensors(program.graph)
+            if writes_to_views(program.graph):
                 program = program.run_decompositions(table)
         if isinstance(earlier := getattr(plain, "guard", None), InputGuard):
             guard = guard.within(earlier)
@@ -490,48 +491,6 @@ def _plain_calls(graph: fx.Graph, args: tuple[Any, ...], kwargs: dict[str, Any])
     else:
         return
     graph.set_codegen(fx.graph.CodeGen())
-
-
-def _writes_to_views(graph: fx.Graph) -> bool:
-    """Return whether an operation writes to a tensor that another node may also read, directly or as a view."""
-    for node in graph.nodes:
-        if is_in_place(node):
-            written = node.args[0]
-            alone = isinstance(written, fx.Node) and len(written.users) == 1 and written.op == "call_function"
-            if not alone or may_alias(written.target):
-                return True
-    return False
-
-
-def _write_to_new_tensors(graph: fx.Graph) -> None:
-    """Let operations return a new tensor where they write to one that no view shares.
-
-    torch's own way, `run_decompositions`, traces the network again, which takes twice as long as the export.
-    """
-    for node in list(graph.nodes):
-        name, given = name_of(node), node.args[0] if node.args else None
-        if name.endswith("dropout") and arguments(node).get("train") is False and isinstance(node.meta["val"], Tensor):
-            if not any(user.op == "output" for user in node.users):  # it returns its input itself
-                node.replace_all_uses_with(given)
-                graph.erase_node(node)
-        elif is_in_place(node) and isinstance(given, fx.Node):
-            pure = getattr(getattr(torch.ops.aten, name, None), node.target._overloadname, None)
-            returns_new = pure is not None and not pure._schema.is_mutable and name not in COMPARISONS
-            if returns_new and _is_alone(given, node):
-                node.target = pure
-                for user in [each for each in given.users if node < each]:
-                    user.replace_input_with(given, node)
-
-
-def _is_alone(written: fx.Node, by: fx.Node) -> bool:
-    """Return whether a new tensor can take the place of one that an operation writes to."""
-    given = [each.meta.get("val") for each in by.all_input_nodes]
-    users = [user for user in written.users if user is not by]
-    return (
-        written.op == "call_function"
-        and len({each.dtype for each in given if isinstance(each, Tensor)}) == 1  # else the new one has another dtype
-        and not any(may_alias(target) for target in (written.target, *(user.target for user in users)))
-    )
 
 
 @contextlib.contextmanager
