@@ -225,9 +225,10 @@ def outputs(model: nn.Module, given: Any) -> list[Tensor]:
 
 
 def _plain(found: Any) -> Any:
-    """Return outputs as containers that are known to pytree; caches of keys are left out."""
+    """Return outputs as containers that are known to pytree; caches of keys, or of states as in RWKV, are left out."""
     if isinstance(found, Mapping):
-        return [_plain(value) for name, value in found.items() if "past_key" not in name and "cache" not in name]
+        cached = [name for name in found if "past_key" in name or "cache" in name or name == "state"]
+        return [_plain(value) for name, value in found.items() if name not in cached]
     if isinstance(found, list | tuple):
         return [_plain(value) for value in found]
     return found
