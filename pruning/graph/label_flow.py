@@ -232,6 +232,11 @@ class Flow:
                 self.pin(self.of(each), f"{described(node)} reads nothing but its dtype")
         if is_factory(node) or not any(self.fields.get(each) for each in read):
             return self._made(node)
+        value = self.constants.values[node]
+        if isinstance(value, Tensor) and not value.numel():
+            for each in read:
+                self.pin(self.of(each), f"{described(node)} has no entries for the sizes of the example")
+            return []
         return self._rule(node)(self, node, arguments(node) if name_of(node) else {})
 
     def _made(self, node: fx.Node) -> Fields:

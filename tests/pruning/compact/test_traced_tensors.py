@@ -276,3 +276,29 @@ def test_a_network_that_maps_a_function_is_pruned_part_by_part_and_its_whole_ref
     agree(smaller, model, torch.randn(4, 4))
     with pytest.raises(ValueError, match=r"Mapped cannot be traced .* it calls torch\.vmap in its forward"):
         pruning.to_sparse(model, x)
+
+
+class Compressing(nn.Module):
+    """Puts means over whole windows of 4 positions beside the positions; short sequences have none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 8), nn.Linear(8, 6)
+        self.each, self.window, self.last = nn.Linear(6, 4), nn.Linear(6, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.second(F.relu(self.first(x)))
+        count = y.shape[1] // 4
+        windows = self.window(y[:, : 4 * count].reshape(len(y), count, 4, 6).mean(2))
+        found: Tensor = self.last(torch.cat([self.each(y), windows], 1))
+        return found
+
+
+def test_channels_that_meet_a_tensor_without_entries_in_the_example_stay() -> None:
+    torch.manual_seed(0)
+    model, x = Compressing().eval(), torch.randn(2, 3, 5)
+    pruning.prune(model, "magnitude", sparsity=0.5, unit="group", example=x)
+    smaller = pruning.shrink(model, x)
+
+    assert [layer.weight.shape[0] for layer in smaller.children()] == [4, 6, 4, 4, 3]
+    agree(smaller, model, torch.randn(3, 9, 5))
