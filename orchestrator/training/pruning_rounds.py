@@ -199,7 +199,7 @@ def prune_round(
 def chosen_weights(model: nn.Module, asked: Round, known: Data) -> list[Prunable]:
     """Return the parameters that a round prunes: what `prune` selects, without what the method spares unless named."""
     chosen, choices, named = prunable(model, asked.fields.prune), asked.choices, asked.fields.prune.include
-    spared = spared_weights(model, choices, example_of(model, known) if choices.unit.kind == "channel" else None)
+    spared, _ = spared_weights(model, choices, example_of(model, known) if choices.unit.kind == "channel" else None)
     try:
         left = without_spared([each.name for each in chosen], spared - {*named}, choices)
     except ValueError as error:

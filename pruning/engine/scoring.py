@@ -21,14 +21,14 @@ from pruning.choices.axes import Scope, Score, Unit
 from pruning.choices.combining import Choices
 from pruning.dependencies.dependency_groups import NO_EXAMPLE, DependencyGroups
 from pruning.dependencies.families.family_groups import family_groups
-from pruning.graph.tracing import first_line, without_key_caches
+from pruning.engine.output_weights import output_weights
+from pruning.graph.tracing import first_line
 from pruning.holding.default_weights import default_weights
 from pruning.holding.parameter import check_generator, joined
-from pruning.measure.macs import arguments_on, called
 from pruning.measure.matrix_weights import NAMED
 from pruning.refused import RefusedValue, unfit_call
 from pruning.scores.readings.network import Weight, network, weights_of
-from pruning.scores.readings.scoring_data import ScoringInput, tensors
+from pruning.scores.readings.scoring_data import ScoringInput
 from pruning.selection.selection_groups import Groups, groups_of
 
 Cut: TypeAlias = Groups | DependencyGroups
@@ -395,14 +395,9 @@ def names_by_choices(
     Raises:
         ValueError: nothing is left.
     """
-    spared = spared_weights(model, choices, example)
-    by_order = choices.unit.kind == "channel" and example is None and not isinstance(model, nn.Sequential)
-    if parameters is None and spared and by_order:
-        warnings.warn(
-            f"without `example`, only {', '.join(spared)} is taken for outputs of the network; pass an input of the "
-            "network as `example` to find all.",
-            stacklevel=4,
-        )
+    spared, doubt = spared_weights(model, choices, example)
+    if parameters is None and doubt:
+        warnings.warn(doubt, stacklevel=4)
     if parameters is None:
         return without_spared(list(weights_of(model)), spared, choices) if spared else None
     names = list(weights_of(model, None, parameters))
@@ -420,13 +415,13 @@ def without_spared(names: Sequence[str], spared: Container[str], choices: Choice
     if left := [name for name in names if name not in spared]:
         return left
     raise RefusedValue("unit.kind", choices.unit.kind).because(
-        f"leaves nothing to prune, because the outputs of {', '.join(names[:3])} are those of the network; name what "
-        f"loses outputs in `parameters`, in a sweep by prune.include=[{names[0]}]."
+        f"leaves nothing to prune, because the outputs of {', '.join(names[:3])} are taken for those of the "
+        f"network; name what loses outputs in `parameters`, in a sweep by prune.include=[{names[0]}]."
     )
 
 
-def spared_weights(model: nn.Module, choices: Choices, example: Any) -> set[str]:
-    """Return the names of the default weights that a method leaves dense, unless they are named.
+def spared_weights(model: nn.Module, choices: Choices, example: Any) -> tuple[set[str], str]:
+    """Return the names of the default weights that a method leaves dense, unless they are named, and what is in doubt.
 
     Wanda, SparseGPT and ALPS spare the head of a language model. Channels of outputs spare the layers whose outputs are
     those of the network: the last ones in a call with `example`, else the last weight of the model. They also spare
@@ -438,58 +433,15 @@ def spared_weights(model: nn.Module, choices: Choices, example: Any) -> set[str]
     if choices.select is None and any(row.keeps_head for row in rows):
         spared = set(usual) - set(default_weights(model, with_head=False))
     if choices.unit.kind != "channel" or choices.unit.spare_last or _reads_batch_norm(choices.score) or not usual:
-        return spared
-    outputs = output_weights(model, usual, example)
+        return spared, ""
+    outputs, losing = output_weights(model, usual, example), set[str]()
     for name, weight in weights_of(model, None, usual).items():
         layout = weight.layout
-        if (
-            layout is None
-            or not layout.is_oriented
-            or "stack" in layout.roles
-            or (name in outputs and layout.outputs == layout.dim(choices.unit.dim))
-        ):
+        if layout is None or not layout.is_oriented or "stack" in layout.roles:
             spared.add(name)
-    return spared
-
-
-def output_weights(model: nn.Module, names: Sequence[str], example: Any) -> set[str]:
-    """Return which weights give the network's outputs, without another but depthwise ones in between.
-
-    Args:
-        model: pruned or not.
-        names: names of weights, in the order of the model.
-        example: input of the network; None takes the last weight.
-    """
-    last = set(names[-1:])
-    if example is None:
-        return last
-    with network(model, None, names) as net, without_key_caches(net.model):
-        weights = {id(parameter): name for name, parameter in net.parameters.items()}
-        layouts = {name: (weight.layout, weight.parameter.shape) for name, weight in net.weights.items()}
-        through = {name for name, (own, shape) in layouts.items() if own is not None and own.is_depthwise(shape)}
-        todo = [
-            each.grad_fn
-            for each in tensors(called(net.model, arguments_on(model, example), "example"))
-            if each.grad_fn is not None
-        ]
-        found, seen = set[str](), set[Any]()
-        while todo:
-            node = todo.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            read = [each for each, _ in node.next_functions if each is not None]
-            own = {weights[key] for each in read if (key := _leaf(each)) in weights}
-            found |= own
-            todo += read if own <= through else []
-    return found or last
-
-
-def _leaf(node: Any) -> int | None:
-    """Return the id of the parameter that a node of a graph of gradients is, or a view of one; None for others."""
-    while node is not None and not hasattr(node, "variable"):
-        node = node.next_functions[0][0] if len(node.next_functions) == 1 else None
-    return None if node is None else id(node.variable)
+        elif layout.outputs == layout.dim(choices.unit.dim):
+            losing.add(name)
+    return spared | (losing & {*outputs.names}), outputs.sentence(losing - spared)
 
 
 def _reads_batch_norm(score: Score) -> bool:

@@ -24,7 +24,7 @@ centring or with an adapter, the zeros of that tensor count.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -188,7 +188,7 @@ Made: TypeAlias = Callable[[tuple[Any, ...], Tensor], None]
 class Products(Watching):
     """Dispatch mode that calls `seen` with each product that is computed, and `made` with other tensors."""
 
-    def __init__(self, seen: Callable[[Product], None], made: Made = lambda *_: None) -> None:
+    def __init__(self, seen: Callable[[Product], None] = lambda _: None, made: Made = lambda *_: None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._seen, self._made = seen, made
 
@@ -203,13 +203,16 @@ class Products(Watching):
             if result is not NotImplemented:
                 return result
         result = func(*args, **named)
-        products = [*_products(func, args, result)]
+        self.note(args, result, [*_products(func, args, result)])
+        return result
+
+    def note(self, args: tuple[Any, ...], result: Any, products: Sequence[Product]) -> None:
+        """Report an operation, which computed these products or none."""
         for product in products:
             self._seen(product)
         first = result[0] if isinstance(result, tuple) and result else result
         if not products and isinstance(first, Tensor):
             self._made(args, first)
-        return result
 
 
 def _products(func: Any, args: tuple[Any, ...], result: Any) -> Iterator[Product]:

@@ -31,7 +31,7 @@ SHARED = {
     "ranks": [f"{TRAINING}.team.{name}" for name in ("together.Together", "ranks.Ranks", "together.synchronised")],
     "smaller": [f"{TRAINING}.state.from_scratch.{name}" for name in ("transformer_left", "small_transformer_of")],
     "rows": ["pruning.selection.allocation.kept_of_rows"],
-    "channels": [f"pruning.engine.scoring.{name}" for name in ("spared_weights", "output_weights")],
+    "channels": ["pruning.engine.scoring.spared_weights"],
     "groups": ["pruning.dependencies.group_finding.dependency_groups"],
     "blocks": ["pruning.selection.selection_groups._blocks", "pruning.reconstruction.solving._columns"],
     "weights": ["pruning.holding.default_weights.default_weights"],

@@ -1,6 +1,7 @@
 """Weights that are pruned where none is named: every weight with a layout, but for heads, routers and the outputs."""
 
 import copy
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -96,8 +97,73 @@ def test_channels_are_never_outputs_of_the_network_by_default(options: dict[str,
     assert [*pruning.plan(TwoHeads(), sparsity=0.5, example=example, **options).masks] == ["body.weight"]
     pruning.prune(model := TwoHeads(), sparsity=0.3, example=example, **options)
     assert [*pruning.plan(model, sparsity=0.5, example=example, **options).masks] == ["body.weight"]
-    with pytest.raises(ValueError, match=r"outputs of into.weight, branch.weight are those of the network; name"):
+    with pytest.raises(
+        ValueError, match=r"outputs of into.weight, branch.weight are taken for those of the network; name"
+    ):
         pruning.plan(Residual(), sparsity=0.5, example=example, **options)
+
+
+Head = Callable[[Any, Tensor], Any]
+
+
+class Language(nn.Module):
+    """A residual stream between an embedding and a head, which is registered first and may be of any kind."""
+
+    def __init__(self, head: Head) -> None:
+        super().__init__()
+        self.tokens, self.raw = nn.Embedding(9, 6), nn.Parameter(torch.randn(9, 6))
+        self.tied, self.plain = nn.Linear(6, 9, bias=False), nn.Linear(6, 9)
+        self.tied.weight = self.tokens.weight
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(6, 9))
+        self.up, self.down, self.norm, self.head = nn.Linear(6, 8), nn.Linear(8, 6), nn.LayerNorm(6), head
+
+    def forward(self, tokens: Tensor) -> Any:
+        x = self.tokens(tokens)
+        return self.head(self, self.norm(x + self.down(torch.relu(self.up(x)))))
+
+
+def without_gradients(model: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model.plain(x)  # type: ignore[no-any-return]
+
+
+HEADS: Mapping[str, Head] = {
+    "tied": lambda model, x: model.tied(x),
+    "tied product": lambda model, x: x @ model.tokens.weight.T,
+    "raw": lambda model, x: torch.nn.functional.linear(x, model.raw).softmax(-1),
+    "computed": lambda model, x: model.normed(x),
+    "scaled": lambda model, x: x @ (model.plain.weight.T * 0.5),
+    "no gradients": without_gradients,
+    "detached": lambda model, x: {"logits": model.plain(x).detach()},
+    "chosen": lambda model, x: model.plain(x).argmax(-1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:the call with `example` does not run")
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS.keys())
+def test_the_head_s_product_ends_the_way_from_the_outputs_whatever_its_weight_is(head: Head) -> None:
+    model, example = Language(head), torch.arange(8).view(2, 4)
+
+    masks = pruning.plan(model, "ln_structured", sparsity=0.5, example=example).masks
+    assert [*masks][-2:] == ["up.weight", "down.weight"]
+    assert "plain.weight" not in masks or head in [*HEADS.values()][:4], "only where it gives no output"
+
+
+def test_who_returns_no_tensors_is_told_which_weight_is_taken_for_outputs() -> None:
+    model = Language(lambda model, x: model.plain(x).detach().numpy())
+
+    with pytest.warns(UserWarning, match=r"returns no tensor that torch computes .*, so only down.weight is taken"):
+        masks = pruning.plan(model, "ln_structured", sparsity=0.5, example=torch.arange(8).view(2, 4)).masks
+    assert [*masks] == ["plain.weight", "up.weight"]
+
+
+def test_layers_that_the_call_with_the_example_does_not_run_are_named() -> None:
+    model = Language(lambda model, x: model.tied(x))
+
+    with pytest.warns(UserWarning, match=r"with `example` does not run plain.weight: outputs are pruned there"):
+        pruning.plan(model, "ln_structured", sparsity=0.5, example=torch.arange(8).view(2, 4))
+    named: Any = {"parameters": ["up.weight", "plain.weight"], "example": torch.arange(8).view(2, 4)}
+    assert [*pruning.plan(model, "ln_structured", sparsity=0.5, **named).masks] == ["up.weight", "plain.weight"]
 
 
 def test_an_example_that_the_network_does_not_take_is_refused_by_a_sentence() -> None:
