@@ -163,11 +163,13 @@ class Product(NamedTuple):
 
     The factors of a convolution are its input and weight; its border counts like its inside. Only the kernel of
     attention knows the attention weights, so for their product with the values both factors are the values.
+    `is_batched`: the factors hold as many matrices, each multiplied by the one at its place.
     """
 
     one: Tensor
     other: Tensor
     macs: int
+    is_batched: bool = False
 
 
 class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -221,15 +223,15 @@ def _products(func: Any, args: tuple[Any, ...], result: Any) -> Iterator[Product
     name = str(func.overloadpacket.__name__ if isinstance(func, OpOverload) else func.name())
     if name in FIRST:
         one, other = args[FIRST[name] :][:2]
-        yield Product(one, other, other.numel() * (one.shape[-2] if one.ndim > 1 else 1))
+        yield Product(one, other, other.numel() * (one.shape[-2] if one.ndim > 1 else 1), one.ndim == 3)
     elif name == "convolution":
         inputs, weight, transposed = args[0], args[1], args[6]
         yield Product(inputs, weight, weight.numel() * ((inputs if transposed else result).numel() // weight.shape[0]))
     elif name.startswith(ATTENTION_KERNELS):
         queries, keys, values = (each.flatten(0, -3) for each in args[:3])
         keys, values = (each.repeat_interleave(len(queries) // len(each), 0) for each in (keys, values))
-        yield Product(queries, keys, queries.numel() * keys.shape[1])
-        yield Product(values, values, values.numel() * queries.shape[1])
+        yield Product(queries, keys, queries.numel() * keys.shape[1], is_batched=True)
+        yield Product(values, values, values.numel() * queries.shape[1], is_batched=True)
 
 
 COMPILING = {"torch._dynamo", "torch.nn.attention.flex_attention"}
@@ -503,13 +505,13 @@ class Counter:
 
     def _remaining(self, product: Product) -> int:
         """Return the multiply-accumulates of a product that belong to unmasked weights, or to heads that are not 0."""
-        one, other, total = product
+        one, other, total, is_batched = product
         if not self._masked or one.is_meta:
             return total
         for factor in (one, other):
             if (kept := self._kept(factor)) is not None:
                 return total // max(1, factor.numel()) * kept
-        if one.ndim != 3 or other.ndim != 3:
+        if not is_batched:
             return total if one.any() and other.any() else 0
         alive = one.any(-1).any(-1) & other.any(-1).any(-1)
         return total // max(1, len(one)) * int(alive.sum())

@@ -94,6 +94,22 @@ def test_a_convolution_s_weight_counts_once_a_position():
     assert measure.macs(model, torch.zeros(1, 1, 7, 6)).layers[""] == LayerMacs(20 * 18, 20 * 15)
 
 
+@pytest.mark.parametrize("batch", [1, 2, 3])
+@pytest.mark.parametrize("channels", [1, 2, 3])
+def test_a_convolution_by_an_unmasked_kernel_counts_whole_whatever_the_sizes_are(batch, channels):
+    class Blurred(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.into = nn.Linear(6, 6)
+            self.register_buffer("kernel", torch.ones(channels, 1, 3))
+
+        def forward(self, x):
+            return F.conv1d(self.into(x), self.kernel, groups=channels)
+
+    masks, example = MaskSet({"into.weight": torch.eye(6)}), torch.ones(batch, channels, 6)
+    assert measure.macs(Blurred(), example, masks).layers[""] == LayerMacs(*[batch * channels * 4 * 3] * 2)
+
+
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.parametrize("packed", [False, True])
 def test_lstm_by_hand(packed):
