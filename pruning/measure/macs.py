@@ -442,10 +442,12 @@ class Counter:
         path, module, _ = self._running[-1]
         for name in self._mixtures[path].stacks if path in self._mixtures else ():
             whole = getattr(module, name.removeprefix(f"{path}."))
-            for factor, other in (product[:2], product[1::-1]):
+            for factor, other, dim in ((product.one, product.other, -2), (product.other, product.one, -1)):
                 same = factor.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
                 if same and factor.numel() == whole.numel() and not factor.is_meta:
-                    self._use_experts(path, name, int(other.any(-1).sum()))
+                    tokens = other.any(max(dim, -other.ndim))
+                    times = product.macs * self._mixtures[path].count // max(1, factor.numel() * tokens.numel())
+                    self._use_experts(path, name, times * int(tokens.sum()))
                     return True
         return False
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pruning.choices.axes import Scope, Unit
 from pruning.dependencies.group_finding import dependency_groups
@@ -50,6 +50,30 @@ def test_transposed_experts_and_those_that_see_all_tokens_count_by_the_tokens_ro
     kind: str, place: str
 ) -> None:
     assert macs(mixture(kind), EXAMPLE).layers[PATH.format(place)].total == OF_EXPERTS
+
+
+class SeenByAll(nn.Module):
+    """Experts that each read each token, by one product with all their matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(EXPERTS, WIDTH, HIDDEN))
+        self.down = nn.Parameter(torch.randn(EXPERTS, HIDDEN, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim == 1:
+            return (self.up.view(-1, HIDDEN) @ x).view(EXPERTS, WIDTH)
+        return torch.einsum("neh,edh->ned", torch.einsum("nd,ehd->neh", x, self.up), self.down)
+
+
+@pytest.mark.parametrize(("shape", "products"), [((TOKENS, HIDDEN), 2 * TOKENS), ((1, HIDDEN), 2), ((HIDDEN,), 1)])
+def test_tokens_that_all_experts_share_count_for_each_of_them(shape: tuple[int, ...], products: int) -> None:
+    model, example = SeenByAll(), torch.randn(shape)
+
+    assert macs(model, example).total == products * EXPERTS * WIDTH * HIDDEN
+    pruned = {"up": torch.zeros(EXPERTS, WIDTH, HIDDEN, dtype=torch.bool)}
+    counted = weight_macs(model, example)
+    assert counted.total - counted.remaining(pruned) == max(1, products // 2) * EXPERTS * WIDTH * HIDDEN
 
 
 def masks(model: Any, *, expert: int | None = None, router: bool = False, density: float = 1) -> dict[str, Tensor]:
