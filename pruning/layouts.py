@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from operator import attrgetter
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -123,11 +124,14 @@ class LayerKind:
         fits: (module) -> whether the module is of this kind, if it is of no earlier one.
         layout: (module, name of its own parameter) -> layout; None for parameters that are no weights.
         by_call: whether a call of the layer multiplies its one input by its one weight, `weight`.
+        shape: (module) -> shape of `weight` by the sizes that the module names; a derived class that stores another one
+            computes with it in its own way.
     """
 
     fits: Callable[[nn.Module], bool]
     layout: Callable[[Any, str], WeightLayout | None]
     by_call: bool = False
+    shape: Callable[[Any], tuple[int, ...]] | None = None
 
 
 def kind_of(module: nn.Module) -> LayerKind | None:
@@ -142,8 +146,13 @@ def layout_of(module: nn.Module, leaf: str) -> WeightLayout | None:
     if layout is None:
         return None
     value = getattr(module, leaf, None)
-    fits = not isinstance(value, Tensor) or isinstance(value, UninitializedParameter) or value.ndim == len(layout.roles)
-    return layout if fits else None
+    if not isinstance(value, Tensor) or isinstance(value, UninitializedParameter):
+        return layout
+    try:
+        told = value.shape if kind is None or kind.shape is None else kind.shape(module)
+    except AttributeError:  # a derived class need not name its sizes
+        told = value.shape
+    return layout if value.ndim == len(layout.roles) and told == value.shape else None
 
 
 def required_layout(module: nn.Module, leaf: str = "weight") -> WeightLayout:
@@ -190,6 +199,12 @@ def _convolution(module: _ConvNd, leaf: str) -> WeightLayout | None:
     return WeightLayout(roles, module.groups) if leaf == "weight" else None
 
 
+def _convolution_shape(module: _ConvNd) -> tuple[int, ...]:
+    first, second = module.out_channels, module.in_channels
+    first, second = (second, first) if isinstance(module, _ConvTransposeNd) else (first, second)
+    return (first, second // module.groups, *module.kernel_size)
+
+
 def _attention(_: nn.Module, leaf: str) -> WeightLayout | None:
     packed = {"in_proj_weight": 3, "q_proj_weight": 1, "k_proj_weight": 1, "v_proj_weight": 1}
     return WeightLayout(("output", "input"), packed[leaf]) if leaf in packed else None
@@ -212,11 +227,15 @@ def _is_conv1d(kind: type) -> bool:
     return kind.__name__ == "Conv1D" and kind.__module__.partition(".")[0] == "transformers"
 
 
-LINEAR = LayerKind(_of_class(nn.Linear), _weight("output", "input"), by_call=True)
-TRANSPOSED_LINEAR = LayerKind(_is_transformers_linear, _weight("input", "output"), by_call=True)
-TRANSPOSED_CONVOLUTION = LayerKind(_of_class(_ConvTransposeNd), _convolution, by_call=True)
-CONVOLUTION = LayerKind(_of_class(_ConvNd), _convolution, by_call=True)
-BILINEAR = LayerKind(_of_class(nn.Bilinear), _weight("output", "input", "input"))
+LINEAR = LayerKind(_of_class(nn.Linear), _weight("output", "input"), True, attrgetter("out_features", "in_features"))
+TRANSPOSED_LINEAR = LayerKind(_is_transformers_linear, _weight("input", "output"), True, attrgetter("nx", "nf"))
+TRANSPOSED_CONVOLUTION = LayerKind(_of_class(_ConvTransposeNd), _convolution, True, _convolution_shape)
+CONVOLUTION = LayerKind(_of_class(_ConvNd), _convolution, True, _convolution_shape)
+BILINEAR = LayerKind(
+    _of_class(nn.Bilinear),
+    _weight("output", "input", "input"),
+    shape=attrgetter("out_features", "in1_features", "in2_features"),
+)
 ATTENTION = LayerKind(_of_class(nn.MultiheadAttention), _attention)
 RECURRENT = LayerKind(_of_class(nn.RNNBase), _recurrent)
 RECURRENT_CELL = LayerKind(_of_class(nn.RNNCellBase), _recurrent)

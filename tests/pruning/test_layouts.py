@@ -155,6 +155,43 @@ def test_a_weight_of_no_known_layer_has_entries_only(options: dict[str, Any]) ->
     assert pruning.prune(Raw(), "magnitude", parameters=["w"], sparsity=0.5).masks["w"].sum() == 16
 
 
+class StoresInputsFirst(nn.Linear):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.weight = nn.Parameter(torch.randn(inputs, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+class Swapped(nn.Conv2d):
+    """A convolution whose forward multiplies by a weight of other sizes than those that it names."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, 1)
+        self.weight = nn.Parameter(self.weight.detach().transpose(0, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv_transpose2d(x, self.weight)
+
+
+class Paired(nn.Bilinear):
+    def __init__(self) -> None:
+        super().__init__(3, 4, 5)
+        self.weight = nn.Parameter(torch.randn(5, 4, 3))
+
+
+@pytest.mark.parametrize("layer", [StoresInputsFirst(4, 8), Swapped(4, 8), Paired()], ids=lambda each: str(each))
+def test_a_weight_of_other_sizes_than_its_class_names_has_entries_only(layer: nn.Module) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), layer)
+    with pytest.warns(UserWarning, match=r"stay dense: 1.weight .* to prune them, name them in `parameters`\.$"):
+        assert [*pruning.prune(model, "magnitude", sparsity=0.5).masks] == ["0.weight"]
+    assert pruning.plan(model, "magnitude", sparsity=0.5, parameters=["1.weight"]).masks["1.weight"].any()
+    for method, options in (("n_m", {"n": 2, "m": 4}), ("ln_structured", {"sparsity": 0.5})):
+        with pytest.raises(ValueError, match=r"'1.weight' of shape .* is no weight of a known layer"):
+            pruning.plan(model, method, parameters=["1.weight"], **options)  # type: ignore[arg-type]
+
+
 def test_rows_of_a_grouped_transposed_convolution_end_with_its_group() -> None:
     model = nn.Sequential(nn.ConvTranspose1d(6, 8, 3, groups=2, bias=False))
 
