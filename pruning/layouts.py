@@ -176,6 +176,17 @@ def has_plain_forward(module: nn.Module) -> bool:
     return definer.__module__.startswith("torch.nn.modules.") or _is_conv1d(definer)
 
 
+def multiplies(module: Any, inputs: Tensor) -> bool:
+    """Return whether the weight of a linear layer or a convolution can multiply its input.
+
+    A forward of a derived class may multiply another tensor, which it makes of the input.
+    """
+    if not isinstance(module, _ConvNd):
+        return inputs.shape[-1:] == (required_layout(module).row_entries(module.weight.shape),)
+    spatial = len(module.kernel_size)
+    return inputs.ndim - spatial in (1, 2) and inputs.shape[-1 - spatial] == module.in_channels
+
+
 def natural_layout(dims: int) -> WeightLayout:
     """Return the layout of a tensor of unknown origin: outputs, inputs, positions; a vector is one row."""
     return WeightLayout(("output", "input", *[_POSITION] * (dims - 2)) if dims > 1 else ("input",))

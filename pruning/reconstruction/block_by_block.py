@@ -187,7 +187,7 @@ def _limits(layers: Mapping[str, LayerReport]) -> Iterator[str]:
     if unseen := [name for name, each in layers.items() if not each.rows]:
         yield (
             f"no example reaches {', '.join(unseen[:6])}{f' and {len(unseen) - 6} more' if unseen[6:] else ''}, or "
-            "their weights are used without a call of the layer: pruned by magnitude, without statistics of inputs"
+            "their weights multiply no input of a call of the layer: pruned by magnitude, without statistics of inputs"
         )
     tokens = {name: dict(enumerate(each.tokens)) for name, each in layers.items() if each.rows}
     if said := without_tokens(tokens, "pruned by magnitude", ALL_TOKENS):

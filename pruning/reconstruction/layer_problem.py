@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 from torch.nn.modules.conv import _ConvNd
 
 from pruning.holding.parameter import hooked
+from pruning.layouts import multiplies
 from pruning.repair.corrections import laid_out
 from pruning.selection.allocation import kept_of_rows
 from pruning.selection.smallest import best_of_pools, prune_smallest_
@@ -263,7 +264,7 @@ class Collector:
 
     def _read(self, name: str, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         inputs = next((each for each in (*given, *named.values()) if isinstance(each, Tensor)), None)
-        if inputs is not None:
+        if inputs is not None and multiplies(module, inputs):
             in_any_order = name in self.in_lists and inputs.ndim == 2 and not isinstance(module, _ConvNd)
             product, rows = self._product(module, inputs.detach(), None if in_any_order else self.counts)
             own = self.found[name]

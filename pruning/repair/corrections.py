@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from pruning.layouts import CONVOLUTION, LINEAR, TRANSPOSED_LINEAR, kind_of, required_layout
+from pruning.layouts import CONVOLUTION, LINEAR, TRANSPOSED_LINEAR, kind_of, layout_of, multiplies, required_layout
 from pruning.refused import RefusedValue
 from pruning.scores.curvature import FisherMatrix, fisher_matrix
 from pruning.scores.readings.network import Network, Weight, layer_calls, network, weights_of
@@ -42,7 +42,7 @@ def run(repair: str, model: nn.Module, loss: Loss, batch: Any) -> None:
 
 def is_layer(module: nn.Module) -> bool:
     """Return whether `rows_of` supports a layer."""
-    return kind_of(module) in (LINEAR, TRANSPOSED_LINEAR, CONVOLUTION)
+    return kind_of(module) in (LINEAR, TRANSPOSED_LINEAR, CONVOLUTION) and layout_of(module, "weight") is not None
 
 
 def rows_of(module: nn.Module, inputs: Tensor) -> Tensor:
@@ -258,6 +258,8 @@ def _products(net: Network, given: ScoringInput) -> dict[str, Tensor]:
             )
 
     def note(name: str, module: nn.Module, inputs: Tensor, _answer: Tensor) -> None:
+        if not multiplies(module, inputs):
+            return
         rows = rows_of(module, inputs)
         of_batch[name] = of_batch.get(name, 0) + rows.mT @ rows * (2 / rows.shape[1])
 
@@ -267,7 +269,7 @@ def _products(net: Network, given: ScoringInput) -> dict[str, Tensor]:
         for weight in passes("least_squares", net, given):
             if missing := net.parameters.keys() - of_batch.keys():
                 raise RefusedValue("repair.kind", "least_squares").because(
-                    f"needs the inputs of {min(missing)!r}, but the network does not call its layer; leave the tensor "
+                    f"needs the inputs of {min(missing)!r}, but no call of its layer multiplies them; leave the tensor "
                     "out, or choose another repair."
                 )
             totals = {name: totals.get(name, 0) + product * weight for name, product in of_batch.items()}

@@ -14,7 +14,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from pruning.dependencies.families.family_groups import require_unit
 from pruning.dependencies.families.stock_transformer import StockTransformer
-from pruning.layouts import kind_of, required_layout
+from pruning.layouts import kind_of, multiplies, required_layout
 from pruning.scores.readings.network import Network, layer_calls
 from pruning.scores.readings.per_example import patches, windows
 from pruning.scores.readings.scoring_data import (
@@ -103,6 +103,8 @@ def _input_norms(net: Network, given: ScoringInput, score: str) -> dict[str, Ten
                 f"which reads its inputs; leave the weight out of `parameters`, in a sweep by prune.exclude=[{name}]."
             )
         seen.add(name)
+        if not multiplies(module, inputs):
+            return
         if not isinstance(module, _ConvNd):  # whose inputs have channels where others have tokens
             inputs = without_padding(batches[-1], inputs)
         found.setdefault(name, _InputSquares(module)).add(inputs, output)
@@ -122,8 +124,8 @@ def _require_inputs(net: Network, found: Collection[str], score: str) -> None:
     """Raise ValueError unless all scored weights are among those whose inputs can be, or were, read."""
     if unseen := [name for name in net.parameters if name not in found]:
         raise ValueError(
-            f"`parameters` (={unseen[0]!r}) must name weights of linear and convolutional layers that the network "
-            f"calls: `{score}` reads the inputs of these calls; leave the others out, in a sweep by "
+            f"`parameters` (={unseen[0]!r}) must name weights of linear and convolutional layers that multiply the "
+            f"input of a call: `{score}` reads these inputs; leave the others out, in a sweep by "
             f"prune.exclude=[{unseen[0]}], or choose another score, such as taylor, which reads experts, too."
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
@@ -32,6 +33,37 @@ def network(seed: int = 0) -> nn.Sequential:
 
 def normal(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+
+
+class Halves(nn.Linear):
+    """Multiplies the halves of its input, one after the other, with a weight of half its width."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x.view(*x.shape[:-1], 2, -1), self.weight).flatten(-2)
+
+
+class Across(nn.Conv2d):
+    """Multiplies outputs of its weight, as a transposed convolution does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.conv_transpose2d(x, self.weight)
+
+
+OWN = [(Halves(8, 4), normal(3, 16)), (Across(4, 6, 1), normal(3, 6, 5, 5))]
+
+
+@pytest.mark.parametrize(("layer", "inputs"), OWN, ids=["linear", "convolution"])
+def test_a_forward_that_multiplies_something_else_than_its_input_is_told(layer: nn.Module, inputs: Tensor) -> None:
+    def network() -> nn.Sequential:
+        return nn.Sequential(nn.Identity(), copy.deepcopy(layer))
+
+    for method in METHODS:
+        with pytest.warns(UserWarning, match=r"1\.weight, or their weights multiply no input .*pruned by magnitude"):
+            pruning.layerwise(network(), method, [inputs], sparsity=0.5)
+    given = {"batches": [inputs], "loss": lambda model, x: model(x).square().mean()}
+    for asked in ({"method": "wanda", "order": "at_once"}, {"method": "magnitude", "repair": "least_squares"}):
+        with pytest.raises(ValueError, match=r"'1\.weight'.* multipl"):
+            pruning.prune(network(), sparsity=0.5, **asked, **given)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("method", METHODS)
