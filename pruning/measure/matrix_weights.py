@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from pruning.holding.parameter import plain_weights
+from pruning.holding.parameter import PRUNABLE, plain_weights
 from pruning.layouts import EMBEDDING, kind_of, layout_of
 
 ENOUGH = 0.9
@@ -19,6 +20,8 @@ NAMED = 3
 NAME_THEM = "name them in `parameters`"
 BY_ENTRIES = "call pruning.prune(model, sparsity=..., parameters=[...]), which prunes single entries"
 """Advice for weights that a method does not prune where they are named."""
+BEFORE = "do it before the network is quantised"
+"""Advice for weights of whole or packed numbers, which are never pruned."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +31,12 @@ class Considered:
     Args:
         entries: number of entries of all matrix weights.
         dense: name -> number of entries of each matrix weight that the pruning leaves dense, the largest first.
+        packed: those among them of whole or packed numbers.
     """
 
     entries: int
     dense: Mapping[str, int]
+    packed: Collection[str] = ()
 
     @property
     def share(self) -> float:
@@ -45,7 +50,7 @@ class Considered:
 
     def without(self, names: Collection[str]) -> Considered:
         """Return what is left dense besides the weights `names`, which the caller left out on purpose."""
-        return Considered(self.entries, {name: size for name, size in self.dense.items() if name not in names})
+        return replace(self, dense={name: size for name, size in self.dense.items() if name not in names})
 
     def sentence(self, named: Collection[str], naming: str = NAME_THEM, otherwise: str = BY_ENTRIES) -> str:
         """Return what stays dense, and how to prune it; empty if nine tenths of the entries are considered.
@@ -57,11 +62,15 @@ class Considered:
         """
         if self.share >= ENOUGH:
             return ""
-        first = [name for name in self.dense if name in named]
-        if len(first) in (0, len(self.dense)):
-            advice = f"to prune them, {naming if first else otherwise}"
-        else:
-            advice = f"to prune {', '.join(first[:NAMED])}, {naming}; to prune the others, {otherwise}"
+        could = [name for name in self.dense if name not in self.packed]
+        groups = (
+            ([name for name in could if name in named], naming),
+            ([name for name in could if name not in named], otherwise),
+            ([name for name in self.dense if name in self.packed], BEFORE),
+        )
+        ways = [(", ".join(names[:NAMED]), way) for names, way in groups if names]
+        ways[-1] = ("the others" if len(ways) > 1 else "them", ways[-1][1])
+        advice = "; ".join(f"to prune {names}, {way}" for names, way in ways)
         more = f" and {len(self.dense) - NAMED} more" if len(self.dense) > NAMED else ""
         listed = ", ".join(f"{name} ({size:,} entries)" for name, size in [*self.dense.items()][:NAMED])
         return f"{1 - self.share:.0%} of the network's matrix weights stay dense: {listed}{more}; {advice}"
@@ -70,9 +79,8 @@ class Considered:
 def considered(model: nn.Module, names: Iterable[str]) -> Considered:
     """Return the matrix weights of a network, and those among them that are not named.
 
-    Matrix weights are those with a layout, and other parameters of floating-point numbers with two or more dimensions,
-    but for embeddings, weights tied to them, norms, biases and tables of biases, and parameters of one row, such as
-    positions. A tied weight counts once.
+    Matrix weights are those with a layout, and other parameters with two or more dimensions of more than one entry, but
+    for embeddings, weights tied to them, norms, biases and tables of biases. A tied weight counts once.
 
     Args:
         model: pruned or not.
@@ -88,14 +96,15 @@ def considered(model: nn.Module, names: Iterable[str]) -> Considered:
             first.setdefault(id(parameter), name)
     dense = {name: known[name].numel() for key, name in first.items() if key not in taken}
     total = sum(known[name].numel() for name in first.values())
-    return Considered(total, dict(sorted(dense.items(), key=lambda item: -item[1])))
+    packed = [name for name in dense if known[name].dtype not in PRUNABLE]
+    return Considered(total, dict(sorted(dense.items(), key=lambda item: -item[1])), packed)
 
 
 def _is_matrix(module: nn.Module, leaf: str, parameter: nn.Parameter) -> bool:
     """Return whether a parameter is a weight with a layout, or may be a matrix that a forward multiplies with."""
-    if isinstance(parameter, UninitializedParameter) or not parameter.is_floating_point():
+    if isinstance(parameter, UninitializedParameter):
         return False
     if layout_of(module, leaf) is not None:
         return True
-    added = isinstance(module, nn.LayerNorm) or "bias" in leaf
-    return not added and sum(size > 1 for size in parameter.shape) > 1 and len(parameter) > 1
+    added = isinstance(module, nn.LayerNorm) or re.search("(?<![a-z])bias(es)?(?![a-z])", leaf)
+    return not added and sum(size > 1 for size in parameter.shape) > 1

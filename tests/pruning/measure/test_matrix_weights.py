@@ -12,26 +12,43 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pruning
-from pruning.measure.matrix_weights import considered
+from pruning.measure.matrix_weights import Considered, considered
 
 
 class Raw(nn.Module):
-    """Network with a weight of no layer, a position, and a norm over two dimensions."""
+    """Network with a weight of no layer, a bias for each position, and a norm over two dimensions."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
-        self.w, self.position = nn.Parameter(torch.randn(width, 4)), nn.Parameter(torch.randn(1, 4, 4))
+        self.w, self.bias_table = nn.Parameter(torch.randn(width, 4)), nn.Parameter(torch.randn(4, 4))
         self.norm, self.out = nn.LayerNorm((4, width)), nn.Linear(width, 5)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.out(self.norm(F.linear(x + self.position, self.w)))
+        out: Tensor = self.out(self.norm(F.linear(x + self.bias_table, self.w)))
         return out
 
 
-def test_a_weight_without_a_layer_is_a_matrix_and_positions_and_norms_are_none() -> None:
+def test_a_weight_without_a_layer_is_a_matrix_and_biases_and_norms_are_none() -> None:
     found = considered(Raw(), ["out.weight"])
 
     assert (found.entries, dict(found.dense), found.share) == (72, {"w": 32}, pytest.approx(40 / 72))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "way"),
+    [
+        ("w", torch.randn(1, 8, 4), "name them in `parameters`"),
+        ("debias_w", torch.randn(8, 4), "name them in `parameters`"),
+        ("w", torch.randn(8, 4, dtype=torch.cfloat), "name them in `parameters`"),
+        ("w", torch.ones(8, 4, dtype=torch.int8), "do it before the network is quantised"),
+    ],
+)
+def test_matrices_of_any_shape_name_and_numbers_are_told(name: str, values: Tensor, way: str) -> None:
+    network = nn.Sequential(nn.Linear(4, 5))
+    network.register_parameter(name, nn.Parameter(values, requires_grad=values.dtype != torch.int8))
+
+    with pytest.warns(UserWarning, match=rf"stay dense: {name} \(32 entries\); to prune them, {way}\.$"):
+        assert pruning.prune(network, "magnitude", sparsity=0.5).details["considered"] == pytest.approx(20 / 52)
 
 
 def test_the_largest_come_first_and_three_are_named() -> None:
@@ -46,6 +63,10 @@ def test_the_largest_come_first_and_three_are_named() -> None:
     assert found.sentence(found.dense, "name them") == f"{said}them, name them"
     assert found.sentence([], "name them", "wait") == f"{said}them, wait"
     assert found.sentence(["1.weight"], "name it", "wait") == f"{said}1.weight, name it; to prune the others, wait"
+    mixed = Considered(9, {"a": 4, "b": 3, "c": 2}, packed=["b"]).sentence(["c"], "name it", "wait")
+    assert mixed.endswith(
+        "; to prune c, name it; to prune a, wait; to prune the others, do it before the network is quantised"
+    )
     assert found.plain() == {
         "entries": 36,
         "considered": 0,
