@@ -324,8 +324,8 @@ def use_of(flow: Flow, node: fx.Node) -> Use | None:
     if name == GROUPED_PRODUCT:  # each row is multiplied with one matrix of the stack
         return Use(weight, Fraction(len(result), shape[0]), 2)
     if "transpose" in name or bool(given.get("transposed")):
-        return Use(weight, flow.value(source).numel() // shape[0], 1)
-    return Use(weight, result.numel() // shape[int(by_inputs)], int(by_inputs))
+        return Use(weight, flow.value(source).numel() // max(1, shape[0]), 1)
+    return Use(weight, result.numel() // max(1, shape[int(by_inputs)]), int(by_inputs))
 
 
 def _uses_of_recurrence(flow: Flow, node: fx.Node) -> Iterator[Use]:

@@ -153,6 +153,8 @@ class Constants(fx.Interpreter):
 
 def constant_along(value: Tensor, dim: int) -> Tensor:
     """Return the constant value at each position of a dimension, NaN where the value varies; shape (positions,)."""
+    if not value.numel():
+        return torch.full((value.shape[dim],), float("nan"), dtype=torch.float64)
     rows = value.movedim(dim, 0).reshape(value.shape[dim], -1)
     low, high = rows.amin(1), rows.amax(1)
     same = high - low <= ROUNDING * torch.maximum(high.abs(), low.abs())

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.parameter import UninitializedParameter
 
 from pruning.holding.default_weights import default_weights
 from pruning.holding.parameter import joined, plain_modules, plain_parameters, pruned_names, unwrapped
@@ -106,7 +107,7 @@ def is_layer(module: nn.Module) -> bool:
 
 
 def _layers(root: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Return name of a weight -> its layer, without weights that have several places in the network."""
+    """Return name of a weight -> its layer, without empty weights, and those with several places in the network."""
     owners = Counter(
         id(parameter)
         for _, module in root.named_modules(remove_duplicate=False)
@@ -118,6 +119,7 @@ def _layers(root: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, nn.M
         for path, module in modules.items()
         for leaf, parameter in plain_parameters(module)
         if owners[id(parameter)] == 1 and ((leaf == "weight" and is_layer(module)) or is_stack(module, leaf))
+        if isinstance(parameter, UninitializedParameter) or parameter.numel()
     }
 
 

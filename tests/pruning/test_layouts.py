@@ -1,6 +1,8 @@
 """Layouts: the rows of a weight are the weights that one output reads, whatever the layer, and stacks are found."""
 
 import copy
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -220,6 +222,36 @@ def test_a_weight_that_layers_read_in_different_ways_has_entries_only() -> None:
         with pytest.raises(ValueError, match=r"'0.weight' of shape .* of layers that differ"):
             pruning.prune(model, **options)
     assert pruning.prune(model, sparsity=0.5).masks["0.weight"].sum() == 144
+
+
+EMPTY = {
+    "at the end": lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 0)),
+    "inside": lambda: nn.Sequential(nn.Linear(8, 0), nn.Linear(0, 6), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors is a no-op", "ignore:every entry of")
+@pytest.mark.parametrize("build", EMPTY.values(), ids=EMPTY.keys())
+def test_layers_without_entries_are_skipped(build: Callable[[], nn.Sequential]) -> None:
+    example, weights = torch.randn(2, 8), [name for name, each in build().named_parameters() if each.ndim > 1]
+    full = [name for name in weights if build().get_parameter(name).numel()]
+
+    entries = pruning.prune(build(), "magnitude", sparsity=0.5).masks
+    assert [name for name in weights if not entries[name].all()] == full
+    assert [*pruning.layerwise(build(), "wanda", [example], sparsity=0.5).masks] == full
+    grouped = pruning.prune(build(), "magnitude", sparsity=0.5, unit="group", example=example).masks
+    assert any(not grouped[name].all() for name in full)
+
+
+@pytest.mark.parametrize("options", [{"unit": "group"}, {"unit": "channel"}])
+def test_an_example_without_rows_is_refused(options: dict[str, Any]) -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+    for call in (pruning.report, partial(pruning.prune, method="magnitude", sparsity=0.5, **options)):
+        with pytest.raises(
+            ValueError, match=r"`example` \(of shape \(0, 8\)\) must hold numbers; pass one row or more"
+        ):
+            call(model, example=torch.randn(0, 8))
 
 
 def test_lazy_layers_are_refused_before_their_first_call() -> None:
