@@ -264,8 +264,18 @@ def place(model: nn.Module, name: str, shape: Sequence[int]) -> tuple[nn.Module,
     return module, leaf
 
 
+def check_has_shape(name: str, tensor: Tensor) -> None:
+    """Raise `ValueError` for a parameter of a lazy layer that was not called yet."""
+    if isinstance(tensor, UninitializedParameter):
+        raise ValueError(
+            f"`{name}` (of a lazy layer) has no shape before its first call; call the network with an input once, such "
+            "as model(example), before all else."
+        )
+
+
 def check_has_values(name: str, tensor: Tensor) -> None:
-    """Raise `ValueError` if a tensor is on the meta device, where tensors have no values."""
+    """Raise `ValueError` if a tensor is on the meta device, where tensors have no values, or of a lazy layer."""
+    check_has_shape(name, tensor)
     if tensor.is_meta:
         raise ValueError(
             f"`{name}` is on the meta device and has no values; load values first, for example with "
@@ -285,11 +295,7 @@ def check_prunable(name: str, tensor: Tensor, *, reader: str = "") -> None:
         tensor: the tensor.
         reader: what computes with real numbers only; "" if complex ones may be pruned.
     """
-    if isinstance(tensor, UninitializedParameter):
-        raise ValueError(
-            f"`{name}` (of a lazy layer) has no shape before its first call; call the network with an input once, such "
-            "as model(example), before it is pruned."
-        )
+    check_has_shape(name, tensor)
     if tensor.dtype not in PRUNABLE:
         raise ValueError(
             f"`{name}` (of {tensor.dtype}) cannot be pruned: it must hold floats of at least 16 bits, or complex "

@@ -40,7 +40,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from pruning.holding.parameter import first_names, joined, plain_modules, plain_parameters, unwrapped
+from pruning.holding.parameter import check_has_shape, first_names, joined, plain_modules, plain_parameters, unwrapped
 from pruning.holding.reparam import held
 from pruning.layouts import (
     ATTENTION,
@@ -387,6 +387,8 @@ class Counter:
         self.computed: dict[str, int] = {}
         self.activations: dict[str, int] = {}
         own = [(joined(path, n), p) for path, each in plain_modules(model) for n, p in plain_parameters(each)]
+        for name, parameter in own:
+            check_has_shape(name, parameter)
         self._weights = {p.untyped_storage().data_ptr(): (n, p) for n, p in reversed(own)}  # first names
         self._sizes = {weight.numel() for _, weight in self._weights.values()}
         self._copies: MutableMapping[Tensor, str] = WeakTensorKeyDictionary()

@@ -257,7 +257,9 @@ def test_an_example_without_rows_is_refused(options: dict[str, Any]) -> None:
 def test_lazy_layers_are_refused_before_their_first_call() -> None:
     model = nn.Sequential(nn.LazyLinear(4), nn.LazyLinear(2))
 
-    with pytest.raises(ValueError, match=r"`0.weight` .of a lazy layer. has no shape before its first call"):
-        pruning.prune(model, sparsity=0.5)
+    calls = (partial(pruning.prune, sparsity=0.5), pruning.sparsity, partial(pruning.report, example=torch.randn(2, 3)))
+    for call in calls:
+        with pytest.raises(ValueError, match=r"weight` .of a lazy layer. has no shape before its first call"):
+            call(model)
     model(torch.randn(2, 3))
     assert pruning.prune(model, sparsity=0.5).masks["0.weight"].shape == (4, 3)
