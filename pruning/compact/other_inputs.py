@@ -1,4 +1,4 @@
-"""Agreement of a smaller network with the masked one on inputs of other sizes than the example's."""
+"""Agreement of a smaller network with the masked one on inputs of other sizes than the example's, and in training."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from pruning.compact.traced_network import TracedNetwork
+from pruning.compact.training_calls import outputs_in_training
 from pruning.graph.input_guard import REASON, other_inputs
 from pruning.graph.tracing import caching_configs, first_line, output_difference, outputs_of
 from pruning.holding.copies import to_run
@@ -23,7 +24,7 @@ Wider: TypeAlias = Callable[[Inputs], tuple[nn.Module, nn.Module, Inputs]]
 
 
 class OtherInputs:
-    """Outputs of a masked network on inputs of other sizes and dtypes, as far as it runs on them.
+    """Outputs of a masked network on inputs of other sizes and dtypes, and in training, as far as it runs so.
 
     Args:
         model: the masked network in evaluation mode.
@@ -34,12 +35,12 @@ class OtherInputs:
     def __init__(self, model: nn.Module, given: Inputs, rules: Iterable[str]) -> None:
         self._model = model = to_run(model)
         self.unsteady: dict[str, None] = {}
-        """Inputs at which rounding alone changes the masked network's outputs, so that they show nothing."""
-        self._expected: list[tuple[Inputs, list[Tensor]]] = []
+        """Inputs at which rounding or chance changes the masked network's outputs, so that they show nothing."""
+        self._expected: list[tuple[Inputs, bool, list[Tensor]]] = []
         self._cached = given if caching_configs(model) and not _failure(model, given) else None
-        for each in other_inputs(given, rules):
+        for each, training in (*((other, False) for other in other_inputs(given, rules)), (given, True)):
             try:
-                self._expected.append((each, outputs_of(model, each)))
+                self._expected.append((each, training, _outputs(model, each, training)))
             except Exception:  # a forward may raise anything for sizes that it was not written for
                 continue
 
@@ -52,7 +53,7 @@ class OtherInputs:
         for place in dict.fromkeys(match[1] for match, _ in found if match):
             strict, excluding = smaller.guard, {rule for match, rule in found if match and match[1] == place}
             smaller.guard = replace(strict, rules=tuple(each for each in strict.rules if each not in excluding))
-            inputs = [given for given, _ in self._expected if strict.refusal(*given)]
+            inputs = [given for given, *_ in self._expected if strict.refusal(*given)]
             allowed = [given for given in inputs if not smaller.guard.refusal(*given)]
             if not allowed or self.disagreement(smaller, tolerance):
                 smaller.guard = strict
@@ -67,27 +68,34 @@ class OtherInputs:
         """
         if self._cached and not isinstance(smaller, TracedNetwork) and (failure := _failure(smaller, self._cached)):
             return f"{failure} where the network returns a cache"
-        for given, expected in self._expected:
+        is_class = not any(isinstance(each, TracedNetwork) for each in smaller.modules())  # a graph refuses training
+        for given, training, expected in self._expected:
+            if training and not is_class:
+                continue
             masked = self._model
             try:
-                difference = output_difference(outputs_of(smaller, given), expected)
+                difference = output_difference(_outputs(smaller, given, training), expected)
                 if difference > tolerance and wider:
                     masked, other, given = wider(given)
-                    expected = outputs_of(masked, given)
-                    difference = output_difference(outputs_of(other, given), expected)
+                    expected = _outputs(masked, given, training)
+                    difference = output_difference(_outputs(other, given, training), expected)
             except Exception as error:  # as above
                 if str(error).endswith(REASON):  # the network, or a part of it, refuses the input
                     continue
-                return f"{first_line(error)} for {_described(given)}"
-            if difference > tolerance and difference <= 2 * _by_rounding(masked, given, expected):
-                self.unsteady[_described(given)] = None
+                return f"{first_line(error)} for {_described(given, training)}"
+            if difference > tolerance and difference <= 2 * _by_chance(masked, given, training, expected):
+                self.unsteady[_described(given, training)] = None
             elif difference > tolerance:
-                return f"outputs differ by {difference:.2g} of the largest for {_described(given)}"
+                return f"outputs differ by {difference:.2g} of the largest for {_described(given, training)}"
         return ""
 
 
-def _by_rounding(model: nn.Module, given: Inputs, expected: list[Tensor]) -> float:
-    """Return how far the masked network's outputs move if those of its layers move by rounding.
+def _outputs(model: nn.Module, given: Inputs, training: bool) -> list[Tensor]:
+    return outputs_in_training(model, given) if training else outputs_of(model, given)
+
+
+def _by_chance(model: nn.Module, given: Inputs, training: bool, expected: list[Tensor]) -> float:
+    """Return how far the masked network's outputs move if those of its layers move by rounding, with other draws.
 
     An image of one pixel, for example, ties all scores of a detector, whose order rounding then decides.
     """
@@ -101,7 +109,8 @@ def _by_rounding(model: nn.Module, given: Inputs, expected: list[Tensor]) -> flo
 
     layers = (module for module in model.modules() if module._parameters)
     with hooked(module.register_forward_hook(rounded) for module in layers):
-        return output_difference(outputs_of(model, given), expected)
+        found = outputs_in_training(model, given, seed=1) if training else outputs_of(model, given)
+        return output_difference(found, expected)
 
 
 def _failure(model: nn.Module, given: Inputs) -> str:
@@ -113,6 +122,7 @@ def _failure(model: nn.Module, given: Inputs) -> str:
     return ""
 
 
-def _described(given: Inputs) -> str:
+def _described(given: Inputs, training: bool) -> str:
     leaves = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
-    return "inputs of " + ", ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in leaves)
+    shapes = ", ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in leaves)
+    return f"inputs of {shapes}{' with the training flag set' * training}"

@@ -7,8 +7,9 @@ channels are added to the biases of the layers that read them.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -21,6 +22,7 @@ from torch.utils._pytree import tree_map
 from pruning.compact.other_inputs import OtherInputs
 from pruning.compact.rewriting import Decision, Rewrite, apply_rewrites, call_functions, decide_kept_labels, rewrites
 from pruning.compact.traced_network import TracedNetwork
+from pruning.compact.training_calls import not_run, pin_read_in_training
 from pruning.graph.label_flow import FIXED, ONLY_ONE, Fields, Flow, Site, along
 from pruning.graph.label_rules import flow_of
 from pruning.graph.operations import CONVOLUTIONS, FILLED, arguments, described, in_module, name_of
@@ -192,8 +194,9 @@ class Shrunk:
             place of the network or of a part of it; "unchanged": a copy.
         parts: name of each part that was traced -> its form; "" is the network itself.
         outside: name -> number of entries of each matrix weight outside of these parts; they stay.
-        tried: why each earlier form was rejected, why this form was compared in float32 alone, and inputs at which
-            rounding alone changes the outputs, so that no comparison is possible there.
+        tried: why each earlier form was rejected, why this form was compared in float32 alone, inputs at which
+            rounding or chance alone changes the outputs, so that no comparison is possible there, and modules that the
+            example's call does not run.
         error: dtype -> largest difference from the masked network's outputs, relative to the largest output.
     """
 
@@ -214,7 +217,7 @@ class Shrunk:
 class Analysis:
     """Removable channels of a traced network: labels, folds and rewrites, for a smaller network.
 
-    `forms` are the forms of its parts.
+    `forms` are the forms of its parts, `in_training` the modules that run only with the training flag set.
     """
 
     forms: Mapping[str, Form]
@@ -222,13 +225,19 @@ class Analysis:
     decision: Decision
     folds: list[Fold]
     rewrites: list[Rewrite]
+    in_training: Collection[str]
 
     @classmethod
     def of(cls, trace: Traced, forms: Mapping[str, Form]) -> Analysis:
         """Decide which channels of a traced network are kept."""
         flow = flow_of(trace)
+        in_training = pin_read_in_training(flow, _classes(forms))
         decision = decide_kept_labels(flow)
-        return cls(forms, flow, decision, folds(flow, decision), rewrites(flow, decision))
+        return cls(forms, flow, decision, folds(flow, decision), rewrites(flow, decision), in_training)
+
+    def not_run(self) -> str:
+        """Return a sentence that names modules that no call of the example runs; empty if there are none."""
+        return not_run(self.flow, _classes(self.forms), self.in_training)
 
     @property
     def form(self) -> Form:
@@ -284,6 +293,10 @@ class Analysis:
         if root == FIXED:
             return ONLY_ONE if len(site.outputs) == 1 else COMPUTED
         return self.decision.reasons[root]
+
+
+def _classes(forms: Mapping[str, Form]) -> list[str]:
+    return [path for path, form in forms.items() if form == "module"]
 
 
 def smaller_module(analysis: Analysis, dtype: torch.dtype | None = None) -> nn.Module:
@@ -401,6 +414,9 @@ def shrink(model: nn.Module, example: Example) -> nn.Module:
         if analysis and not failures:
             tried += [*_said(forms, notes), *comparison.unsteady]
             smaller = comparison.relaxed(analysis.build())
+            if parameters(smaller) < parameters(plain) and (said := analysis.not_run()):
+                tried.append(said)
+                warnings.warn(f"shrink: {said}", stacklevel=2)
             return _finished(smaller, model, plain, analysis, experts, tried, errors)
         tried += _said(forms, failures)
         ways = {path: way + (path in failures) for path, way in ways.items()}
@@ -646,7 +662,9 @@ class Comparison:
     @property
     def unsteady(self) -> list[str]:
         """Sentences that name the inputs at which no comparison is possible."""
-        return [f"not compared for {each}, where rounding alone changes the outputs" for each in self._others.unsteady]
+        return [
+            f"not compared for {each}, where rounding or chance changes the outputs" for each in self._others.unsteady
+        ]
 
     def relaxed(self, smaller: nn.Module) -> nn.Module:
         """Return a smaller network in its final form, without conditions on sizes at which it agrees, too."""

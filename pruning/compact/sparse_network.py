@@ -181,8 +181,8 @@ def _to_sparse(
             *(("batches", each) for each in calibration),
         ],
     )
-    smaller = shrink(model, example)
-    with quiet():  # copying a shrunk network with nested inputs makes torch warn of itself
+    with quiet():  # the result refuses the calls of which `shrink` warns, and torch warns of copies of nested inputs
+        smaller = shrink(model, example)
         trace = traced(smaller, example, sizes=_sizes(example))
     before = _values(trace.graph)
     reason = _unavailable()
