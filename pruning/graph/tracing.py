@@ -431,6 +431,9 @@ def output_difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> fl
 
     It is inf if shapes, integers, or the places of NaN and infinity differ.
     """
+    found, expected = (
+        [torch.view_as_real(e.resolve_conj()) if e.is_complex() else e for e in s] for s in (found, expected)
+    )
     if [each.shape for each in found] != [each.shape for each in expected]:
         return float("inf")
     worst = 0.0

@@ -697,6 +697,8 @@ def test_outputs_differ_by_a_part_of_the_largest_or_altogether() -> None:
     assert output_difference([torch.tensor([[4.0, -8.0, nan]]), torch.tensor([1, 2])], one) == inf
     assert output_difference(one[:1], one) == inf
     assert output_difference([torch.tensor([nan])], [torch.tensor([nan])]) == 0
+    assert output_difference([torch.tensor([4.0 - 6.0j]).conj()], [torch.tensor([4.0 + 8.0j])]) == 0.25
+    assert output_difference([torch.tensor([4.0])], [torch.tensor([4.0 + 0.0j])]) == inf
 
 
 def test_labels_and_parameters_take_no_memory_by_the_entry() -> None:
