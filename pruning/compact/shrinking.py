@@ -11,7 +11,8 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from functools import partial
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -23,6 +24,7 @@ from pruning.compact.other_inputs import OtherInputs
 from pruning.compact.rewriting import Decision, Rewrite, apply_rewrites, call_functions, decide_kept_labels, rewrites
 from pruning.compact.traced_network import TracedNetwork
 from pruning.compact.training_calls import not_run, pin_read_in_training
+from pruning.graph.constant_tensors import cast
 from pruning.graph.label_flow import FIXED, ONLY_ONE, Fields, Flow, Site, along
 from pruning.graph.label_rules import flow_of
 from pruning.graph.operations import CONVOLUTIONS, FILLED, arguments, described, in_module, name_of
@@ -170,6 +172,7 @@ def _refit_recurrent(module: nn.RNNBase | nn.RNNCellBase) -> None:
         module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
 
 
+Network = TypeVar("Network", bound=nn.Module)
 Form: TypeAlias = Literal["module", "graph", "unchanged"]
 
 OUTSIDE = "it is outside of the parts that can be traced"
@@ -302,7 +305,7 @@ def _classes(forms: Mapping[str, Form]) -> list[str]:
 def smaller_module(analysis: Analysis, dtype: torch.dtype | None = None) -> nn.Module:
     """Build the smaller network from the network's own modules; its class and its names stay the same."""
     whole = analysis.flow.traced.model
-    model = copy.deepcopy(whole, values_with_history(whole)).to(dtype)
+    model = _converted(copy.deepcopy(whole, values_with_history(whole)), dtype)
     shrink_tensors(model, analysis)
     numbers: dict[str, dict[Any, set[Any]]] = {}
     for change in analysis.rewrites:
@@ -317,7 +320,7 @@ def smaller_module(analysis: Analysis, dtype: torch.dtype | None = None) -> nn.M
 
 def smaller_graphs(analysis: Analysis, dtype: torch.dtype | None = None) -> dict[str, TracedNetwork]:
     """Build the smaller parts that have graph form; parameters keep their names."""
-    graph = copy.deepcopy(analysis.flow.traced.graph).to(dtype)
+    graph = _converted(copy.deepcopy(analysis.flow.traced.graph), dtype)
     shrink_tensors(graph, analysis)
     here = {node.name: node for node in graph.graph.nodes}
     moved = [
@@ -335,7 +338,8 @@ def smaller_graphs(analysis: Analysis, dtype: torch.dtype | None = None) -> dict
     for node in analysis.flow.made:
         left = analysis.decision.taken(analysis.flow.value(node), analysis.flow.fields[node])
         if name_of(node) not in FILLED and left.shape != node.meta["val"].shape:
-            graph.register_buffer(name := f"{node.name}_kept", left.to(dtype or node.meta["val"].dtype))
+            left = cast(left, dtype) if dtype else left.to(node.meta["val"].dtype)
+            graph.register_buffer(name := f"{node.name}_kept", left)
             with graph.graph.inserting_before(here[node.name]):
                 here[node.name].replace_all_uses_with(graph.graph.get_attr(name))
     call_functions(graph.graph)
@@ -343,7 +347,7 @@ def smaller_graphs(analysis: Analysis, dtype: torch.dtype | None = None) -> dict
     for number, part in enumerate(analysis.flow.traced.parts):
         if analysis.forms[part.path] == "graph":
             own = graph_of(graph, number, part) if part.path else graph
-            guard = part.guard.converted(lambda tensor: tensor.to(dtype)) if dtype else part.guard
+            guard = part.guard.converted(partial(cast, dtype=dtype)) if dtype else part.guard
             found[part.path] = TracedNetwork.of(own, guard)
     return found
 
@@ -555,7 +559,7 @@ class Comparison:
         if not self._whole:
             self._dtype = next(iter(self._expected[""]))
             self._expected[""] = dict([self._expected[""].popitem()])
-            model = copy.deepcopy(model, values_with_history(model)).to(self._dtype)
+            model = _converted(copy.deepcopy(model, values_with_history(model)), self._dtype)
             given = _cast_all(given, self._dtype)
         self._others = OtherInputs(model, given, rules)
 
@@ -565,7 +569,7 @@ class Comparison:
         reasons: dict[str, str] = {}
         paths = [path for path in self._calls if path]
         for dtype, network, own in ((d, *each) for d in TOLERANCES for each in ((model, [""]), (fewer, paths))):
-            converted = copy.deepcopy(network).to(dtype) if own else network
+            converted = _converted(copy.deepcopy(network), dtype) if own else network
             for path in own:
                 try:
                     expected[path][dtype] = self._outputs(converted, path, dtype)
@@ -618,7 +622,7 @@ class Comparison:
             return self._others.disagreement(smaller, within)
 
         def wider(given: Inputs) -> tuple[nn.Module, nn.Module, Inputs]:
-            masked = copy.deepcopy(model, values_with_history(model)).to(widest)
+            masked = _converted(copy.deepcopy(model, values_with_history(model)), widest)
             return masked, analysis.build(widest), _cast_all(given, widest)
 
         return self._others.disagreement(smaller, within, wider)
@@ -681,9 +685,10 @@ def _noise(leaf: Any) -> Any:
 
 
 def _cast_all(given: Inputs, dtype: torch.dtype) -> Inputs:
-    found: Inputs = tree_map(lambda leaf: _cast(leaf, dtype), given)
+    found: Inputs = tree_map(partial(cast, dtype=dtype), given)
     return found
 
 
-def _cast(leaf: Any, dtype: torch.dtype) -> Any:
-    return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+def _converted(model: Network, dtype: torch.dtype | None) -> Network:
+    """Convert a network to a dtype if one is given; `Module.to` would make complex tensors real."""
+    return model._apply(partial(cast, dtype=dtype)) if dtype else model  # type: ignore[no-untyped-call]

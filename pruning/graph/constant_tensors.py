@@ -175,7 +175,14 @@ def _by_channel(result: Any, given: Tensor, name: str) -> Any:
 def _wide(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_wide(each) for each in value]
-    return value.double() if _is_float(value) else value
+    return cast(value, torch.float64)
+
+
+def cast(leaf: Any, dtype: torch.dtype) -> Any:
+    """Return a floating-point tensor in another dtype, a complex one in the complex dtype of that precision."""
+    if _is_complex(leaf):
+        return leaf.to(dtype.to_complex())
+    return leaf.to(dtype) if _is_float(leaf) else leaf
 
 
 def flat(value: Any) -> list[Any]:

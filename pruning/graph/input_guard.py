@@ -63,7 +63,7 @@ class TensorInput:
     def converted(self, convert: Callable[[Tensor], Tensor]) -> TensorInput:
         """Return the input of a network whose tensors are converted; its inputs may be converted alike."""
         before = [torch.empty(0, dtype=getattr(torch, each)) for each in self.dtypes]
-        after = [_name(convert(each).dtype) for each in before if each.is_floating_point()]
+        after = [_name(convert(each).dtype) for each in before if each.is_floating_point() or each.is_complex()]
         return replace(self, dtypes=tuple(dict.fromkeys([*self.dtypes, *after])))
 
 

@@ -302,3 +302,35 @@ def test_channels_that_meet_a_tensor_without_entries_in_the_example_stay() -> No
 
     assert [layer.weight.shape[0] for layer in smaller.children()] == [4, 6, 4, 4, 3]
     agree(smaller, model, torch.randn(3, 9, 5))
+
+
+class Spectral(nn.Module):
+    """Products with complex parameters in the frequencies of a hidden layer's outputs; it takes and returns them."""
+
+    def __init__(self, *, fixed_width: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.fixed_width = nn.Linear(12, 16), nn.Linear(16, 8), fixed_width
+        self.filter = nn.Parameter(torch.randn(5, 4, dtype=torch.cfloat))
+        self.register_buffer("turn", torch.polar(torch.ones(5), torch.arange(5.0)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.first(torch.view_as_real(x).flatten(-2)))
+        y = self.second(y.view(-1, 16) if self.fixed_width else y)
+        spectrum = torch.zeros(len(x), 5, dtype=self.filter.dtype) + torch.fft.rfft(y) * self.turn
+        return torch.einsum("bi,io->bo", spectrum, self.filter)
+
+
+@pytest.mark.parametrize("fixed_width", [False, True])
+def test_complex_tensors_are_compared_in_the_precision_of_the_others(fixed_width: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Spectral(fixed_width=fixed_width).eval(), torch.randn(2, 6, dtype=torch.cfloat)
+    with torch.no_grad():
+        empty(model, x, "first.weight", lambda channels: channels < 4)
+
+    smaller = pruning.shrink(model, x)
+
+    assert smaller.shrunk.form == ("graph" if fixed_width else "module")
+    assert len(smaller.shrunk.tried) == fixed_width
+    assert smaller.shrunk.removed["second.weight"] == ((8, 16), (8, 12))
+    assert smaller.shrunk.error["float64"] < 1e-10
+    agree(smaller, model, x)
