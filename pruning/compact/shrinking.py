@@ -347,8 +347,7 @@ def smaller_graphs(analysis: Analysis, dtype: torch.dtype | None = None) -> dict
     for number, part in enumerate(analysis.flow.traced.parts):
         if analysis.forms[part.path] == "graph":
             own = graph_of(graph, number, part) if part.path else graph
-            guard = part.guard.converted(partial(cast, dtype=dtype)) if dtype else part.guard
-            found[part.path] = TracedNetwork.of(own, guard)
+            found[part.path] = _converted(TracedNetwork.of(own, part.guard), dtype)
     return found
 
 

@@ -72,6 +72,11 @@ class TracedNetwork(fx.GraphModule):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TracedNetwork:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.guard = self.guard.converted(fn)
+        made = [node for node in self.graph.nodes if "pin_memory" in node.kwargs]  # as the first states of an LSTM
+        for node in made:
+            node.kwargs = _following(node.kwargs, fn)
+        if made:
+            self.recompile()
         return self
 
     def _own(self) -> dict[str, Any]:
@@ -84,6 +89,13 @@ class TracedNetwork(fx.GraphModule):
 
     def __reduce__(self) -> tuple[Any, ...]:  # torch.fx would trace its code again, which fails for `torch.zeros(n)`
         return _unpickled, (type(self).__mro__[1], _packed(self.graph), self.graph._codegen, self._own())
+
+
+def _following(kwargs: Mapping[str, Any], convert: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    """Return the options of an operation that makes a tensor, for a network whose tensors are converted."""
+    given = {name: kwargs[name] for name in ("dtype", "device") if kwargs.get(name) is not None}
+    made = convert(torch.empty(0, **{"dtype": torch.bool, **given}))
+    return {**kwargs, **{name: getattr(made, name) for name in given}}
 
 
 MEMORY_FORMATS = [each for each in vars(torch).values() if isinstance(each, torch.memory_format)]

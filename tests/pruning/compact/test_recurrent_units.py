@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -139,3 +140,31 @@ def test_costs_of_recurrent_weights_count_each_step() -> None:
     groups = pruning.dependency_groups(model, x)
     assert groups.tensors["layer.weight_ih_l0"].applied == groups.tensors["layer.weight_hh_l0"].applied == 6
     assert groups.whole("macs") == pruning.report(model, x).macs.total
+
+
+class BothWays(nn.Module):
+    """Sum of the outputs of both directions, cut at a number, which needs a graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.LSTM(4, HIDDEN, batch_first=True, bidirectional=True), nn.Linear(HIDDEN, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.layer(x)[0] + x.new_zeros(1)
+        answer: Tensor = self.head(found[..., :HIDDEN] + found[..., HIDDEN:])
+        return answer
+
+
+def test_the_first_states_of_a_graph_are_converted_with_it() -> None:
+    x = torch.randn(2, 5, 4)
+    model = emptied(BothWays().eval(), x)
+    smaller = pruning.shrink(model, x)
+    report: Any = smaller.shrunk
+    assert (report.form, [*report.error]) == ("graph", ["float32", "float64"])
+
+    for dtype, within in ((torch.float64, 1e-6), (torch.bfloat16, 0.05)):
+        found, expected = (outputs_of(copy.deepcopy(each).to(dtype), ((x.to(dtype),), {})) for each in (smaller, model))
+        assert found[0].dtype is dtype
+        assert output_difference(found, expected) < within
+    assert copy.deepcopy(smaller).to("meta")(x.to("meta")).is_meta
+    assert output_difference(outputs_of(smaller, ((x,), {})), outputs_of(model, ((x,), {}))) < 1e-5

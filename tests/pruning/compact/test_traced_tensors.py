@@ -72,7 +72,7 @@ def test_channels_are_followed_through_tensors_without_values_of_the_inputs(name
 
 def test_a_graph_that_fails_in_float64_alone_is_compared_in_float32_and_says_so() -> None:
     class Baked(nn.Module):
-        """Makes positions of its input's dtype, which a graph makes in the dtype of its example."""
+        """Casts positions to its input's dtype, which a graph casts to the dtype of its example."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -80,7 +80,7 @@ def test_a_graph_that_fails_in_float64_alone_is_compared_in_float32_and_says_so(
 
         def forward(self, x: Tensor) -> Tensor:
             one, other = F.relu(self.first(x)).chunk(2, 1)
-            place = x @ torch.arange(4, dtype=x.dtype)[:, None]
+            place = x @ torch.arange(4).to(x.dtype)[:, None]
             found: Tensor = self.second(torch.cat([other * 2, one], 1)[:, :4]) + place
             return found
 
