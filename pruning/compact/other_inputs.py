@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -13,12 +14,14 @@ from torch.utils._pytree import tree_leaves
 
 from pruning.compact.traced_network import TracedNetwork
 from pruning.compact.training_calls import outputs_in_training
-from pruning.graph.input_guard import REASON, other_inputs
+from pruning.graph.input_guard import LARGEST_SIZE, REASON, failing_batches, other_inputs
 from pruning.graph.tracing import caching_configs, first_line, output_difference, outputs_of
 from pruning.holding.copies import to_run
 from pruning.holding.parameter import hooked
 from pruning.measure.macs import Inputs
 
+MOST_ENTRIES = 2**26
+"""Number of entries of a tensor up to which large batches are tried: 256 MB in float32."""
 Wider: TypeAlias = Callable[[Inputs], tuple[nn.Module, nn.Module, Inputs]]
 """Takes inputs; returns the masked network, the smaller one and the inputs in a wider dtype."""
 
@@ -34,11 +37,14 @@ class OtherInputs:
 
     def __init__(self, model: nn.Module, given: Inputs, rules: Iterable[str]) -> None:
         self._model = model = to_run(model)
-        self.unsteady: dict[str, None] = {}
-        """Inputs at which rounding or chance changes the masked network's outputs, so that they show nothing."""
+        self.untried: dict[str, str] = {}
+        """Inputs at which outputs are not compared -> why."""
         self._expected: list[tuple[Inputs, bool, list[Tensor]]] = []
         self._cached = given if caching_configs(model) and not _failure(model, given) else None
-        for each, training in (*((other, False) for other in other_inputs(given, rules)), (given, True)):
+        rules, most = [*rules], _largest_batch(model, given)
+        large = [rule for rule in rules if (failing := failing_batches(rule)) and failing[0] > most]
+        self._too_large = {f"batches at which {rule} fails": "which would take too much memory" for rule in large}
+        for each, training in (*((other, False) for other in other_inputs(given, rules, most)), (given, True)):
             try:
                 self._expected.append((each, training, _outputs(model, each, training)))
             except Exception:  # a forward may raise anything for sizes that it was not written for
@@ -68,7 +74,8 @@ class OtherInputs:
         """
         if self._cached and not isinstance(smaller, TracedNetwork) and (failure := _failure(smaller, self._cached)):
             return f"{failure} where the network returns a cache"
-        is_class = not any(isinstance(each, TracedNetwork) for each in smaller.modules())  # a graph refuses training
+        is_class = not any(isinstance(each, TracedNetwork) for each in smaller.modules())  # a graph refuses both
+        self.untried = dict(self._too_large) if is_class else {}
         for given, training, expected in self._expected:
             if training and not is_class:
                 continue
@@ -83,11 +90,26 @@ class OtherInputs:
                 if str(error).endswith(REASON):  # the network, or a part of it, refuses the input
                     continue
                 return f"{first_line(error)} for {_described(given, training)}"
-            if difference > tolerance and difference <= 2 * _by_chance(masked, given, training, expected):
-                self.unsteady[_described(given, training)] = None
-            elif difference > tolerance:
+            if difference <= tolerance:
+                continue
+            moved = _by_chance(masked, given, training, expected)
+            if not (moved > tolerance if training else difference <= 2 * moved):
                 return f"outputs differ by {difference:.2g} of the largest for {_described(given, training)}"
+            self.untried[_described(given, training)] = "where rounding or chance changes the outputs"
         return ""
+
+
+def _largest_batch(model: nn.Module, given: Inputs) -> int:
+    """Return the largest batch for which no module returns more than `MOST_ENTRIES` entries."""
+    model, sizes = to_run(model), [1]
+
+    def note(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        sizes.extend(leaf.numel() for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
+
+    with hooked(module.register_forward_hook(note) for module in model.modules()), suppress(Exception):  # as above
+        outputs_of(model, given)
+    rows = max((len(leaf) for leaf in tree_leaves(given) if isinstance(leaf, Tensor) and leaf.ndim), default=1)
+    return max(LARGEST_SIZE, MOST_ENTRIES * rows // max(sizes))
 
 
 def _outputs(model: nn.Module, given: Inputs, training: bool) -> list[Tensor]:

@@ -197,9 +197,8 @@ class Shrunk:
             place of the network or of a part of it; "unchanged": a copy.
         parts: name of each part that was traced -> its form; "" is the network itself.
         outside: name -> number of entries of each matrix weight outside of these parts; they stay.
-        tried: why each earlier form was rejected, why this form was compared in float32 alone, inputs at which
-            rounding or chance alone changes the outputs, so that no comparison is possible there, and modules that the
-            example's call does not run.
+        tried: why each earlier form was rejected, why this form was compared in float32 alone, inputs at which it
+            was not compared, and modules that the example's call does not run.
         error: dtype -> largest difference from the masked network's outputs, relative to the largest output.
     """
 
@@ -415,7 +414,7 @@ def shrink(model: nn.Module, example: Example) -> nn.Module:
         if not failures:
             analysis, failures, notes, errors = _compared(comparison, trace, forms)
         if analysis and not failures:
-            tried += [*_said(forms, notes), *comparison.unsteady]
+            tried += [*_said(forms, notes), *comparison.untried]
             smaller = comparison.relaxed(analysis.build())
             if parameters(smaller) < parameters(plain) and (said := analysis.not_run()):
                 tried.append(said)
@@ -663,11 +662,9 @@ class Comparison:
         return 2 * max(map(output_difference, *expected.values()))
 
     @property
-    def unsteady(self) -> list[str]:
-        """Sentences that name the inputs at which no comparison is possible."""
-        return [
-            f"not compared for {each}, where rounding or chance changes the outputs" for each in self._others.unsteady
-        ]
+    def untried(self) -> list[str]:
+        """Sentences that name the inputs at which outputs are not compared."""
+        return [f"not compared for {each}, {why}" for each, why in self._others.untried.items()]
 
     def relaxed(self, smaller: nn.Module) -> nn.Module:
         """Return a smaller network in its final form, without conditions on sizes at which it agrees, too."""

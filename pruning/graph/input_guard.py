@@ -228,25 +228,37 @@ def _rules(guards: list[Any], symbols: Mapping[Any, tuple[str, int]]) -> Iterato
 
 
 LARGEST_SIZE = 300
-"""Largest number in a condition that is tried as a batch size."""
+"""Largest batch that is tried whatever memory it takes, because a condition may fail there."""
 SMALL = 2**16
 """Number of entries of an input up to which double sizes are tried."""
 
 
-def other_inputs(given: Inputs, rules: Iterable[str]) -> Iterator[Inputs]:
-    """Yield inputs of other sizes, with the other sides of conditions, and of another layout, dtype and rank."""
-    tensors, rules = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)], [*rules]
-    numbers = {int(number) for rule in rules for number in re.findall(r"\b\d+\b", rule) if int(number) <= LARGEST_SIZE}
+def other_inputs(given: Inputs, rules: Iterable[str], most: int = LARGEST_SIZE) -> Iterator[Inputs]:
+    """Yield inputs of other sizes, with the other sides of conditions, and of another layout, dtype and rank.
+
+    Args:
+        given: inputs of the example.
+        rules: conditions on sizes.
+        most: largest batch at which the other side of a condition is tried.
+    """
+    tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
+    failing = {each for rule in rules for each in failing_batches(rule) if each <= most}
     small = max((leaf.numel() for leaf in tensors), default=0) <= SMALL
     for inner, size in sorted({(dim > 0, size) for leaf in tensors for dim, size in enumerate(leaf.shape) if size}):
         tried = {1, size - 1, size + 1, size // 2, *[2 * size] * small}
         if not inner:
-            near = {number + step for number in numbers for step in (-1, 0, 1)}
-            tried |= {2, 3, *(each for each in near if any(_may_fail(rule, each) for rule in rules))}
+            tried |= {2, 3, *failing}
         for new in sorted(each for each in tried if each > 0 and each != size):
             yield tree_map(partial(_resized, inner=inner, size=size, new=new), given)
-    for change in (_cut, _low, _turned, _first, _as_image):
+    for change in (_cut, _low, _turned, _first, _within, _as_image):
         yield tree_map(lambda leaf, change=change: change(leaf) if isinstance(leaf, Tensor) else leaf, given)
+
+
+def failing_batches(rule: str) -> list[int]:
+    """Return batches at which a condition may fail: near a number in it, and near a quotient of two numbers."""
+    numbers = {int(number) for number in re.findall(r"\b\d+\b", rule)}
+    near = {one // other + step for one in numbers for other in numbers | {1} if other for step in (-1, 0, 1)}
+    return sorted(each for each in near if each > 0 and _may_fail(rule, each))
 
 
 def _may_fail(rule: str, batch: int) -> bool:
@@ -283,6 +295,11 @@ def _turned(leaf: Tensor) -> Tensor:
 
 def _first(leaf: Tensor) -> Tensor:
     return leaf[0] if leaf.ndim and len(leaf) else leaf
+
+
+def _within(leaf: Tensor) -> Tensor:
+    """Return a tensor as the only entry of a batch."""
+    return leaf.unsqueeze(0)
 
 
 def _as_image(leaf: Tensor) -> Tensor:

@@ -464,6 +464,7 @@ def test_inputs_by_position_are_those_of_the_forward_in_whatever_order_the_examp
     ("rule", "batches"),
     [
         ("x.shape[0] < 100", {100, 101}),
+        ("6 * x.shape[0] <= 600", {101}),
         ("x.shape[0] != 90", {90}),
         ("(49 * x.shape[0]) % 7 == 0", set()),
         ("x.shape[0] != 90 * x.shape[1]", {89, 90, 91}),
