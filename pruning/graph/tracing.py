@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from pruning.graph.assignments import write_to_new_tensors, writes_to_views
 from pruning.graph.input_guard import ANY_SIZE, InputGuard
 from pruning.graph.operations import in_module
+from pruning.graph.untraceable import advice
 from pruning.holding.copies import to_run, values_with_history
 from pruning.holding.parameter import check_all_have_values, unwrapped
 from pruning.measure import macs
@@ -342,7 +343,7 @@ def exported(
         if isinstance(leaf, Tensor) and leaf.ndim and (sizes == "any" or len(leaf) > 1):
             shapes[leaf] = dict.fromkeys(range(leaf.ndim if sizes == "any" else 1), Dim.AUTO)
     dynamic = None if sizes == "example" else shapes
-    hooks = [model.register_forward_hook(lambda _model, _inputs, found: tree_map(_known, found))]
+    hooks = [model.register_forward_hook(_known)]
     hooks += [each.register_forward_pre_hook(_check_sizes_are_short) for each in model.modules() if sizes == "any"]
     try:
         with without_key_caches(model), _attributes_kept(model):
@@ -350,7 +351,7 @@ def exported(
     except Exception as error:  # torch.export passes on any error of the network's own code
         raise ValueError(
             f"{type(model).__name__} cannot be traced by torch.export ({type(error).__name__}: {first_line(error)}); "
-            "check that `example` is a valid input, and remove control flow that depends on data from the forward."
+            f"{advice(model, (args, kwargs), is_known)}."
         ) from error
     finally:
         for hook in hooks:
@@ -408,9 +409,10 @@ def is_known(leaf: Any) -> bool:
     return leaf is None or isinstance(leaf, Tensor | bool | int | float | str)
 
 
-def _known(leaf: Any) -> Any:
-    """Return an output if torch.export can return it, else None: a cache of a class that torch does not know."""
-    return leaf if is_known(leaf) else None
+def _known(_model: nn.Module, _inputs: Any, found: Any) -> Any:
+    """Return outputs with None for caches, whose class torch.export does not know; None if no tensor is left."""
+    known = tree_map(lambda leaf: leaf if is_known(leaf) else None, found)
+    return known if any(isinstance(leaf, Tensor) for leaf in tree_leaves(known)) else None
 
 
 def copied(given: Inputs) -> Inputs:
