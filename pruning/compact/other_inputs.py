@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -22,6 +22,7 @@ from pruning.measure.macs import Inputs
 
 MOST_ENTRIES = 2**26
 """Number of entries of a tensor up to which large batches are tried: 256 MB in float32."""
+Run: TypeAlias = Callable[[nn.Module, Inputs], list[Tensor]]
 Wider: TypeAlias = Callable[[Inputs], tuple[nn.Module, nn.Module, Inputs]]
 """Takes inputs; returns the masked network, the smaller one and the inputs in a wider dtype."""
 
@@ -39,14 +40,15 @@ class OtherInputs:
         self._model = model = to_run(model)
         self.untried: dict[str, str] = {}
         """Inputs at which outputs are not compared -> why."""
-        self._expected: list[tuple[Inputs, bool, list[Tensor]]] = []
+        self._expected: list[tuple[Run, Inputs, list[Tensor]]] = []
         self._cached = given if caching_configs(model) and not _failure(model, given) else None
         rules, most = [*rules], _largest_batch(model, given)
         large = [rule for rule in rules if (failing := failing_batches(rule)) and failing[0] > most]
         self._too_large = {f"batches at which {rule} fails": "which would take too much memory" for rule in large}
-        for each, training in (*((other, False) for other in other_inputs(given, rules, most)), (given, True)):
+        others: Iterator[tuple[Run, Inputs]] = ((outputs_of, each) for each in other_inputs(given, rules, most))
+        for run, each in chain(others, [(outputs_in_training, given)]):
             try:
-                self._expected.append((each, training, _outputs(model, each, training)))
+                self._expected.append((run, each, run(model, each)))
             except Exception:  # a forward may raise anything for sizes that it was not written for
                 continue
 
@@ -59,7 +61,7 @@ class OtherInputs:
         for place in dict.fromkeys(match[1] for match, _ in found if match):
             strict, excluding = smaller.guard, {rule for match, rule in found if match and match[1] == place}
             smaller.guard = replace(strict, rules=tuple(each for each in strict.rules if each not in excluding))
-            inputs = [given for given, *_ in self._expected if strict.refusal(*given)]
+            inputs = [given for _, given, _ in self._expected if strict.refusal(*given)]
             allowed = [given for given in inputs if not smaller.guard.refusal(*given)]
             if not allowed or self.disagreement(smaller, tolerance):
                 smaller.guard = strict
@@ -76,16 +78,16 @@ class OtherInputs:
             return f"{failure} where the network returns a cache"
         is_class = not any(isinstance(each, TracedNetwork) for each in smaller.modules())  # a graph refuses both
         self.untried = dict(self._too_large) if is_class else {}
-        for given, training, expected in self._expected:
+        for run, given, expected in self._expected:
+            training, masked = run is outputs_in_training, self._model
             if training and not is_class:
                 continue
-            masked = self._model
             try:
-                difference = output_difference(_outputs(smaller, given, training), expected)
+                difference = output_difference(run(smaller, given), expected)
                 if difference > tolerance and wider:
                     masked, other, given = wider(given)
-                    expected = _outputs(masked, given, training)
-                    difference = output_difference(_outputs(other, given, training), expected)
+                    expected = run(masked, given)
+                    difference = output_difference(run(other, given), expected)
             except Exception as error:  # as above
                 if str(error).endswith(REASON):  # the network, or a part of it, refuses the input
                     continue
@@ -100,20 +102,10 @@ class OtherInputs:
 
 
 def _largest_batch(model: nn.Module, given: Inputs) -> int:
-    """Return the largest batch for which no module returns more than `MOST_ENTRIES` entries."""
-    model, sizes = to_run(model), [1]
-
-    def note(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        sizes.extend(leaf.numel() for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
-
-    with hooked(module.register_forward_hook(note) for module in model.modules()), suppress(Exception):  # as above
-        outputs_of(model, given)
-    rows = max((len(leaf) for leaf in tree_leaves(given) if isinstance(leaf, Tensor) and leaf.ndim), default=1)
-    return max(LARGEST_SIZE, MOST_ENTRIES * rows // max(sizes))
-
-
-def _outputs(model: nn.Module, given: Inputs, training: bool) -> list[Tensor]:
-    return outputs_in_training(model, given) if training else outputs_of(model, given)
+    """Return the largest batch whose tensors have at most `MOST_ENTRIES` entries, with the widest layer's width."""
+    widest = max((size for each in model.parameters() for size in each.shape), default=1)
+    row = max((leaf[:1].numel() for leaf in tree_leaves(given) if isinstance(leaf, Tensor) and leaf.ndim), default=1)
+    return max(LARGEST_SIZE, MOST_ENTRIES // max(1, row * widest))
 
 
 def _by_chance(model: nn.Module, given: Inputs, training: bool, expected: list[Tensor]) -> float:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -83,21 +83,19 @@ def _read_in_training(model: nn.Module, given: Inputs) -> dict[str, list[Tensor]
 
     def note(path: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
         if path not in plain:
-            found[path] += [leaf.clone() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            found[path] += [leaf.clone() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and plain]
 
-    with suppress(Exception):  # a forward may raise anything
-        with _calling(model, lambda path, *_: plain.add(path)):
-            outputs_of(to_run(model), given)
-        with _calling(model, note):
-            outputs_in_training(model, given)
+    named = [(module, partial(note, path)) for path, module in model.named_modules()]
+    with (
+        hooked(module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in named),
+        suppress(Exception),
+    ):
+        outputs_of(to_run(model), given)
+        plain.update(found)
+        found.clear()
+        outputs_in_training(model, given)  # a forward may raise anything
         return found
     return {}
-
-
-def _calling(model: nn.Module, note: Callable[..., None]) -> AbstractContextManager[None]:
-    """Call `note` with the name and the inputs of each module of the network, or of a copy, that runs."""
-    named = model.named_modules()
-    return hooked(module.register_forward_pre_hook(partial(note, path), with_kwargs=True) for path, module in named)
 
 
 class _Pinning(fx.Interpreter):
@@ -125,13 +123,10 @@ def not_run(flow: Flow, paths: Collection[str], in_training: Collection[str]) ->
         in_training: names of the modules that run with the training flag set.
     """
     read = {str(node.target) for node in flow.traced.graph.graph.find_nodes(op="get_attr")}
-    unread = [
-        name
-        for name in considered(flow.traced.model, read).dense
-        if name.rpartition(".")[0] not in in_training
-        and any(f"{name}.".startswith(path and f"{path}.") for path in paths)
-    ]
-    found = list(dict.fromkeys(_outermost(name, read) for name in sorted(unread)))
+    unread = {name.rpartition(".")[0] or name for name in considered(flow.traced.model, read).dense}
+    found = sorted(
+        name for name in unread - {*in_training} if any(f"{name}.".startswith(path and f"{path}.") for path in paths)
+    )
     if not found:
         return ""
     more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
@@ -139,9 +134,3 @@ def not_run(flow: Flow, paths: Collection[str], in_training: Collection[str]) ->
         f"the example's call does not run {', '.join(found[:NAMED])}{more}: calls that run them may fail, or compute "
         "something else, in the smaller network; pass an example whose call runs them."
     )
-
-
-def _outermost(name: str, read: Collection[str]) -> str:
-    """Return the outermost module around a parameter of which no parameter is read; itself if there is none."""
-    places = [place for place, letter in enumerate(name) if letter == "."]
-    return next((name[:end] for end in places if not any(each.startswith(name[: end + 1]) for each in read)), name)
