@@ -58,7 +58,7 @@ def _to_slices(y: Tensor, x: Tensor) -> Tensor:
 
 
 def _to_a_part(y: Tensor, x: Tensor) -> Tensor:
-    """What an operation of several results returns is new."""
+    """Each result of an operation that has several is new."""
     best, _ = y.topk(2, dim=1)
     best /= best.sum()
     return y + best[:, :1] * x
