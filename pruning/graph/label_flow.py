@@ -234,10 +234,22 @@ class Flow:
             return self._made(node)
         value = self.constants.values[node]
         if isinstance(value, Tensor) and not value.numel():
-            for each in read:
-                self.pin(self.of(each), f"{described(node)} has no entries for the sizes of the example")
-            return []
+            return self._empty(node, read)
         return self._rule(node)(self, node, arguments(node) if name_of(node) else {})
+
+    def _empty(self, node: fx.Node, read: Sequence[fx.Node]) -> Fields:
+        """Pin what a result without entries reads: labels cannot pass through it as in inputs of other sizes.
+
+        Raises:
+            ValueError: the size of the result depends on values.
+        """
+        from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols  # half a second
+
+        if free_unbacked_symbols(node.meta["val"]):
+            raise ValueError(f"{described(node)} has as many entries as values decide")
+        for each in read:
+            self.pin(self.of(each), f"{described(node)} has no entries for the sizes of the example")
+        return []
 
     def _made(self, node: fx.Node) -> Fields:
         """Return new labels for a constant that the forward makes; none if its values depend on the batch size."""
