@@ -225,7 +225,7 @@ def test_a_weight_that_layers_read_in_different_ways_has_entries_only() -> None:
 
 
 EMPTY = {
-    "at the end": lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 0)),
+    "at the end": lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 6), nn.ReLU(), nn.Linear(6, 0)),
     "inside": lambda: nn.Sequential(nn.Linear(8, 0), nn.Linear(0, 6), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)),
 }
 
