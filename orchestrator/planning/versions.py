@@ -29,10 +29,10 @@ SHARED: Mapping[str, int] = {
     "ranks": 2,
     "smaller": 1,
     "rows": 2,
-    "channels": 2,
-    "groups": 3,
+    "channels": 3,
+    "groups": 4,
     "blocks": 1,
-    "weights": 1,
+    "weights": 2,
 }
 """Versions of shared code. `training`: building, splitting, training and evaluating, in every stage; `round`: pruning;
 `own_class`: the call of a user's own method class; `deploy`: shrinking and measuring;
