@@ -269,7 +269,9 @@ def _train(
         tracker.start(info, outcome.plan, outcome.records)
         interrupt.works(executor.cancel)
         if isinstance(executor, RayExecutor):  # inline stages run in this process: no imports beside them
-            threading.Thread(target=drawing.prepare, name="drawing", daemon=True).start()
+            preparing = threading.Thread(target=drawing.prepare, name="drawing", daemon=True)
+            preparing.start()
+            stack.callback(preparing.join)  # an import that is cut off when Python ends aborts the process
         try:
             while todo.stages:
                 if outcome.decision is not None:
