@@ -118,7 +118,7 @@ def arguments_of(example: Example, name: str = "example") -> Inputs:
             "arguments, or a mapping of keyword arguments."
         )
     given = macs.arguments_of(tuple(example) if isinstance(example, tuple) else example)
-    return macs.on_device(given, torch.device("cpu"))
+    return macs.on_device(given, torch.device("cpu"), name)
 
 
 def plain_copy(model: nn.Module) -> nn.Module:

@@ -337,17 +337,17 @@ def arguments_on(model: nn.Module, example: Any) -> Inputs:
     return given if first is None else on_device(given, first.device)
 
 
-def on_device(given: Inputs, device: torch.device) -> Inputs:
-    """Return (args, kwargs) of an example with their tensors on a device.
+def on_device(given: Inputs, device: torch.device, name: str = "example") -> Inputs:
+    """Return (args, kwargs) of an example with their tensors on a device; `name` is the argument that gave it.
 
     Raises:
         ValueError: a tensor is on the meta device, where tensors have no values, or all tensors are empty.
     """
     tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
     if device.type != "meta" and any(leaf.is_meta for leaf in tensors):
-        raise ValueError("`example` (with a tensor on the meta device) must have values; pass tensors of the CPU.")
+        raise ValueError(f"`{name}` (with a tensor on the meta device) must have values; pass tensors of the CPU.")
     if tensors and not any(leaf.numel() for leaf in tensors):
-        raise ValueError(f"`example` (of shape {tuple(tensors[0].shape)}) must hold numbers; pass one row or more.")
+        raise ValueError(f"`{name}` (of shape {tuple(tensors[0].shape)}) must hold numbers; pass one row or more.")
     found: Inputs = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, given)
     return found
 
