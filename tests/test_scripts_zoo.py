@@ -261,8 +261,8 @@ def test_the_page_counts_random_networks(tmp_path: Path) -> None:
     assert "- refused: 4\n\n        one size\n" in text
 
 
-@pytest.mark.filterwarnings("ignore:.* of the network's matrix weights stay dense")  # as the script does
-@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.* of the network's matrix weights stay dense", "ignore:shrink. the example's call")
+@pytest.mark.slow  # the script ignores both warnings
 def test_a_dozen_random_networks_are_right_or_refused_in_a_sentence() -> None:
     loader = Loader()
     try:

@@ -559,7 +559,7 @@ class Between(nn.Module):
         return found
 
 
-@pytest.mark.filterwarnings("ignore:.*stay dense. weight")  # not all operations read it
+@pytest.mark.filterwarnings("ignore:.*stay dense. weight", "ignore:.*does not run weight")  # some do not read it
 @sampled(12)
 @pytest.mark.parametrize("function", COMPOSITE.values(), ids=COMPOSITE)
 def test_operations_that_stand_for_several_lose_channels(function: Callable[[Tensor, Tensor], Tensor]) -> None:
