@@ -154,10 +154,12 @@ def _writes_first_only(node: fx.Node) -> bool:
 
 
 def _pure_form(node: fx.Node) -> Any:
-    """Return the operation that returns what a node writes, with its shape and dtype; None if there is none."""
+    """Return the operation that returns what a node writes, as a new tensor of its dtype; None if there is none."""
     name, target = name_of(node), node.target
     pure = getattr(getattr(aten, name, None), target._overloadname, None)  # type: ignore[union-attr]
     if pure is None or pure._schema.is_mutable or name in COMPARISONS:
+        return None
+    if any(each.alias_info for each in pure._schema.returns):  # as of `unsqueeze_`, which changes the shape alone
         return None
     given = [each.meta.get("val") for each in node.all_input_nodes]
     dtypes = [each.dtype for each in given if isinstance(each, Tensor)]

@@ -69,6 +69,14 @@ def _to_a_turned_slice(y: Tensor, x: Tensor) -> Tensor:
     return y
 
 
+def _to_a_slice_of_another_shape(y: Tensor, x: Tensor) -> Tensor:
+    """An operation that changes the shape of a slice itself, and nothing in memory."""
+    row = y[:, 1]
+    row.unsqueeze_(1)
+    row += x
+    return y + row
+
+
 def _of_another_dtype(y: Tensor, x: Tensor) -> Tensor:
     before = y.mul(2.0)
     y += x.double()
@@ -95,6 +103,7 @@ def _nothing(y: Tensor, _x: Tensor) -> Tensor:
         (_to_slices, 0),
         (_to_a_part, 0),
         (_to_a_turned_slice, 1),
+        (_to_a_slice_of_another_shape, 1),
         (_of_another_dtype, 1),
         (_compared, 1),
     ],
