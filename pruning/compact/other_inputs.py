@@ -23,6 +23,7 @@ from pruning.measure.macs import Inputs
 MOST_ENTRIES = 2**26
 """Number of entries of a tensor up to which large batches are tried: 256 MB in float32."""
 Run: TypeAlias = Callable[[nn.Module, Inputs], list[Tensor]]
+"""Way of calling a network: `outputs_of` or `outputs_in_training`."""
 Wider: TypeAlias = Callable[[Inputs], tuple[nn.Module, nn.Module, Inputs]]
 """Takes inputs; returns the masked network, the smaller one and the inputs in a wider dtype."""
 

@@ -24,7 +24,7 @@ from pruning.graph.tracing import output_difference, outputs_of, quiet
 from pruning.holding.copies import to_run, values_with_history
 from pruning.holding.parameter import hooked, joined
 from pruning.measure.macs import Inputs
-from pruning.measure.matrix_weights import NAMED, considered
+from pruning.measure.matrix_weights import considered, shortened
 
 SAME = 1e-5
 """Largest difference between a value of a trace and of a plain call that count as one, relative to the largest."""
@@ -82,18 +82,16 @@ def _read_in_training(model: nn.Module, given: Inputs) -> dict[str, list[Tensor]
     found: dict[str, list[Tensor]] = defaultdict(list)
 
     def note(path: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
-        if path not in plain:
+        if path not in plain:  # in the plain call, names alone are noted
             found[path] += [leaf.clone() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and plain]
 
     named = [(module, partial(note, path)) for path, module in model.named_modules()]
-    with (
-        hooked(module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in named),
-        suppress(Exception),
-    ):
+    hooks = (module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in named)
+    with hooked(hooks), suppress(Exception):  # a forward may raise anything
         outputs_of(to_run(model), given)
         plain.update(found)
         found.clear()
-        outputs_in_training(model, given)  # a forward may raise anything
+        outputs_in_training(model, given)
         return found
     return {}
 
@@ -129,8 +127,7 @@ def not_run(flow: Flow, paths: Collection[str], in_training: Collection[str]) ->
     )
     if not found:
         return ""
-    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
     return (
-        f"the example's call does not run {', '.join(found[:NAMED])}{more}: calls that run them may fail, or compute "
+        f"the example's call does not run {shortened(found)}: calls that run them may fail, or compute "
         "something else, in the smaller network; pass an example whose call runs them."
     )

@@ -97,11 +97,12 @@ def dependency_groups(
             + f" ({trace.refusal})"
             * bool(trace.refusal)
         )
-    stacks = {name: tensor for each in mixtures(model) for name, tensor in each.stacks.items()}
+    experts = mixtures(model)
+    stacks = {name: tensor for each in experts for name, tensor in each.stacks.items()}
     groups = tuple(_in_rows_of_experts(group, stacks) for group, _ in found)
     products = multiplied_activations(flow, [(group.name, number) for group, number in found])
     made = DependencyGroups(
-        groups, _held(flow, tensors, names, mixtures(model)), unit or Unit("group"), scope or Scope(), tuple(products)
+        groups, _held(flow, tensors, names, experts), unit or Unit("group"), scope or Scope(), tuple(products)
     )
     if not trace.refusal:
         return made

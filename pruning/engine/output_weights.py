@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from pruning.graph.tracing import without_key_caches
 from pruning.measure.macs import Product, Products, arguments_on, called, eagerly
-from pruning.measure.matrix_weights import NAMED
+from pruning.measure.matrix_weights import shortened
 from pruning.scores.readings.network import Network, network
 from pruning.scores.readings.scoring_data import tensors
 
@@ -36,9 +36,8 @@ class OutputWeights:
         if self.doubt:
             return self.doubt if losing else ""
         idle = [name for name in self.idle if name in losing]
-        more = f" and {len(idle) - NAMED} more" if len(idle) > NAMED else ""
         told = (
-            f"the call with `example` does not run {', '.join(idle[:NAMED])}{more}: outputs are pruned there, even if "
+            f"the call with `example` does not run {shortened(idle)}: outputs are pruned there, even if "
             "they are outputs of the network; pass an `example` that runs them, or name the weights to prune in "
             "`parameters`."
         )

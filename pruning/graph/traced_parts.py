@@ -27,12 +27,12 @@ from pruning.graph.tracing import (
     arguments_of,
     copied,
     first_line,
-    is_known,
     outputs_of,
     plain_copy,
     traced,
     traced_part,
 )
+from pruning.graph.untraceable import is_known
 from pruning.holding.copies import to_run
 from pruning.holding.parameter import joined
 from pruning.measure.macs import Inputs, Watching

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from pruning.graph.assignments import write_to_new_tensors, writes_to_views
 from pruning.graph.input_guard import ANY_SIZE, InputGuard
 from pruning.graph.operations import in_module
-from pruning.graph.untraceable import advice
+from pruning.graph.untraceable import advice, is_known
 from pruning.holding.copies import to_run, values_with_history
 from pruning.holding.parameter import check_all_have_values, unwrapped
 from pruning.measure import macs
@@ -351,7 +351,7 @@ def exported(
     except Exception as error:  # torch.export passes on any error of the network's own code
         raise ValueError(
             f"{type(model).__name__} cannot be traced by torch.export ({type(error).__name__}: {first_line(error)}); "
-            f"{advice(model, (args, kwargs), is_known)}."
+            f"{advice(model, (args, kwargs))}."
         ) from error
     finally:
         for hook in hooks:
@@ -402,11 +402,6 @@ def without_key_caches(model: nn.Module) -> Iterator[None]:
     finally:
         for config in caching:
             config.use_cache = True
-
-
-def is_known(leaf: Any) -> bool:
-    """Return whether torch.export can take and return a value: it is of no class of the network's own."""
-    return leaf is None or isinstance(leaf, Tensor | bool | int | float | str)
 
 
 def _known(_model: nn.Module, _inputs: Any, found: Any) -> Any:

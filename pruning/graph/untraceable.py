@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -19,13 +18,17 @@ from pruning.measure.macs import Inputs
 ADVICE = "check that `example` is a valid input, and remove control flow that depends on data from the forward"
 
 
-def advice(model: nn.Module, given: Inputs, is_known: Callable[[Any], bool]) -> str:
+def is_known(leaf: Any) -> bool:
+    """Return whether torch.export can take and return a value: it is of no class of the network's own."""
+    return leaf is None or isinstance(leaf, Tensor | bool | int | float | str)
+
+
+def advice(model: nn.Module, given: Inputs) -> str:
     """Return what to change in a network, or in its input, so that it can be traced.
 
     Args:
         model: a network that torch.export refused.
         given: inputs of the call.
-        is_known: whether torch.export takes and returns a value.
     """
     packed: list[str] = []
 

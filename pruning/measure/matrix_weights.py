@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,11 @@ BY_ENTRIES = "call pruning.prune(model, sparsity=..., parameters=[...]), which p
 """Advice for weights that a method does not prune where they are named."""
 BEFORE = "do it before the network is quantised"
 """Advice for weights of whole or packed numbers, which are never pruned."""
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Return the first names of a list, as part of a sentence, and how many more there are."""
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
 @dataclass(frozen=True)
@@ -71,9 +76,8 @@ class Considered:
         ways = [(", ".join(names[:NAMED]), way) for names, way in groups if names]
         ways[-1] = ("the others" if len(ways) > 1 else "them", ways[-1][1])
         advice = "; ".join(f"to prune {names}, {way}" for names, way in ways)
-        more = f" and {len(self.dense) - NAMED} more" if len(self.dense) > NAMED else ""
-        listed = ", ".join(f"{name} ({size:,} entries)" for name, size in [*self.dense.items()][:NAMED])
-        return f"{1 - self.share:.0%} of the network's matrix weights stay dense: {listed}{more}; {advice}"
+        sizes = shortened([f"{name} ({size:,} entries)" for name, size in self.dense.items()])
+        return f"{1 - self.share:.0%} of the network's matrix weights stay dense: {sizes}; {advice}"
 
 
 def considered(model: nn.Module, names: Iterable[str]) -> Considered:

@@ -24,7 +24,7 @@ from pruning.holding.parameter import check_masks, check_prunable, hooked
 from pruning.layouts import WeightLayout, has_plain_forward, required_layout
 from pruning.masks.mask_set import MaskSet
 from pruning.measure.macs import eagerly, in_mode
-from pruning.measure.matrix_weights import NAMED, Considered, considered
+from pruning.measure.matrix_weights import Considered, considered, shortened
 from pruning.measure.report import unreached
 from pruning.mixtures.routing import eager_experts, without_tokens
 from pruning.reconstruction.block_calls import Batch, BlockCalls, call_model
@@ -172,9 +172,8 @@ def layerwise(  # twenty parameters: one call prunes a network from files to fil
 
 def _not_called(names: Sequence[str], left: Considered) -> str:
     """Return which parts no batch calls, and the share of the network that stays dense with them."""
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return (
-        f"no batch calls {', '.join(names[:NAMED])}{more}: not pruned; {1 - left.share:.0%} of the network's matrix "
+        f"no batch calls {shortened(names)}: not pruned; {1 - left.share:.0%} of the network's matrix "
         "weights stay dense; give batches that call them, or prune them with pruning.prune, which needs no calls"
     )
 
