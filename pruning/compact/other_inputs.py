@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from pruning.compact.traced_network import TracedNetwork
 from pruning.compact.training_calls import outputs_in_training
-from pruning.graph.input_guard import LARGEST_SIZE, REASON, failing_batches, other_inputs
+from pruning.compact.tried_inputs import LARGEST_SIZE, failing_batches, other_inputs
+from pruning.graph.input_guard import REASON
 from pruning.graph.tracing import caching_configs, first_line, output_difference, outputs_of
 from pruning.holding.copies import to_run
 from pruning.holding.parameter import hooked

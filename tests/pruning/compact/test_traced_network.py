@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import pruning
 from pruning.compact.traced_network import TracedNetwork
+from pruning.compact.tried_inputs import other_inputs
 from pruning.graph import tracing
-from pruning.graph.input_guard import other_inputs
 from pruning.graph.tracing import output_difference, outputs_of, traced
 
 Condition = Callable[..., bool]
