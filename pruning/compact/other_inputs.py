@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -12,47 +13,78 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from pruning.compact.branching_sizes import branching_sizes
 from pruning.compact.traced_network import TracedNetwork
 from pruning.compact.training_calls import outputs_in_training
-from pruning.compact.tried_inputs import LARGEST_SIZE, failing_batches, other_inputs
+from pruning.compact.tried_inputs import Axis, other_flags, other_inputs
 from pruning.graph.input_guard import REASON
-from pruning.graph.tracing import caching_configs, first_line, output_difference, outputs_of
+from pruning.graph.tracing import caching_configs, difference_told, first_line, output_difference, outputs_of
 from pruning.holding.copies import to_run
 from pruning.holding.parameter import hooked
 from pruning.measure.macs import Inputs
 
+LARGEST_BATCH = 300
+"""Largest batch that is tried whatever memory it takes, if the forward may branch there."""
 MOST_ENTRIES = 2**26
-"""Number of entries of a tensor up to which large batches are tried: 256 MB in float32."""
+"""Number of entries of a tensor up to which larger inputs are tried: 256 MB in float32."""
 Run: TypeAlias = Callable[[nn.Module, Inputs], list[Tensor]]
 """Way of calling a network: `outputs_of` or `outputs_in_training`."""
 Wider: TypeAlias = Callable[[Inputs], tuple[nn.Module, nn.Module, Inputs]]
 """Takes inputs; returns the masked network, the smaller one and the inputs in a wider dtype."""
 
 
+@dataclass(frozen=True)
+class Call:
+    """A call of the masked network.
+
+    Args:
+        run: way of calling it.
+        given: inputs.
+        expected: its outputs.
+        flag: the flag in which the call differs from that of the example, such as `skip=True`; "": none.
+    """
+
+    run: Run
+    given: Inputs
+    expected: list[Tensor]
+    flag: str = ""
+
+    @property
+    def training(self) -> bool:
+        """Whether the training flag is set."""
+        return self.run is outputs_in_training
+
+    def __str__(self) -> str:
+        leaves = [leaf for leaf in tree_leaves(self.given) if isinstance(leaf, Tensor)]
+        shapes = ", ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in leaves)
+        return f"inputs of {shapes}{' with the training flag set' * self.training}"
+
+
 class OtherInputs:
-    """Outputs of a masked network on inputs of other sizes and dtypes, and in training, as far as it runs so.
+    """Outputs of a masked network on inputs of other sizes, dtypes and flags, and in training, as far as it runs so.
 
     Args:
         model: the masked network in evaluation mode.
         given: inputs of the example.
-        rules: conditions on sizes, whose other sides are tried.
     """
 
-    def __init__(self, model: nn.Module, given: Inputs, rules: Iterable[str]) -> None:
+    def __init__(self, model: nn.Module, given: Inputs) -> None:
         self._model = model = to_run(model)
         self.untried: dict[str, str] = {}
         """Inputs at which outputs are not compared -> why."""
-        self._expected: list[tuple[Run, Inputs, list[Tensor]]] = []
+        self.flags: dict[str, str] = {}
+        """Flag with which the smaller network computes something else -> how it differs."""
+        self._calls: list[Call] = []
         self._cached = given if caching_configs(model) and not _failure(model, given) else None
-        rules, most = [*rules], _largest_batch(model, given)
-        large = [rule for rule in rules if (failing := failing_batches(rule)) and failing[0] > most]
-        self._too_large = {f"batches at which {rule} fails": "which would take too much memory" for rule in large}
-        others: Iterator[tuple[Run, Inputs]] = ((outputs_of, each) for each in other_inputs(given, rules, most))
-        for run, each in chain(others, [(outputs_in_training, given)]):
-            try:
-                self._expected.append((run, each, run(model, each)))
-            except Exception:  # a forward may raise anything for sizes that it was not written for
-                continue
+        sizes = branching_sizes(model, given)
+        self._too_large = _without_large(sizes, model, given)
+        others = ((each, "") for each in other_inputs(given, sizes))
+        calls: Iterator[tuple[Run, Inputs, str]] = (
+            (outputs_of, each, flag) for each, flag in chain(others, other_flags(model, given))
+        )
+        for run, each, flag in chain(calls, [(outputs_in_training, given, "")]):
+            with suppress(Exception):  # a forward may raise anything for inputs that it was not written for
+                self._calls.append(Call(run, each, run(model, each), flag))
 
     def relax(self, smaller: TracedNetwork, tolerance: float) -> None:
         """Drop conditions that exclude one size, as `x.shape[0] != 1`, where the outputs agree at that size, too.
@@ -63,7 +95,7 @@ class OtherInputs:
         for place in dict.fromkeys(match[1] for match, _ in found if match):
             strict, excluding = smaller.guard, {rule for match, rule in found if match and match[1] == place}
             smaller.guard = replace(strict, rules=tuple(each for each in strict.rules if each not in excluding))
-            inputs = [given for _, given, _ in self._expected if strict.refusal(*given)]
+            inputs = [each.given for each in self._calls if strict.refusal(*each.given)]
             allowed = [given for given in inputs if not smaller.guard.refusal(*given)]
             if not allowed or self.disagreement(smaller, tolerance):
                 smaller.guard = strict
@@ -78,39 +110,57 @@ class OtherInputs:
         """
         if self._cached and not isinstance(smaller, TracedNetwork) and (failure := _failure(smaller, self._cached)):
             return f"{failure} where the network returns a cache"
-        is_class = not any(isinstance(each, TracedNetwork) for each in smaller.modules())  # a graph refuses both
-        self.untried = dict(self._too_large) if is_class else {}
-        for run, given, expected in self._expected:
-            training, masked = run is outputs_in_training, self._model
-            if training and not is_class:
-                continue
-            try:
-                difference = output_difference(run(smaller, given), expected)
-                if difference > tolerance and wider:
-                    masked, other, given = wider(given)
-                    expected = run(masked, given)
-                    difference = output_difference(run(other, given), expected)
-            except Exception as error:  # as above
-                if str(error).endswith(REASON):  # the network, or a part of it, refuses the input
-                    continue
-                return f"{first_line(error)} for {_described(given, training)}"
-            if difference <= tolerance:
-                continue
-            moved = _by_chance(masked, given, training, expected)
-            if not (moved > tolerance if training else difference <= 2 * moved):
-                return f"outputs differ by {difference:.2g} of the largest for {_described(given, training)}"
-            self.untried[_described(given, training)] = "where rounding or chance changes the outputs"
+        is_class = not any(isinstance(each, TracedNetwork) for each in smaller.modules())  # a graph refuses the others
+        self.untried, self.flags = dict(self._too_large) if is_class else {}, {}
+        for call in self._calls:
+            if is_class or not (call.training or call.flag):
+                reason = self._difference(call, smaller, tolerance, wider)
+                if reason and not call.flag:
+                    return f"{reason} for {call}"
+                self.flags |= {call.flag: reason} if reason else {}
+        return ""
+
+    def _difference(self, call: Call, smaller: nn.Module, tolerance: float, wider: Wider | None) -> str:
+        """Return how a smaller network differs in a call; empty if it agrees or refuses the input."""
+        masked, run = self._model, call.run
+        try:
+            difference = output_difference(run(smaller, call.given), call.expected)
+            if difference > tolerance and wider:
+                masked, other, given = wider(call.given)
+                call = replace(call, given=given, expected=run(masked, given))
+                difference = output_difference(run(other, given), call.expected)
+        except Exception as error:  # as above
+            return "" if str(error).endswith(REASON) else first_line(error)  # a part may refuse the input
+        if difference <= tolerance:
+            return ""
+        moved = _by_chance(masked, call)
+        if not (moved > tolerance if call.training else difference <= 2 * moved):
+            return difference_told(difference)
+        self.untried[str(call)] = "where rounding or chance changes the outputs"
         return ""
 
 
-def _largest_batch(model: nn.Module, given: Inputs) -> int:
-    """Return the largest batch whose tensors have at most `MOST_ENTRIES` entries, with the widest layer's width."""
+def _without_large(sizes: dict[Axis, list[int]], model: nn.Module, given: Inputs) -> dict[str, str]:
+    """Drop sizes at which tensors would have more than `MOST_ENTRIES` entries, and return them with this reason.
+
+    The estimate is that of an input times the width of the widest layer.
+    """
     widest = max((size for each in model.parameters() for size in each.shape), default=1)
-    row = max((leaf[:1].numel() for leaf in tree_leaves(given) if isinstance(leaf, Tensor) and leaf.ndim), default=1)
-    return max(LARGEST_SIZE, MOST_ENTRIES // max(1, row * widest))
+    leaves = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
+
+    def fits(axis: Axis, new: int) -> bool:
+        entries = max(leaf.numel() * (new / axis.size) ** len(axis.dims(leaf)) for leaf in leaves)
+        return new <= (2 * axis.size if axis.inner else LARGEST_BATCH) or entries * widest <= MOST_ENTRIES
+
+    found = {}
+    for axis, tried in sizes.items():
+        sizes[axis] = [each for each in tried if fits(axis, each)]
+        if large := [each for each in tried if not fits(axis, each)]:
+            found[f"{axis.named(large[0])}, at which the forward may branch"] = "which would take too much memory"
+    return found
 
 
-def _by_chance(model: nn.Module, given: Inputs, training: bool, expected: list[Tensor]) -> float:
+def _by_chance(model: nn.Module, call: Call) -> float:
     """Return how far the masked network's outputs move if those of its layers move by rounding, with other draws.
 
     An image of one pixel, for example, ties all scores of a detector, whose order rounding then decides.
@@ -125,8 +175,8 @@ def _by_chance(model: nn.Module, given: Inputs, training: bool, expected: list[T
 
     layers = (module for module in model.modules() if module._parameters)
     with hooked(module.register_forward_hook(rounded) for module in layers):
-        found = outputs_in_training(model, given, seed=1) if training else outputs_of(model, given)
-        return output_difference(found, expected)
+        found = outputs_in_training(model, call.given, seed=1) if call.training else outputs_of(model, call.given)
+        return output_difference(found, call.expected)
 
 
 def _failure(model: nn.Module, given: Inputs) -> str:
@@ -136,9 +186,3 @@ def _failure(model: nn.Module, given: Inputs) -> str:
     except Exception as error:  # as above
         return first_line(error)
     return ""
-
-
-def _described(given: Inputs, training: bool) -> str:
-    leaves = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
-    shapes = ", ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in leaves)
-    return f"inputs of {shapes}{' with the training flag set' * training}"

@@ -34,6 +34,7 @@ from pruning.graph.tracing import (
     Sizes,
     Traced,
     arguments_of,
+    difference_told,
     first_line,
     output_difference,
     outputs_of,
@@ -381,9 +382,11 @@ def shrink(model: nn.Module, example: Example) -> nn.Module:
     model's own class and names if the model's forward takes its sizes from its modules; else it is a
     `torch.fx.GraphModule` for evaluation, which refuses inputs for which the example's operations do not hold. The
     outputs are compared with the masked network's, on the example and on noise in float32 and float64, and on inputs of
-    other sizes. If they differ by more than 1e-5 (float32) or 1e-10 (float64) of the largest output, an unshrunk copy
-    is returned. A network that runs in only one of these dtypes, for example because its forward makes a constant of
-    that dtype, is compared in that one, and so is a graph that fails in float64.
+    other sizes, also where conditions on sizes have another outcome. If they differ by more than 1e-5 (float32) or
+    1e-10 (float64) of the largest output, an unshrunk copy is returned. A network that runs in only one of these
+    dtypes, for example because its forward makes a constant of that dtype, is compared in that one, and so is a graph
+    that fails in float64. Flags of the forward with which the smaller network computes something else, and modules that
+    the example's call does not run, are named in a warning.
 
     If `torch.export` cannot trace the model whole, its largest modules that can be traced become smaller, and all else
     stays: `smaller.shrunk.parts` and `outside`.
@@ -416,7 +419,8 @@ def shrink(model: nn.Module, example: Example) -> nn.Module:
         if analysis and not failures:
             tried += [*_said(forms, notes), *comparison.untried]
             smaller = comparison.relaxed(analysis.build())
-            if parameters(smaller) < parameters(plain) and (said := analysis.not_run()):
+            doubts = [analysis.not_run(), *comparison.flags] if parameters(smaller) < parameters(plain) else []
+            for said in filter(None, doubts):
                 tried.append(said)
                 warnings.warn(f"shrink: {said}", stacklevel=2)
             return _finished(smaller, model, plain, analysis, experts, tried, errors)
@@ -552,14 +556,13 @@ class Comparison:
         }
         self._expected = self._expectations(model, trace.model)
         self._whole = "" in calls
-        rules = [rule for part in trace.parts for rule in part.guard.rules]
         self._model, self._dtype = model, None
         if not self._whole:
             self._dtype = next(iter(self._expected[""]))
             self._expected[""] = dict([self._expected[""].popitem()])
             model = _converted(copy.deepcopy(model, values_with_history(model)), self._dtype)
             given = _cast_all(given, self._dtype)
-        self._others = OtherInputs(model, given, rules)
+        self._others = OtherInputs(model, given)
 
     def _expectations(self, model: nn.Module, fewer: nn.Module) -> dict[str, dict[torch.dtype, list[list[Tensor]]]]:
         """Return path -> dtype -> outputs for the dtypes that a part runs in."""
@@ -598,7 +601,7 @@ class Comparison:
         for path, errors in found.items():
             own = within if path in analysis.forms else dict.fromkeys(TOLERANCES, max(TOLERANCES.values()))
             if any(error > max(own[dtype], self._rounding(path, dtype)) for dtype, error in errors.items()):
-                reasons[path] = f"outputs differ by {max(errors.values()):.2g} of the largest"
+                reasons[path] = difference_told(max(errors.values()))
             elif not errors:
                 reasons[path] = failed[path]
             elif path in failed:
@@ -665,6 +668,15 @@ class Comparison:
     def untried(self) -> list[str]:
         """Sentences that name the inputs at which outputs are not compared."""
         return [f"not compared for {each}, {why}" for each, why in self._others.untried.items()]
+
+    @property
+    def flags(self) -> list[str]:
+        """Sentences that name flags with which the smaller network computes something else."""
+        return [
+            f"with `{flag}`, which the example's call does not have, {reason}: make another smaller network from the "
+            "masked one for such calls, with an example that has it."
+            for flag, reason in self._others.flags.items()
+        ]
 
     def relaxed(self, smaller: nn.Module) -> nn.Module:
         """Return a smaller network in its final form, without conditions on sizes at which it agrees, too."""

@@ -167,7 +167,7 @@ class InputGuard:
             elif refusal := known.refusal(leaf):
                 return f"`{name}` ({given}) must be {refusal}"
         for rule, condition in zip(self.rules, self._conditions, strict=True):
-            if not holds(condition, leaves):
+            if not _holds(condition, leaves):
                 shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, Tensor))
                 return f"inputs of shapes {shapes} must fulfil {rule}"
         return ""
@@ -194,7 +194,7 @@ class InputGuard:
         return replace(self, inputs=inputs)
 
 
-def holds(condition: Callable[..., bool], leaves: list[Any]) -> bool:
+def _holds(condition: Callable[..., bool], leaves: list[Any]) -> bool:
     try:
         return bool(condition(*leaves))
     except ZeroDivisionError:

@@ -448,6 +448,13 @@ def output_difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> fl
     return worst
 
 
+def difference_told(difference: float) -> str:
+    """Return a difference of outputs in words."""
+    if difference == float("inf"):
+        return "outputs differ in their shapes, whole numbers, or places of NaN and infinity"
+    return f"outputs differ by {difference:.2g} of the largest"
+
+
 def first_line(error: Exception) -> str:
     """Return the first line of an error's message, or its type if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

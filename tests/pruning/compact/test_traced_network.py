@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 import pruning
 from pruning.compact.traced_network import TracedNetwork
-from pruning.compact.tried_inputs import other_inputs
 from pruning.graph import tracing
 from pruning.graph.tracing import output_difference, outputs_of, traced
 
@@ -458,22 +457,6 @@ def test_inputs_by_position_are_those_of_the_forward_in_whatever_order_the_examp
     torch.testing.assert_close(copied(last=last, x=x), model(x, last=last))
     with pytest.raises(ValueError, match=r"the call \(..., ...\) must have the inputs x, last"):
         copied(x, last)
-
-
-@pytest.mark.parametrize(
-    ("rule", "batches"),
-    [
-        ("x.shape[0] < 100", {100, 101}),
-        ("6 * x.shape[0] <= 600", {101}),
-        ("x.shape[0] != 90", {90}),
-        ("(49 * x.shape[0]) % 7 == 0", set()),
-        ("x.shape[0] != 90 * x.shape[1]", {89, 90, 91}),
-    ],
-)
-def test_batches_are_tried_at_which_a_condition_fails_or_may_fail(rule: str, batches: set[int]) -> None:
-    given = ((torch.zeros(4, 8),), {})
-    tried = {len(args[0]) for args, _ in other_inputs(given, [rule])}
-    assert tried - {len(args[0]) for args, _ in other_inputs(given, [])} == batches
 
 
 class Windows(nn.Module):
