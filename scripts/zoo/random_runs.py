@@ -43,7 +43,7 @@ from torch import Tensor, nn
 
 import pruning
 from pruning.catalogue.kernels import DENSE
-from pruning.compact import fused_layers, shrinking, sparse_graph, sparse_network
+from pruning.compact import fused_layers, smaller_network, sparse_graph, sparse_network
 from pruning.kernels.sparse_layer import KernelChoice, _candidates
 from pruning.kernels.sparse_weight import LayerShape, SparseWeight
 from scripts.zoo import parts
@@ -80,7 +80,7 @@ def as_graph(network: RandomNetwork, seed: int) -> Outcome:
     def refuse(*_: Any) -> nn.Module:
         raise NotImplementedError("not tried")
 
-    with patch.object(shrinking, "smaller_module", refuse):
+    with patch.object(smaller_network, "smaller_module", refuse):
         return by_groups(network, seed)
 
 

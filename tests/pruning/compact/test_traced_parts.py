@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pruning
-from pruning.compact import shrinking
+from pruning.compact import smaller_network
 from pruning.measure.macs import macs
 
 
@@ -220,8 +220,8 @@ def test_only_the_part_that_cannot_be_made_smaller_stays_whole(monkeypatch: pyte
     torch.manual_seed(0)
     model, example = Pair(layers(8, 16, 8), layers(8, 12, 4)), torch.randn(4, 8)
     halved(model, "one.0", "other.0")
-    folds = shrinking.folds
-    monkeypatch.setattr(shrinking, "folds", failing)
+    folds = smaller_network.folds
+    monkeypatch.setattr(smaller_network, "folds", failing)
     smaller: Any = pruning.shrink(model, example)
     assert smaller.shrunk.parts == {"one": "module"}
     assert [each for each in smaller.shrunk.tried if "no rule" in each] == [
