@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -17,6 +17,7 @@ import pruning
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.records import BLOCKS
 from orchestrator.core.seeding import derive
+from orchestrator.core.specs import PruneFields
 from orchestrator.training.scoring.examples import ScoringData, count
 from orchestrator.training.scoring.ranking import SPLIT, Read, Round, Scoring, engine_refusal, example_of, rank
 from orchestrator.training.state.train_state import TrainState, as_bytes, as_tensor
@@ -198,13 +199,25 @@ def prune_round(
 
 def chosen_weights(model: nn.Module, asked: Round, known: Data) -> list[Prunable]:
     """Return the parameters that a round prunes: what `prune` selects, without what the method spares unless named."""
-    chosen, choices, named = prunable(model, asked.fields.prune), asked.choices, asked.fields.prune.include
-    spared, _ = spared_weights(model, choices, example_of(model, known) if choices.unit.kind == "channel" else None)
+    chosen, named = prunable(model, asked.fields.prune), asked.fields.prune.include
+    spared, _ = _spared(model, asked, known)
     try:
-        left = without_spared([each.name for each in chosen], spared - {*named}, choices)
+        left = without_spared([each.name for each in chosen], spared - {*named}, asked.choices)
     except ValueError as error:
         raise engine_refusal(asked, error) from error
     return [each for each in chosen if each.name in left]
+
+
+def in_doubt(model: nn.Module, asked: Round, known: Data) -> Iterator[str]:
+    """Yield the sentence that names weights whose channels may be outputs of the network, if there are any."""
+    _, doubt = _spared(model, asked, known)
+    if doubt and asked.fields.prune.include == PruneFields.include:
+        yield doubt
+
+
+def _spared(model: nn.Module, asked: Round, known: Data) -> tuple[set[str], str]:
+    example = example_of(model, known) if asked.choices.unit.kind == "channel" else None
+    return spared_weights(model, asked.choices, example)
 
 
 def masked(model: nn.Module, masks: MaskSet) -> None:

@@ -226,6 +226,7 @@ def checked(
     dense = considered(stage.model, [each.name for each in chosen])
     details |= history | {"matrix_weights": dense.plain()}
     told = (
+        *pruning_rounds.in_doubt(stage.model, asked, stage.data),
         *untold(stage.model, dense, stage.spec.typed.prune, stage.asked.choices),
         *([found["limits"]] if "limits" in found else []),
     )

@@ -39,7 +39,7 @@ class OutputWeights:
         told = (
             f"the call with `example` does not run {shortened(idle)}: outputs are pruned there, even if "
             "they are outputs of the network; pass an `example` that runs them, or name the weights to prune in "
-            "`parameters`."
+            "`parameters`, in a sweep by prune.include."
         )
         return told if idle else ""
 

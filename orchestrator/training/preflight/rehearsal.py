@@ -185,6 +185,7 @@ class _Rehearsal:
         dense = considered(stage.model, [each.name for each in chosen])
         return (
             *self._experts_left(),
+            *pruning_rounds.in_doubt(stage.model, stage.asked, stage.data),
             *model_building.untold(stage.model, dense, stage.spec.typed.prune, stage.asked.choices),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from orchestrator.core.seeding import derive
 from orchestrator.core.specs import Job, PruneFields, ScoreFields, StageFields
 from orchestrator.sweep.conductor import run
 from orchestrator.training import pruning_rounds
-from orchestrator.training.pruning_rounds import prune_round
+from orchestrator.training.pruning_rounds import in_doubt, prune_round
 from orchestrator.training.scoring.examples import ScoringData
 from orchestrator.training.scoring.ranking import Read, Round
 from orchestrator.workloads.model_building import prunable
@@ -357,3 +358,26 @@ def test_a_method_is_trained_through_and_holds_its_laws(home: Path, method: str)
         assert found.tensor_sparsity["classifier.fc1.weight"] == 0.0
     else:
         assert found.sparsity == 0.5
+
+
+class Spare(nn.Module):
+    """Layers of which a call leaves one out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.other = nn.Linear(4, 8), nn.Linear(8, 3), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.last(torch.relu(self.first(x)))
+        return found
+
+
+@pytest.mark.parametrize(("unit", "told"), [("channel", 1), ("entry", 0)])
+def test_layers_whose_channels_may_be_outputs_are_told(unit: str, told: int) -> None:
+    own = Round.of(fields(unit={"kind": unit}, scope={"kind": "layer"}, score={"kind": "magnitude"}))
+    sentences = [*in_doubt(Spare(), own, problem())]
+
+    assert len(sentences) == told
+    assert all("does not run other.weight: outputs are pruned there" in each for each in sentences)
+    named = replace(own, fields=replace(own.fields, prune=replace(own.fields.prune, include=("other",))))
+    assert not [*in_doubt(Spare(), named, problem())]
