@@ -53,13 +53,14 @@ class Comparison:
         }
         self._expected = self._expectations(model, trace.model)
         self._whole = "" in calls
+        rules = [rule for part in trace.parts for rule in part.guard.rules]
         self._model, self._dtype = model, None
         if not self._whole:
             self._dtype = next(iter(self._expected[""]))
             self._expected[""] = dict([self._expected[""].popitem()])
             model = converted(copy.deepcopy(model, values_with_history(model)), self._dtype)
             given = _cast_all(given, self._dtype)
-        self._others = OtherInputs(model, given)
+        self._others = OtherInputs(model, given, rules)
 
     def _expectations(self, model: nn.Module, fewer: nn.Module) -> dict[str, dict[torch.dtype, list[list[Tensor]]]]:
         """Return path -> dtype -> outputs for the dtypes that a part runs in."""

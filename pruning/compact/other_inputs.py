@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from pruning.compact.branching_sizes import branching_sizes
+from pruning.compact.branching_sizes import Change, ConditionsMet, changes_of_batch, noted_call
 from pruning.compact.traced_network import TracedNetwork
 from pruning.compact.training_calls import outputs_in_training
 from pruning.compact.tried_inputs import Axis, other_flags, other_inputs
@@ -27,6 +28,10 @@ LARGEST_BATCH = 300
 """Largest batch that is tried whatever memory it takes, if the forward may branch there."""
 MOST_ENTRIES = 2**26
 """Number of entries of a tensor up to which larger inputs are tried: 256 MB in float32."""
+MOST_BRANCHES = 24
+"""Number of inputs that are tried because conditions have another outcome there."""
+BRANCHES = "sizes at which the forward may branch"
+TOO_LARGE = "which would take too much memory"
 Run: TypeAlias = Callable[[nn.Module, Inputs], list[Tensor]]
 """Way of calling a network: `outputs_of` or `outputs_in_training`."""
 Wider: TypeAlias = Callable[[Inputs], tuple[nn.Module, nn.Module, Inputs]]
@@ -49,6 +54,11 @@ class Call:
     expected: list[Tensor]
     flag: str = ""
 
+    def outputs(self, model: nn.Module) -> list[Tensor]:
+        """Return a network's outputs; a flag may make it print."""
+        with redirect_stdout(io.StringIO()) if self.flag else nullcontext():
+            return self.run(model, self.given)
+
     @property
     def training(self) -> bool:
         """Whether the training flag is set."""
@@ -57,7 +67,8 @@ class Call:
     def __str__(self) -> str:
         leaves = [leaf for leaf in tree_leaves(self.given) if isinstance(leaf, Tensor)]
         shapes = ", ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in leaves)
-        return f"inputs of {shapes}{' with the training flag set' * self.training}"
+        flag = f", `{self.flag}`" if self.flag else ""
+        return f"inputs of {shapes}{flag}{' with the training flag set' * self.training}"
 
 
 class OtherInputs:
@@ -66,9 +77,10 @@ class OtherInputs:
     Args:
         model: the masked network in evaluation mode.
         given: inputs of the example.
+        rules: conditions on the size of the batch, from a trace.
     """
 
-    def __init__(self, model: nn.Module, given: Inputs) -> None:
+    def __init__(self, model: nn.Module, given: Inputs, rules: Iterable[str]) -> None:
         self._model = model = to_run(model)
         self.untried: dict[str, str] = {}
         """Inputs at which outputs are not compared -> why."""
@@ -76,15 +88,38 @@ class OtherInputs:
         """Flag with which the smaller network computes something else -> how it differs."""
         self._calls: list[Call] = []
         self._cached = given if caching_configs(model) and not _failure(model, given) else None
-        sizes = branching_sizes(model, given)
-        self._too_large = _without_large(sizes, model, given)
-        others = ((each, "") for each in other_inputs(given, sizes))
-        calls: Iterator[tuple[Run, Inputs, str]] = (
-            (outputs_of, each, flag) for each, flag in chain(others, other_flags(model, given))
-        )
-        for run, each, flag in chain(calls, [(outputs_in_training, given, "")]):
-            with suppress(Exception):  # a forward may raise anything for inputs that it was not written for
-                self._calls.append(Call(run, each, run(model, each), flag))
+        self._left_out: dict[str, str] = {}
+        self._add_sizes(given, changes_of_batch(rules, given))
+        with suppress(Exception):  # a forward may raise anything
+            self._calls.append(Call(outputs_in_training, given, outputs_in_training(model, given)))
+        for each, flag in other_flags(model, given):
+            with suppress(Exception, SystemExit):  # a flag may end the program
+                call = Call(outputs_of, each, [], flag)
+                self._calls.append(replace(call, expected=call.outputs(model)))
+
+    def _add_sizes(self, given: Inputs, batches: set[Change]) -> None:
+        """Add calls with other inputs, and with those at which the conditions of these calls have another outcome."""
+        waiting, met, left = deque([given, *other_inputs(given)]), ConditionsMet(), MOST_BRANCHES
+        known = {_form(each) for each in waiting}
+        widest = max((size for each in self._model.parameters() for size in each.shape), default=1)
+        while waiting:
+            each = waiting.popleft()
+            try:
+                noted = noted_call(to_run(self._model) if each is given else self._model, each)
+            except Exception:  # a forward may raise anything for inputs that it was not written for
+                continue
+            if each is given and noted.failure:
+                self._left_out[BRANCHES] = f"which are unknown ({noted.failure})"
+            self._calls += [] if each is given else [Call(outputs_of, each, noted.outputs)]
+            for axis, new in [*met.unmet(noted), *(batches if each is given else [])]:
+                if not _fits(axis, new, each, widest):
+                    self._left_out.setdefault(f"{axis.named(new)}, at which the forward may branch", TOO_LARGE)
+                elif left and _form(resized := axis.resized(each, new)) not in known:
+                    known.add(_form(resized))
+                    waiting.appendleft(resized)
+                    left -= 1
+        if not left:
+            self._left_out[f"more than {MOST_BRANCHES} {BRANCHES}"] = "of which there may be further ones"
 
     def relax(self, smaller: TracedNetwork, tolerance: float) -> None:
         """Drop conditions that exclude one size, as `x.shape[0] != 1`, where the outputs agree at that size, too.
@@ -110,10 +145,10 @@ class OtherInputs:
         """
         if self._cached and not isinstance(smaller, TracedNetwork) and (failure := _failure(smaller, self._cached)):
             return f"{failure} where the network returns a cache"
-        is_class = not any(isinstance(each, TracedNetwork) for each in smaller.modules())  # a graph refuses the others
-        self.untried, self.flags = dict(self._too_large) if is_class else {}, {}
+        graphs = sum(isinstance(each, TracedNetwork) for each in smaller.modules())  # these refuse what they cannot run
+        self.untried, self.flags = {} if isinstance(smaller, TracedNetwork) else dict(self._left_out), {}
         for call in self._calls:
-            if is_class or not (call.training or call.flag):
+            if not (graphs and call.training):
                 reason = self._difference(call, smaller, tolerance, wider)
                 if reason and not call.flag:
                     return f"{reason} for {call}"
@@ -122,13 +157,18 @@ class OtherInputs:
 
     def _difference(self, call: Call, smaller: nn.Module, tolerance: float, wider: Wider | None) -> str:
         """Return how a smaller network differs in a call; empty if it agrees or refuses the input."""
-        masked, run = self._model, call.run
+        masked = self._model
         try:
-            difference = output_difference(run(smaller, call.given), call.expected)
+            found = call.outputs(smaller)
+            if call.flag and [each.shape for each in found] != [each.shape for each in call.expected]:
+                self.untried[f"`{call.flag}`"] = "whose outputs have other shapes"
+                return ""
+            difference = output_difference(found, call.expected)
             if difference > tolerance and wider:
                 masked, other, given = wider(call.given)
-                call = replace(call, given=given, expected=run(masked, given))
-                difference = output_difference(run(other, given), call.expected)
+                call = replace(call, given=given)
+                call = replace(call, expected=call.outputs(masked))
+                difference = output_difference(call.outputs(other), call.expected)
         except Exception as error:  # as above
             return "" if str(error).endswith(REASON) else first_line(error)  # a part may refuse the input
         if difference <= tolerance:
@@ -140,24 +180,23 @@ class OtherInputs:
         return ""
 
 
-def _without_large(sizes: dict[Axis, list[int]], model: nn.Module, given: Inputs) -> dict[str, str]:
-    """Drop sizes at which tensors would have more than `MOST_ENTRIES` entries, and return them with this reason.
+def _fits(axis: Axis, new: int, given: Inputs, widest: int) -> bool:
+    """Return whether tensors would have at most `MOST_ENTRIES` entries at another size.
 
-    The estimate is that of an input times the width of the widest layer.
+    The estimate is an input's entries times the width of the widest layer, or those of attention in 8 heads.
     """
-    widest = max((size for each in model.parameters() for size in each.shape), default=1)
-    leaves = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
+    if new <= (2 * axis.size if axis.inner else LARGEST_BATCH):
+        return True
+    leaves, most = tree_leaves(given), 0.0
+    for number, dims in Counter(number for number, _ in axis.places).items():
+        entries = leaves[number].numel() * (new / axis.size) ** dims
+        most = max(most, entries * widest, 8 * len(leaves[number]) * new**2 if axis.inner else 0)
+    return most <= MOST_ENTRIES
 
-    def fits(axis: Axis, new: int) -> bool:
-        entries = max(leaf.numel() * (new / axis.size) ** len(axis.dims(leaf)) for leaf in leaves)
-        return new <= (2 * axis.size if axis.inner else LARGEST_BATCH) or entries * widest <= MOST_ENTRIES
 
-    found = {}
-    for axis, tried in sizes.items():
-        sizes[axis] = [each for each in tried if fits(axis, each)]
-        if large := [each for each in tried if not fits(axis, each)]:
-            found[f"{axis.named(large[0])}, at which the forward may branch"] = "which would take too much memory"
-    return found
+def _form(given: Inputs) -> tuple[Any, ...]:
+    """Return what makes two inputs of one network alike: sizes and dtypes."""
+    return tuple((leaf.shape, leaf.dtype) for leaf in tree_leaves(given) if isinstance(leaf, Tensor))
 
 
 def _by_chance(model: nn.Module, call: Call) -> float:

@@ -203,7 +203,7 @@ def _to_sparse(
     _restore(network, before)
     dense = copy.deepcopy(plain, values_with_history(plain))
     error = max(output_difference(outputs_of(network, each), outputs_of(dense, each)) for each in inputs)
-    others = OtherInputs(plain, arguments_of(example))
+    others = OtherInputs(plain, arguments_of(example), trace.whole.guard.rules)
     traced_once = exact or network  # rounded outputs differ; the trace without rounding must hold
     if not (elsewhere := others.disagreement(traced_once, TOLERANCE)):
         others.relax(traced_once, TOLERANCE)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from pruning.measure.macs import Inputs
 
@@ -22,67 +23,54 @@ class Axis:
     """Dimensions of inputs whose sizes change together.
 
     Args:
-        inner: False: the first dimension of each input; True: all others that have this size.
-        size: their size in the example.
+        size: their size.
+        places: (number of an input, dimension) of each.
     """
 
-    inner: bool
     size: int
+    places: frozenset[tuple[int, int]]
 
-    def dims(self, leaf: Any) -> list[int]:
-        """Return the dimensions of an input that belong to it."""
-        if not isinstance(leaf, Tensor):
-            return []
-        dims = range(1, leaf.ndim) if self.inner else range(min(leaf.ndim, 1))
-        return [dim for dim in dims if leaf.shape[dim] == self.size]
-
-    def resized(self, given: Inputs, new: int) -> Inputs:
-        """Return inputs with a new size, whose entries repeat."""
-        places = torch.arange(new) % self.size
-
-        def change(leaf: Any) -> Any:
-            for dim in self.dims(leaf):
-                leaf = leaf.index_select(dim, places)
-            return leaf
-
-        found: Inputs = tree_map(change, given)
-        return found
+    @property
+    def inner(self) -> bool:
+        """Whether they are others than the first ones."""
+        return any(dim for _, dim in self.places)
 
     def named(self, new: int) -> str:
         """Return a new size in words."""
-        return f"sizes of {new} in place of {self.size}" if self.inner else f"batches of {new}"
+        return f"{'sizes' if self.inner else 'batches'} of {new}"
+
+    def resized(self, given: Inputs, new: int) -> Inputs:
+        """Return inputs with a new size, whose entries repeat."""
+        leaves, form = tree_flatten(given)
+        for number, dim in self.places:
+            leaves[number] = leaves[number].index_select(dim, torch.arange(new) % self.size)
+        found: Inputs = tree_unflatten(leaves, form)
+        return found
 
 
-def axes_of(given: Inputs) -> list[Axis]:
-    """Return the axes of inputs."""
-    shapes = [leaf.shape for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
-    found = {(dim > 0, size) for shape in shapes for dim, size in enumerate(shape) if size}
-    return [Axis(*each) for each in sorted(found)]
+def axes_of(given: Inputs, *, single: bool = False) -> list[Axis]:
+    """Return the axes of inputs: first dimensions of one size, others of one size, and each of these alone if asked."""
+    groups = defaultdict[tuple[bool, int], list[tuple[int, int]]](list)
+    for number, leaf in enumerate(tree_leaves(given)):
+        for dim, size in enumerate(leaf.shape if isinstance(leaf, Tensor) else ()):
+            groups[dim > 0, size].append((number, dim))
+    places = [(size, frozenset(own)) for (_, size), own in sorted(groups.items()) if size]
+    alone = [(size, frozenset([each])) for size, own in places if len(own) > 1 for each in sorted(own)]
+    return [Axis(*each) for each in places + alone * single]
 
 
-def other_inputs(given: Inputs, sizes: Mapping[Axis, Collection[int]]) -> Iterator[Inputs]:
-    """Yield inputs of other sizes, and of another layout, dtype and rank.
-
-    Args:
-        given: inputs of the example.
-        sizes: axis -> sizes at which a forward may take another branch.
-    """
+def other_inputs(given: Inputs) -> Iterator[Inputs]:
+    """Yield inputs of other sizes, and of another layout, dtype and rank."""
     small = max((leaf.numel() for leaf in tree_leaves(given) if isinstance(leaf, Tensor)), default=0) <= SMALL
     for axis in axes_of(given):
-        size = axis.size
-        tried = {
-            1,
-            size - 1,
-            size + 1,
-            size // 2,
-            *[2 * size] * small,
-            *[2, 3] * (not axis.inner),
-            *sizes.get(axis, ()),
-        }
-        for new in sorted(each for each in tried if each > 0 and each != size):
+        near = {1, axis.size - 1, axis.size + 1, axis.size // 2, *[2 * axis.size] * small, *[2, 3] * (not axis.inner)}
+        for new in sorted(each for each in near if each > 0 and each != axis.size):
             yield axis.resized(given, new)
-    for change in (_cut, _low, _turned, _first, _within, _as_image, _half):
-        yield tree_map(lambda leaf, change=change: change(leaf) if isinstance(leaf, Tensor) else leaf, given)
+    dtypes = (partial(_converted, dtype=each) for each in (torch.half, torch.bfloat16, torch.double, torch.int32))
+    for change in (_cut, _low, _turned, _first, _within, _as_image, *dtypes):
+        changed = tree_map(lambda leaf, change=change: change(leaf) if isinstance(leaf, Tensor) else leaf, given)
+        if any(new is not old for new, old in zip(tree_leaves(changed), tree_leaves(given), strict=True)):
+            yield changed
 
 
 def other_flags(model: nn.Module, given: Inputs) -> Iterator[tuple[Inputs, str]]:
@@ -127,5 +115,8 @@ def _as_image(leaf: Tensor) -> Tensor:
     return (leaf * 64).clamp(0, 255).to(torch.uint8) if leaf.is_floating_point() else leaf
 
 
-def _half(leaf: Tensor) -> Tensor:
-    return leaf.half() if leaf.is_floating_point() else leaf
+def _converted(leaf: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a tensor of real numbers, or one of whole numbers, in another such dtype."""
+    if leaf.is_floating_point() == dtype.is_floating_point and leaf.dtype not in (torch.bool, torch.uint8):
+        return leaf if leaf.is_complex() else leaf.to(dtype)
+    return leaf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +32,13 @@ BRANCHES: dict[str, Callable[[Tensor], bool]] = {
     "a large batch": lambda x: x.shape[0] > 500,
     "a long sequence": lambda x: x.shape[1] > 100,
     "a multiple": lambda x: x.shape[1] % 32 == 0,
+    "a third case": lambda x: x.shape[1] > 20 if x.shape[1] > 10 else False,
+    "two sizes at once": lambda x: x.shape[0] > 20 and x.shape[1] > 20,
+    "a larger of two": lambda x: max(x.shape[1], 16) > 40,
+    "a feature map with one more": lambda x: F.pad(x, (0, 0, 1, 0)).shape[1] > 17,
+    "many pieces": lambda x: len(x.split(50)) > 1,
     "half precision": lambda x: x.dtype is torch.float16,
+    "another precision": lambda x: x.dtype is torch.bfloat16,
     "many entries": lambda x: x.shape[0] * x.shape[1] > 2500,
     "a higher rank": lambda x: x.ndim == 4,
 }
@@ -96,6 +103,57 @@ def test_flags_that_change_nothing_in_the_channels_are_not_named() -> None:
     pruning.prune(model, "magnitude", sparsity=0.5, unit="group", scope="layer", budget="channels", example=x)
 
     assert pruning.shrink(model, x).shrunk.tried == ()
+
+
+class Featured(Branching):
+    """Layers that return hidden features, too, if a flag is set; another flag ends the program, a third prints."""
+
+    def forward(self, x: Tensor, features: bool = False, ends: bool = False, prints: bool = False) -> Any:
+        if ends:
+            raise SystemExit
+        if prints:
+            print("printed")
+        found = super().forward(x)
+        return (found, self.first(x)) if features else found
+
+
+def test_flags_whose_outputs_have_other_shapes_are_told_without_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    x = torch.randn(2, 5, 12)
+    torch.manual_seed(0)
+    model = Featured(lambda _: False).eval()
+    pruning.prune(model, "magnitude", sparsity=0.5, unit="group", scope="layer", budget="channels", example=x)
+
+    shrunk = pruning.shrink(model, x).shrunk
+
+    assert shrunk.form == "module"
+    assert shrunk.tried == ("not compared for `features=True`, whose outputs have other shapes",)
+    assert capsys.readouterr().out == ""
+
+
+class OfTwoParts(nn.Module):
+    """A part that becomes a graph and one that keeps its class, with data that decide between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Branching(lambda x: x.shape[1] > 100), Flagged(bool)
+        self.second.last = nn.Linear(16, 12)
+
+    def forward(self, x: Tensor, skips: bool = False) -> Tensor:
+        second: Tensor = self.second(x, skips)
+        return self.first(second) if bool(second.sum() > -1e9) else second
+
+
+@pytest.mark.filterwarnings("ignore:groups are found within the modules")
+def test_flags_are_tried_where_one_part_is_a_graph() -> None:
+    x = torch.randn(2, 5, 12)
+    torch.manual_seed(0)
+    model = OfTwoParts().eval()
+    pruning.prune(model, "magnitude", sparsity=0.5, unit="group", scope="layer", budget="channels", example=x)
+
+    with pytest.warns(UserWarning, match="shrink: with `skips=True`"):
+        shrunk = pruning.shrink(model, x).shrunk
+
+    assert shrunk.parts == {"first": "graph", "second": "module"}
 
 
 class Scaled(Branching):
