@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -140,6 +140,16 @@ class InputGuard:
                 known = replace(known, sizes=tuple(sizes))
             inputs.append((name, known))
         return replace(self, inputs=tuple(inputs), rules=tuple(dict.fromkeys([*rules, *self.rules])))
+
+    def fixed(self, places: Collection[tuple[str, int]], leaves: Sequence[Any]) -> InputGuard:
+        """Return the guard of a graph that holds numbers in place of some sizes, given as (input, dimension)."""
+        inputs = []
+        for (name, known), leaf in zip(self.inputs, leaves, strict=True):
+            if isinstance(known, TensorInput):
+                sizes = (leaf.shape[dim] if (name, dim) in places else size for dim, size in enumerate(known.sizes))
+                known = replace(known, sizes=tuple(sizes))
+            inputs.append((name, known))
+        return replace(self, inputs=tuple(inputs))
 
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Check the inputs of a call.

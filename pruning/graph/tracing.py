@@ -187,7 +187,9 @@ def _traced(plain: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], siz
         if writes_to_views(program.graph):
             write_to_new_tensors(program.graph)
             if writes_to_views(program.graph):
+                read = _sizes_read(program.graph)
                 program = program.run_decompositions(table)
+                guard = guard.fixed(read - _sizes_read(program.graph), tree_leaves((args, kwargs)))
         if isinstance(earlier := getattr(plain, "guard", None), InputGuard):
             guard = guard.within(earlier)
         module = _module_of(program, plain)
@@ -198,6 +200,12 @@ def _traced(plain: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], siz
         if (node.op == "get_attr" and not node.users) or node.target is torch.ops.aten._assert_tensor_metadata.default:
             graph.graph.erase_node(node)
     return Part("", graph, args, kwargs, guard, sizes)
+
+
+def _sizes_read(graph: fx.Graph) -> set[tuple[str, int]]:
+    """Return (name of an input, dimension) of sizes that a graph reads."""
+    nodes = graph.find_nodes(op="call_function", target=torch.ops.aten.sym_size.int)
+    return {(str(node.args[0].target), node.args[1]) for node in nodes}
 
 
 def _check_no_vmap(graph: fx.Graph, model: nn.Module) -> None:

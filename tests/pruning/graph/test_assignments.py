@@ -181,3 +181,32 @@ def test_drawn_writes_are_traced_rightly(seed: int) -> None:
     for given in (x, torch.randn(2, 4, 5)):
         found = outputs_of(trace.graph, ((given,), {}))
         assert output_difference(found, outputs_of(model, ((given,), {}))) < 1e-5
+
+
+class Positions(nn.Module):
+    """Makes a table of sines and cosines in every second column, as long as its input, for a recurrent layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps, self.last = nn.GRU(8, 8, batch_first=True), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        table = torch.zeros(x.shape[1], 8)
+        angles = torch.arange(x.shape[1]).unsqueeze(1) * torch.exp(torch.arange(0, 8, 2) * -0.5)
+        table[:, 0::2], table[:, 1::2] = torch.sin(angles), torch.cos(angles)
+        found: Tensor = self.last(self.steps(x + table)[0])
+        return found
+
+
+def test_a_graph_that_is_traced_again_refuses_the_sizes_that_this_fixes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pruning.graph.tracing.write_to_new_tensors", lambda _: None)  # as for writes it cannot follow
+    model, x = Positions().eval(), torch.randn(2, 6, 8)
+    whole = traced(model, x, sizes="any").whole
+
+    for other in (x, x[:, :4], torch.randn(2, 9, 8), torch.randn(3, 6, 8)):
+        refused = whole.guard.refusal((other,), {})
+        assert (
+            refused
+            or output_difference(outputs_of(whole.graph, ((other,), {})), outputs_of(model, ((other,), {}))) < 1e-6
+        )
+    assert not whole.guard.refusal((torch.randn(3, 6, 8),), {})
