@@ -207,7 +207,7 @@ def prune(  # the parameters of `plan`
     commit(model, decided)
     choices = with_unit_of_class(chosen(method, options))
     if parameters is None and not choices.unit.of_transformer:
-        left = considered(model, [*weights_of(model), *decided.masks])
+        left = considered(model, [*([] if choices.unit.kind == "group" else weights_of(model)), *decided.masks])
         named = decided.details.get("on_request") or pruned_if_named(model, choices, left.dense)
         if said := left.sentence(named):
             warnings.warn(f"{said}.", stacklevel=2)

@@ -99,6 +99,7 @@ class Standardised(nn.Conv2d):
         return F.conv2d(x, F.batch_norm(rows, None, None, training=True).reshape_as(self.weight), self.bias)
 
 
+@pytest.mark.filterwarnings("ignore:.*stay dense")
 def test_inputs_of_a_weight_that_is_standardised_are_in_no_group() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(Standardised(3, 8, 1), nn.ReLU(), Standardised(8, 6, 1), nn.ReLU(), nn.Conv2d(6, 4, 1)).eval()

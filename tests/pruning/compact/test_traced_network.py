@@ -93,6 +93,7 @@ QUICK = {"batch == 1", "dtype", "contiguous"}
 @pytest.mark.parametrize("split", [True, pytest.param(False, marks=SLOW)])
 @sampled(quick=lambda name: name in QUICK)
 @pytest.mark.parametrize("name", CONDITIONS)
+@pytest.mark.filterwarnings("ignore:.*stay dense")
 def test_a_branch_that_the_example_did_not_take_is_refused_or_right(name: str, split: bool) -> None:
     example = IMAGES[1]
     model, smaller = pruned(CONDITIONS[name], example, split=split, own=len(name) % 2 == 0)
@@ -311,6 +312,7 @@ class Halves(nn.Module):
         (nn.RNN, {"nonlinearity": "relu"}),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*stay dense")
 def test_a_graph_of_a_recurrent_layer_takes_any_length(kind: Any, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model, x = Halves(kind, **options).eval(), torch.randn(1, 5, 6)

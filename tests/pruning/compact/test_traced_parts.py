@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -92,8 +93,11 @@ def detector() -> tuple[nn.Module, nn.Module, Any]:
     for norm in (each for each in model.modules() if isinstance(each, nn.BatchNorm2d)):
         nn.init.normal_(norm.bias)
     options: dict[str, Any] = {"unit": "group", "scope": "layer", "budget": "channels", "example": example}
-    with pytest.warns(UserWarning, match=r"modules backbone, head, stages.0, .*; last.weight outside of these"):
+    with pytest.warns(UserWarning) as warned:  # noqa: PT030
         plan = pruning.prune(model, "magnitude", sparsity=0.5, **options)
+    dense, limits = (str(each.message) for each in warned)
+    assert dense.startswith("39% of the network's matrix weights stay dense: backbone.coarse.0.weight")
+    assert re.search(r"modules backbone, head, stages.0, .*; last.weight outside of these", limits)
     assert plan.details["units"] == {"backbone.stem.0.weight": 8, "head.0.0.weight": 12, "stages.0.0.weight": 20}
     return model, pruning.shrink(model, example), example
 

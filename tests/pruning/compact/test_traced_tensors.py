@@ -241,6 +241,7 @@ class Counts(nn.Module):
         return self.down(self.up(x).relu()) * self.beside(x).detach().histc(3, 0, 1)  # type: ignore[no-any-return]
 
 
+@pytest.mark.filterwarnings("ignore:.*stay dense")
 def test_an_operation_that_refuses_nan_is_followed() -> None:
     torch.manual_seed(0)
     model, x = Counts().eval(), torch.randn(2, 4)
@@ -294,6 +295,7 @@ class Compressing(nn.Module):
         return found
 
 
+@pytest.mark.filterwarnings("ignore:.*stay dense")
 def test_channels_that_meet_a_tensor_without_entries_in_the_example_stay() -> None:
     torch.manual_seed(0)
     model, x = Compressing().eval(), torch.randn(2, 3, 5)

@@ -176,6 +176,7 @@ def test_scores_that_see_tokens_rank_hidden_units_and_others_are_refused_before_
         pruning.prune(network_of("olmoe"), "magnitude", unit="mlp", scope="global", sparsity=0.25)
 
 
+@pytest.mark.filterwarnings("ignore:.*stay dense")
 def test_traced_groups_keep_widths_that_grouped_products_take_so_that_the_class_stays() -> None:
     drawn = network_of("qwen3_moe", moe_intermediate_size=12, intermediate_size=12)
     model: Any = type(drawn)._from_config(drawn.config, experts_implementation="grouped_mm").eval()
