@@ -152,14 +152,15 @@ READ_SIZES = (
 class _NotingSizes(TorchFunctionMode):
     """Lets a forward see the sizes of tensors as numbers that note what they are compared with.
 
-    Sizes of inputs change with their axis, those of parameters and buffers never; sizes of other tensors, as of a
+    Sizes of inputs change with their axis, those of tensors that modules hold never; sizes of other tensors, as of a
     feature map, are taken to be those of an input that they equal, or else to change in proportion.
     """
 
     def __init__(self, model: nn.Module, noted: _Noted) -> None:
         super().__init__()
         self._noted = noted
-        self._fixed = {id(each) for each in (*model.parameters(), *model.buffers())}
+        held = (each for module in model.modules() for each in vars(module).values())
+        self._fixed = {id(each) for each in (*model.parameters(), *model.buffers(), *held)}
         self._inputs: dict[int, int] = {}
         self._known: dict[int, Values] = {}
 

@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,7 @@ class Shrunk:
     before: int
     after: int
     removed: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
-    left: Mapping[str, Tensor]
+    left: Mapping[str, Tensor] = field(repr=False)
     folded: Mapping[str, int]
     kept: Mapping[str, Mapping[str, int]]
     form: Form

@@ -68,12 +68,14 @@ def test_sizes_are_those_at_which_a_condition_changes_first(name: str) -> None:
     assert call.failure == ""
 
 
-def test_sizes_of_parameters_and_buffers_stay() -> None:
-    model = Asking(lambda x: x.shape[1] > model.table.shape[0] or x.shape[1] > model.counts.numel())
+def test_sizes_of_tensors_that_modules_hold_stay() -> None:
+    model: Any = Asking(lambda x: any(x.shape[1] > size for size in model.sizes()))
+    model.sizes = lambda: (model.table.shape[0], model.counts.numel(), model.plain.size(0))
+    model.plain = torch.zeros(40, 1)
     model.register_parameter("table", nn.Parameter(torch.zeros(64, 3)))
     model.register_buffer("counts", torch.zeros(30))
 
-    assert changes(noted_call(model, GIVEN)) == {(ROWS, 65), (ROWS, 31)}
+    assert changes(noted_call(model, GIVEN)) == {(ROWS, 65), (ROWS, 31), (ROWS, 41)}
 
 
 def test_dimensions_of_one_size_change_together_and_alone() -> None:
