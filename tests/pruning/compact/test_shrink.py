@@ -740,6 +740,7 @@ class Turning(nn.Module):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*stay dense")
 def test_a_graph_runs_where_smaller_sizes_lie_in_memory_in_another_order() -> None:
     torch.manual_seed(0)
     model, tokens = Turning().eval(), torch.randn(2, 6, 16)
