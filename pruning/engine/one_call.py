@@ -25,7 +25,7 @@ from pruning.holding.parameter import check_masks, plain_modules, plain_tensors
 from pruning.holding.reparam import held
 from pruning.layouts import has_plain_forward
 from pruning.masks.mask_set import MaskSet
-from pruning.measure.matrix_weights import considered
+from pruning.measure.matrix_weights import considered, shortened
 from pruning.measure.report import unreached
 from pruning.scores.readings.network import Masks, computed_weights, weights_of
 from pruning.scores.readings.scoring_data import Batches, Loss, Remember, ScoringInput, Size
@@ -201,6 +201,7 @@ def prune(  # the parameters of `plan`
     Raises:
         ValueError, TypeError: as in `plan`; nothing is changed.
     """
+    parameters = parameters if parameters is None or isinstance(parameters, str) else [*parameters]
     data: dict[str, Any] = {"batches": batches, "loss": loss, "size": size, "generator": generator}
     more: dict[str, Any] = {"parameters": parameters, "masks": masks, "example": example, "remember": remember}
     decided = plan(model, method, sparsity=sparsity, **data, **more, **options)
@@ -213,6 +214,9 @@ def prune(  # the parameters of `plan`
             warnings.warn(f"{said}.", stacklevel=2)
     if parameters is None and (made := computed_weights(model)):
         warnings.warn(COMPUTED_FROM_OTHERS.format(", ".join(made)), stacklevel=2)
+    by_name = weights_of(model, None, parameters) if parameters is not None and choices.unit.kind == "group" else {}
+    if whole := [name for name in by_name if name not in decided.masks]:
+        warnings.warn(IN_NO_GROUP.format(shortened(whole)), stacklevel=2)
     if limits := decided.details.get("limits"):
         warnings.warn(limits, stacklevel=2)
     if dead := decided.details["dead"]:
@@ -227,6 +231,10 @@ def prune(  # the parameters of `plan`
     return decided
 
 
+IN_NO_GROUP = (
+    "`parameters` names {}, which stay whole: no dependency group that can lose channels holds them, or not all "
+    "weights whose outputs go together are named; to prune their entries, leave out `unit`."
+)
 COMPUTED_FROM_OTHERS = (
     "{} stays dense, because it is computed from other parameters, as by weight_norm; call "
     "torch.nn.utils.parametrize.remove_parametrizations, remove_weight_norm or remove_spectral_norm first to prune it."

@@ -650,3 +650,13 @@ def test_groups_of_unknown_layers_alone_are_asked_for_by_name() -> None:
     plan = pruning.prune(model, "magnitude", sparsity=0.5, unit="group", example=x, parameters=["up.weight"])
 
     assert plan.details["kept"] == {"up.weight": 4}
+
+
+def test_named_weights_that_are_in_no_group_are_told() -> None:
+    model, x = Beside(), torch.randn(2, 4)
+
+    names = ["up.weight", "known.weight"]
+    with pytest.warns(UserWarning, match=r"`parameters` names known\.weight, which stay whole: no dependency group"):
+        plan = pruning.prune(model, "magnitude", sparsity=0.5, unit="group", example=x, parameters=iter(names))
+
+    assert plan.details["kept"] == {"up.weight": 4}
