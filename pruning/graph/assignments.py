@@ -166,8 +166,24 @@ def _pure_form(node: fx.Node) -> Any:
     return pure if name == "copy" or reduce(torch.promote_types, dtypes) == dtypes[0] else None
 
 
-def _bounds(cut: fx.Node) -> tuple[int, int, int | None] | None:
-    """Return the dimension of a slice, where it begins, and where it ends if before the end; None for other nodes."""
+class _Bounds(NamedTuple):
+    """Entries of a slice.
+
+    Args:
+        dim: dimension that it cuts.
+        first: where it begins.
+        last: where it ends; None at the end of the dimension.
+        step: every so-many-th entry is in it.
+    """
+
+    dim: int
+    first: int
+    last: int | None
+    step: int
+
+
+def _bounds(cut: fx.Node) -> _Bounds | None:
+    """Return which entries a slice has; None for other nodes."""
     if name_of(cut) not in ("slice", "select"):
         return None
     given = arguments(cut)
@@ -176,7 +192,7 @@ def _bounds(cut: fx.Node) -> tuple[int, int, int | None] | None:
     size, end = shape[dim], given.get("end")
     first = given["index"] if name_of(cut) == "select" else given["start"] or 0
     last = sys.maxsize if end is None else end
-    if not isinstance(first, int) or not isinstance(last, int) or given.get("step", 1) != 1:
+    if not isinstance(first, int) or not isinstance(last, int):
         return None
     if isinstance(size, int):
         first, last = (each + size * (each < 0) for each in (first, last))
@@ -185,15 +201,17 @@ def _bounds(cut: fx.Node) -> tuple[int, int, int | None] | None:
         return None
     if name_of(cut) == "select":
         last = first + 1
-    return dim, first, None if last == sys.maxsize or last == size else last
+    return _Bounds(dim, first, None if last == sys.maxsize or last == size else last, given.get("step", 1))
 
 
 def _assigned(whole: fx.Node, part: fx.Node, cut: fx.Node) -> fx.Node:
     """Return, after `part`, a node of a whole tensor in which `part` takes the place of a slice."""
     bounds = _bounds(cut)
     assert bounds is not None
-    dim, first, last = bounds
+    dim, first, last, step = bounds
     with part.graph.inserting_before(part.next):
+        if step != 1:
+            return _made(aten.slice_scatter.default, (whole, part, *bounds), cut)
         if name_of(cut) == "select":
             part = _made(aten.unsqueeze.default, (part, dim), cut)
         before = [_made(aten.slice.Tensor, (whole, dim, 0, first), cut)] if first else []

@@ -57,6 +57,11 @@ def _to_slices(y: Tensor, x: Tensor) -> Tensor:
     return y + early.sum() + rows.sum()
 
 
+def _to_every_second(y: Tensor, x: Tensor) -> Tensor:
+    y[:, ::2, 1::3], y[:, 1::2, :4:2] = x[:, :, 1::3], y[:, ::2, 4:6].clone()
+    return y
+
+
 def _to_a_part(y: Tensor, x: Tensor) -> Tensor:
     """Each result of an operation that has several is new."""
     best, _ = y.topk(2, dim=1)
@@ -101,6 +106,7 @@ def _nothing(y: Tensor, _x: Tensor) -> Tensor:
         (_through_a_view, 1),
         (_through_dropout, 0),
         (_to_slices, 0),
+        (_to_every_second, 0),
         (_to_a_part, 0),
         (_to_a_turned_slice, 1),
         (_to_a_slice_of_another_shape, 1),
@@ -157,7 +163,7 @@ def _cut(place: Tensor, draw: random.Random) -> Tensor:
         return place.select(dim, draw.randrange(-size, size))
     first = draw.randrange(size)
     last = -1 if first < size - 1 and draw.random() < 0.3 else draw.randint(first + 1, size)
-    return place[(slice(None),) * dim + (slice(first, last),)]
+    return place[(slice(None),) * dim + (slice(first, last, draw.choice([1, 1, 2, 3])),)]
 
 
 def _write(place: Tensor, draw: random.Random) -> None:
@@ -210,3 +216,13 @@ def test_a_graph_that_is_traced_again_refuses_the_sizes_that_this_fixes(monkeypa
             or output_difference(outputs_of(whole.graph, ((other,), {})), outputs_of(model, ((other,), {}))) < 1e-6
         )
     assert not whole.guard.refusal((torch.randn(3, 6, 8),), {})
+
+
+def test_a_table_that_is_written_in_every_second_column_is_traced_for_any_length() -> None:
+    model = Positions().eval()
+    whole = traced(model, torch.randn(2, 6, 8), sizes="any").whole
+
+    for other in (torch.randn(2, 4, 8), torch.randn(3, 9, 8)):
+        assert not whole.guard.refusal((other,), {})
+        found = outputs_of(whole.graph, ((other,), {}))
+        assert output_difference(found, outputs_of(model, ((other,), {}))) < 1e-6
