@@ -49,14 +49,20 @@ class Axis:
 
 
 def axes_of(given: Inputs, *, single: bool = False) -> list[Axis]:
-    """Return the axes of inputs: first dimensions of one size, others of one size, and each of these alone if asked."""
-    groups = defaultdict[tuple[bool, int], list[tuple[int, int]]](list)
+    """Return the axes of inputs: first dimensions of one size, others of one size, and each of these alone if asked.
+
+    Dimensions of a size that first and other dimensions have change together, too: the batch may come first in a
+    sequence and second in the states of recurrent layers.
+    """
+    groups = defaultdict[tuple[int, int], set[tuple[int, int]]](set)
     for number, leaf in enumerate(tree_leaves(given)):
         for dim, size in enumerate(leaf.shape if isinstance(leaf, Tensor) else ()):
-            groups[dim > 0, size].append((number, dim))
+            groups[dim > 0, size].add((number, dim))
+    both = {size for first, size in groups if first and (0, size) in groups}
+    groups |= {(2, size): groups[0, size] | groups[1, size] for size in both}
     places = [(size, frozenset(own)) for (_, size), own in sorted(groups.items()) if size]
-    alone = [(size, frozenset([each])) for size, own in places if len(own) > 1 for each in sorted(own)]
-    return [Axis(*each) for each in places + alone * single]
+    alone = {(size, frozenset([each])): None for size, own in places if len(own) > 1 for each in sorted(own)}
+    return [Axis(*each) for each in [*places, *[each for each in alone if each not in places] * single]]
 
 
 def other_inputs(given: Inputs) -> Iterator[Inputs]:

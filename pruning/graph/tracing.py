@@ -288,20 +288,21 @@ def _recurrent_shapes(
 
 
 def _of_two(model: nn.Module, given: Inputs) -> Iterator[Inputs]:
-    """Yield inputs with a batch of 1 repeated, if the network runs on them."""
-    tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
-    for dim in (0, 1):
-        if not all(leaf.ndim > dim and leaf.shape[dim] == 1 for leaf in tensors):
-            continue
-        doubled: Inputs = tree_map(partial(_twice, dim=dim), given)
-        with contextlib.suppress(Exception):  # a forward may raise anything
+    """Yield inputs with a batch of 1 repeated, if the network runs on them.
+
+    The batch is the first dimension of size 1 of each tensor, as of a sequence and of the states of two recurrent
+    layers, or the first one after dimension 0.
+    """
+    for start in (0, 1):
+        with contextlib.suppress(Exception):  # a tensor may have no such dimension, and a forward may raise anything
+            doubled: Inputs = tree_map(partial(_twice, start=start), given)
             outputs_of(to_run(model), doubled)
             yield doubled
             return
 
 
-def _twice(leaf: Any, dim: int) -> Any:
-    return torch.cat([leaf, leaf], dim) if isinstance(leaf, Tensor) else leaf
+def _twice(leaf: Any, start: int) -> Any:
+    return torch.cat([leaf, leaf], leaf.shape.index(1, start)) if isinstance(leaf, Tensor) else leaf
 
 
 class _Strides(TorchFunctionMode):

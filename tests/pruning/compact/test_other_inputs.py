@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import pruning
 from pruning.compact import other_inputs
+from pruning.graph.tracing import traced
 
 
 class Branching(nn.Module):
@@ -71,6 +72,38 @@ def test_batches_that_would_take_too_much_memory_are_not_tried_and_said(monkeypa
     assert shrunk.tried == (
         "not compared for batches of 501, at which the forward may branch, which would take too much memory",
     )
+
+
+class Stateful(Branching):
+    """Two recurrent layers whose states have the batch second."""
+
+    def __init__(self, skips: Callable[[Tensor], bool]) -> None:
+        super().__init__(skips)
+        self.steps = nn.GRU(12, 12, 2, batch_first=True)
+
+    def forward(self, x: Tensor, states: Tensor) -> Tensor:
+        return super().forward(self.steps(x, states)[0])
+
+
+def stateful(batch: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(batch, 5, 12), torch.randn(2, batch, 12)
+
+
+@pytest.mark.filterwarnings("ignore:.* stay dense")
+def test_a_batch_that_is_no_first_dimension_of_some_inputs_is_found() -> None:
+    model = Stateful(lambda x: x.shape[0] > 40).eval()
+    pruning.prune(model, "magnitude", sparsity=0.5, unit="group", scope="layer", budget="channels", example=stateful(3))
+
+    shrunk = pruning.shrink(model, stateful(3)).shrunk
+
+    assert shrunk.form == "graph"
+    assert "for inputs of (41, 5, 12) torch.float32, (2, 41, 12)" in shrunk.tried[0]
+
+
+def test_a_trace_of_one_sequence_and_its_states_holds_for_others() -> None:
+    whole = traced(Stateful(lambda _: False).eval(), stateful(1), sizes="any").whole
+
+    assert not whole.guard.refusal(stateful(3), {})
 
 
 class Flagged(Branching):
