@@ -7,7 +7,6 @@ import copy
 import inspect
 import io
 import logging
-import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,12 +19,12 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
-from torch.export.exported_program import default_decompositions
 from torch.fx.experimental import _config
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from pruning.graph.assignments import write_to_new_tensors, writes_to_views
+from pruning.graph.decompositions import decompositions
 from pruning.graph.input_guard import ANY_SIZE, InputGuard
 from pruning.graph.operations import in_module
 from pruning.graph.untraceable import advice, is_known
@@ -180,7 +179,7 @@ def _traced(plain: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], siz
     with quiet(), _any_size(), _any_length():
         program = exported(plain, args, kwargs, sizes=sizes)
         _check_no_vmap(program.graph, plain)
-        table = _decompositions()
+        table = decompositions()
         if any(node.target in table for node in program.graph.nodes):  # these may fix sizes
             program = program.run_decompositions(table)
         guard = InputGuard.of(program.graph, args, kwargs, order, strided=strided)
@@ -217,36 +216,6 @@ def _check_no_vmap(graph: fx.Graph, model: nn.Module) -> None:
                 f"{type(model).__name__} cannot be traced by torch.export: it calls torch.vmap in {place}; compute the "
                 "same by broadcasting."
             )
-
-
-def _decompositions() -> dict[Any, Any]:
-    """Return composite operation -> function of the operations that it stands for, each of which has a label rule."""
-    known = default_decompositions()
-    aten = torch.ops.aten
-    table = {each.default: known[each.default] for each in (aten.einsum, aten.stack, aten.glu, aten.baddbmm)}
-    assigned = {aten.slice_scatter.default: _written, aten.select_scatter.default: _written_at}
-    return {**table, **assigned, aten.tensor_split.sections: _equal_parts}
-
-
-def _equal_parts(whole: Tensor, parts: int, dim: int = 0) -> Any:
-    """Decompose a split into parts of equal size."""
-    return NotImplemented if whole.shape[dim] % parts else torch.split(whole, whole.shape[dim] // parts, dim)
-
-
-def _written_at(whole: Tensor, part: Tensor, dim: int, index: int) -> Any:
-    """Decompose an assignment to one index."""
-    place = index if index >= 0 else index + whole.shape[dim]
-    return _written(whole, part.unsqueeze(dim), dim, place, place + 1)
-
-
-def _written(whole: Tensor, part: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
-    """Decompose an assignment to a slice: the part, and what lies before and after it."""
-    first, last = start or 0, sys.maxsize if end is None else end
-    if step != 1 or first < 0 or last < 0:
-        return NotImplemented
-    before = [whole.narrow(dim, 0, first)] if first else []
-    after = [whole.narrow(dim, last, left)] if last < sys.maxsize and (left := whole.shape[dim] - last) > 0 else []
-    return torch.cat([*before, part, *after], dim)
 
 
 def _by_position(model: nn.Module) -> tuple[str, ...]:
