@@ -32,7 +32,7 @@ from pruning.dependencies.dependency_groups import (
 from pruning.dependencies.expert_groups import widths
 from pruning.dependencies.families.family_groups import family_groups
 from pruning.graph.label_flow import FIXED, Flow, covering
-from pruning.graph.label_rules import flow_of
+from pruning.graph.label_rules import flow_of, stack_of
 from pruning.graph.operations import (
     CONVOLUTIONS,
     GROUPED_PRODUCT,
@@ -311,15 +311,14 @@ def use_of(flow: Flow, node: fx.Node) -> Use | None:
     if name not in ("linear", "addmm", GROUPED_PRODUCT, *PRODUCTS, *CONVOLUTIONS):
         return None
     given = arguments(node)
-    by_inputs = name in (
-        "addmm",
-        GROUPED_PRODUCT,
-        *PRODUCTS,
-    )  # weight of shape (..., inputs, outputs)
-    source, weight = (
-        list(given.values())[int(name == "addmm") :][:2] if by_inputs else (given["input"], given["weight"])
-    )
+    by_inputs = name in ("addmm", GROUPED_PRODUCT, *PRODUCTS)  # weight of shape (..., inputs, outputs)
+    both = list(given.values())[int(name == "addmm") :][:2]
+    source, weight = both if by_inputs else (given["input"], given["weight"])
     shape, result = flow.value(weight).shape, flow.value(node)
+    if name in PRODUCTS and (stack := stack_of(flow, node)):
+        values, first = flow.value(stack), stack is source
+        outputs = values.numel() // max(1, values.shape[-1 if first else -2])
+        return Use(stack, result.numel() // max(1, outputs), values.ndim - 1 - first)
     if name in PRODUCTS and (weight.op != "get_attr" or len(shape) != 2):
         return None
     if name == GROUPED_PRODUCT:  # each row is multiplied with one matrix of the stack

@@ -114,16 +114,32 @@ def _dense(flow: Flow, node: fx.Node, source: fx.Node, weight: fx.Node, bias: An
 def _grouped_product(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
     """Product of the rows of one matrix, in groups, each with a matrix of a stack, like those of experts."""
     source, weight, *rest = given.values()
-    values, why = flow.value(weight), f"{described(node)} reads it"
-    if values.ndim != 3 or flow.value(source).ndim != 2 or any(flow.of(each) for each in rest):
+    if flow.value(weight).ndim != 3 or flow.value(source).ndim != 2 or any(flow.of(each) for each in rest):
         return pin_inputs(flow, node, given)
-    flow.pin([field for each in (source, weight) for field in flow.of(each) if 0 in covered(field)], why)
-    own, written = (_labels_of(flow, weight, dim, values.shape[dim], why) for dim in (1, 2))
-    read = _tied(flow, flow.one_dim(flow.of(source), 1, why), own, why)
-    live = (values.isnan() | (values != 0)).any(0).T
-    zero = torch.where(constant_along(flow.value(source), 1) == 0, 0.0, NAN).double()
-    flow.sites.append(Site(node, read, written, live, zero, why, None, weight))
-    return flow.labels.packed([along(written, 1, 2)], why)
+    flow.pin([field for field in flow.of(source) if 0 in covered(field)], f"{described(node)} reads it")
+    written = _of_stack(flow, node, Factor.of(flow, source), Factor.of(flow, weight), weight)
+    return flow.labels.packed([along(written, 1, 2)], f"{described(node)} reads it")
+
+
+def _of_stack(flow: Flow, node: fx.Node, source: Factor, stack: Factor, weight: fx.Node) -> Tensor:
+    """Label products with the matrices of a stack, (..., inputs, outputs), and return the labels of the outputs.
+
+    All matrices keep the same inputs and outputs, so that they remain a stack.
+    """
+    why, ndim, last = f"{described(node)} reads it", stack.value.ndim, source.value.ndim - 1
+    flow.pin([field for field in stack.fields if not covered(field) & {ndim - 2, ndim - 1}], why)
+    flow.pin([field for field in source.fields if not covered(field) & {last - 1, last}], why)
+    sizes = stack.value.shape[-2:]
+    known = (flow.one_dim(stack.fields, ndim - 2 + dim, why) for dim in (0, 1))
+    own, written = (
+        torch.full((size,), FIXED) if each is None else each for each, size in zip(known, sizes, strict=True)
+    )
+    read = _tied(flow, flow.one_dim(source.fields, last, why), own, why)
+    live = (stack.value.isnan() | (stack.value != 0)).flatten(0, -3).any(0).T
+    zero = torch.where(constant_along(source.value, last) == 0, 0.0, NAN).double()
+    named = weight if weight.op == "get_attr" else None
+    flow.sites.append(Site(node, read, written, live, zero, why, None, named))
+    return written
 
 
 def _convolution(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
@@ -559,9 +575,39 @@ def _product(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
     if min(map(len, sizes)) < 2:
         flow.pin([*one.fields, *other.fields], why)
         return []
+    if weight := stack_of(flow, node):
+        if weight is not node.args[0]:
+            return _stacked(flow, node, one, other, weight)
+        return [each.transpose(-1, -2) for each in _stacked(flow, node, other.turned(), one.turned(), weight)]
     if _is_weighted_from_the_right(one, other):
         return [each.transpose(-1, -2) for each in _contracted(flow, node, other.turned(), one.turned())]
     return _contracted(flow, node, one, other)
+
+
+def stack_of(flow: Flow, node: fx.Node) -> fx.Node | None:
+    """Return the factor of a product that is a stack of constant matrices, such as those of experts; None if none is.
+
+    Neither is one if the other factor has labels for each matrix, as of attention's heads.
+    """
+    first, second = list(arguments(node).values())[:2]
+    one, other = Factor.of(flow, first), Factor.of(flow, second)
+    if min(one.value.ndim, other.value.ndim) > 1:
+        pairs = {second: (one, other), first: (other.turned(), one.turned())}
+        return next((weight for weight, pair in pairs.items() if _reads_stack(*pair)), None)
+    return None
+
+
+def _reads_stack(source: Factor, stack: Factor) -> bool:
+    """Return whether a factor is multiplied by constant matrices, and its labels are the same for each of them."""
+    matrices, inner = max(stack.value.shape[:-2], default=1), {source.value.ndim - 2, source.value.ndim - 1}
+    apart = any(covered(field) & inner and covered(field) - inner for field in source.fields)
+    return matrices > 1 and bool(stack.fields) and not apart and not stack.value.isnan().any()
+
+
+def _stacked(flow: Flow, node: fx.Node, source: Factor, stack: Factor, weight: fx.Node) -> Fields:
+    ndim, why = max(source.value.ndim, stack.value.ndim), f"{described(node)} reads it"
+    left = [raised(each, ndim) for each in source.fields if covered(each) == {source.value.ndim - 2}]
+    return flow.labels.packed([*left, along(_of_stack(flow, node, source, stack, weight), ndim - 1, ndim)], why)
 
 
 def _is_weighted_from_the_right(values: Factor, weights: Factor) -> bool:

@@ -399,16 +399,41 @@ class Positions(nn.Module):
         return found
 
 
-def test_features_that_are_flattened_together_with_what_stays_are_kept_and_said() -> None:
+def test_features_that_are_flattened_for_all_tokens_go() -> None:
     torch.manual_seed(0)
     model = Positions().double().eval()
     zero(model.up.weight[0], model.up.bias[0], model.position[:, 0], model.hidden.weight[:2], model.hidden.bias[:2])
 
     smaller = pruning.shrink(model, torch.randn(2, 5, 4).double())
 
+    assert (shapes(smaller)["position"], shapes(smaller)["hidden.weight"]) == ((5, 5), (5, 25))
+    agree(smaller, model, torch.randn(3, 5, 4).double())
+
+
+class Pairs(nn.Module):
+    """Products of each feature with each of others, which one layer reads together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.side = nn.Linear(4, 6), nn.Linear(4, 5)
+        self.hidden, self.out = nn.Linear(30, 7), nn.Linear(7, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = self.up(x).unsqueeze(2) * self.side(x).unsqueeze(1)
+        found: Tensor = self.out(F.relu(self.hidden(pairs.flatten(1))))
+        return found
+
+
+def test_features_that_are_flattened_together_with_others_are_kept_and_said() -> None:
+    torch.manual_seed(0)
+    model = Pairs().double().eval()
+    zero(model.up.weight[0], model.up.bias[0], model.hidden.weight[:2], model.hidden.bias[:2])
+
+    smaller = pruning.shrink(model, torch.randn(2, 4).double())
+
     assert (shapes(smaller)["up.weight"], shapes(smaller)["hidden.weight"]) == ((6, 4), (5, 30))
     assert list(smaller.shrunk.kept["up.weight"]) == ["`flatten` does not keep it apart"]
-    agree(smaller, model, torch.randn(3, 5, 4).double())
+    agree(smaller, model, torch.randn(3, 4).double())
 
 
 class Reflected(nn.Module):
