@@ -146,9 +146,22 @@ class Constants(fx.Interpreter):
             return result
         if name in _TRUSTED and not by_integers:
             return _by_channel(result, self.values[node.all_input_nodes[0]], name) if name in SPATIAL else result
+        if name in ("index", "index_select") and _is_float(result):
+            return self._at_any_place(node)
         if not isinstance(result, list | tuple):
             return _unknown(result)
         return [_unknown(each) for each in result]
+
+    def _at_any_place(self, node: fx.Node) -> Any:
+        """Return what an operation takes at places that vary, such as the matrices of some experts."""
+        whole, *rest = fx.map_arg(arguments(node), self.values.__getitem__).values()
+        dims = (
+            [rest[0]] if name_of(node) == "index_select" else [n for n, each in enumerate(rest[0]) if each is not None]
+        )
+        for dim in dims:
+            same = (whole == whole.narrow(dim, 0, 1)).all(dim, keepdim=True)
+            whole = torch.where(same, whole, float("nan"))
+        return _wide(node.target(whole, *rest))  # type: ignore[operator]
 
 
 def constant_along(value: Tensor, dim: int) -> Tensor:

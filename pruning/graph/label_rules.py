@@ -627,19 +627,18 @@ def _contracted(flow: Flow, node: fx.Node, one: Factor, other: Factor) -> Fields
     right = [field for field in other.fields if dims[1] not in covered(field)]
     if labels is None and max(sizes[1][:-2], default=1) == 1:  # one matrix for all
         return flow.labels.packed([raised(field, ndim) for field in (*left, *right)], why)
-    tokens = [field for field in left if len(sizes[0]) - 2 in covered(field)]
-    flow.pin(tokens, why)
+    rows = [field for field in left if covered(field) == {len(sizes[0]) - 2}]
+    flow.pin([field for field in left if len(sizes[0]) - 2 in covered(field) and len(covered(field)) > 1], why)
     batch = [field for field in left if covered(field) and len(sizes[0]) - 2 not in covered(field)]
     if labels is not None:
-        flow.pin([*batch, *right], why)
+        flow.pin([*batch, *rows, *right], why)
         return flow.labels.packed([raised(labels[..., None, None], ndim)], why)
     heads = batch[0].squeeze(-1).squeeze(-1) if batch else None
     flow.pin(batch[1:], why)
     if not right:
         flow.pin(batch, why)
-        return []
-    weighing = weighted_sum(flow, node, heads, other)
-    return flow.labels.packed([raised(field, ndim) for field in weighing], why)
+    weighing = weighted_sum(flow, node, heads, other) if right else []
+    return flow.labels.packed([raised(field, ndim) for field in (*rows, *weighing)], why)
 
 
 def _attention(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:

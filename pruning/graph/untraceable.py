@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,7 @@ from pruning.holding.copies import to_run
 from pruning.holding.parameter import hooked
 from pruning.measure.macs import Inputs
 
-ADVICE = "check that `example` is a valid input, and remove control flow that depends on data from the forward"
+ADVICE = "remove control flow that depends on data from the forward"
 
 
 def is_known(leaf: Any) -> bool:
@@ -36,10 +35,12 @@ def advice(model: nn.Module, given: Inputs) -> str:
         if any(isinstance(each, PackedSequence) for each in args):
             packed.append(path)
 
-    output: Any = None
     hooks = (module.register_forward_pre_hook(partial(note, path)) for path, module in model.named_modules())
-    with hooked(hooks), suppress(Exception), torch.no_grad():  # a forward may raise anything
-        output = to_run(model)(*given[0], **given[1])
+    try:
+        with hooked(hooks), torch.no_grad():
+            output = to_run(model)(*given[0], **given[1])
+    except Exception:  # a forward may raise anything
+        return "a plain call with `example` fails, too: pass an input that the network takes"
     inputs, outputs = tree_leaves(given), tree_leaves(output)
     if any(isinstance(leaf, Tensor) for leaf in outputs):  # then others may be caches, which are left out
         outputs = []

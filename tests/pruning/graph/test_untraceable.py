@@ -1,4 +1,4 @@
-"""Advice for networks that torch.export cannot trace, because of a class or of packed sequences."""
+"""Advice for networks that torch.export cannot trace, because of a class, of packed sequences, or of the example."""
 
 from __future__ import annotations
 
@@ -70,6 +70,11 @@ KNOWN = r"tuple, dict or NamedTuple, or, for a dataclass, call torch\.export\.re
         (Net(same, Answer), X, rf"; its output is of the class Answer, which .* return a tensor, {KNOWN}"),
         (Net(same, lambda y: [Answer(y)]), X, rf"; its output is of the class Answer, .* {KNOWN}"),
         (Net(lambda x: x.logits, same), (Answer(X),), rf"; an input is of the class Answer, .* pass a tensor, {KNOWN}"),
+        (
+            Net(same, same),
+            torch.randn(2, 7),
+            "; a plain call with `example` fails, too: pass an input that the network",
+        ),
         (Packed(), (torch.randn(2, 4, 6), torch.tensor([4, 3])), r"; `layer` takes a packed sequence, .* padded"),
     ],
 )
