@@ -50,7 +50,7 @@ def _in_one_sum(own: Experts, x: Tensor, shares: Tensor) -> Tensor:
 
 
 def _of_slots(own: Experts, x: Tensor, shares: Tensor) -> Tensor:
-    """As in Soft MoE: each expert reads mixtures of the tokens."""
+    """Let each expert read mixtures of the tokens, as Soft MoE does."""
     slots = torch.einsum("te,td->etd", shares, x)
     hidden = F.gelu(torch.einsum("etd,edh->eth", slots, own.up) + own.bias[:, None])
     return torch.einsum("te,etd->td", shares, torch.einsum("eth,ehd->etd", hidden, own.down))
