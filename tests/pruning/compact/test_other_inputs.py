@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from sampling import sampled
 from torch import Tensor, nn
 
 import pruning
@@ -52,6 +53,7 @@ def masked(skips: Callable[[Tensor], bool], x: Tensor) -> nn.Module:
     return model
 
 
+@sampled(3)
 @pytest.mark.parametrize("name", BRANCHES)
 def test_a_class_that_differs_on_the_other_side_of_a_branch_becomes_a_graph(name: str) -> None:
     x = torch.randn(2, 5, 12)

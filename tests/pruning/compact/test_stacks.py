@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from sampling import sampled
 from torch import Tensor, nn
 
 import pruning
@@ -97,6 +98,7 @@ FORMS = [
 
 
 @pytest.mark.filterwarnings("ignore:.* stay dense")
+@sampled(4)
 @pytest.mark.parametrize(("run", "layout"), FORMS)
 def test_hidden_units_go_from_all_experts(run: Callable[..., Tensor], layout: str) -> None:
     torch.manual_seed(0)
@@ -113,6 +115,7 @@ def test_hidden_units_go_from_all_experts(run: Callable[..., Tensor], layout: st
     torch.testing.assert_close(smaller(others), model(others), rtol=1e-4, atol=1e-5)
 
 
+@sampled(4)
 @pytest.mark.parametrize(("run", "layout"), FORMS[:-1])
 def test_groups_count_the_products_of_stacks(run: Callable[..., Tensor], layout: str) -> None:
     model = Experts(run, outputs_first=layout == "outputs first", halves=layout == "halves").eval()
@@ -172,6 +175,7 @@ EQUATIONS += [
 ]
 
 
+@sampled(4)
 @pytest.mark.parametrize("equation", EQUATIONS)
 def test_a_trace_computes_what_einsum_does(equation: str) -> None:
     sizes = dict(zip("abdeghnst", (2, 3, 4, 2, 3, 5, 2, 6, 7), strict=True))
