@@ -155,12 +155,11 @@ class Constants(fx.Interpreter):
     def _at_any_place(self, node: fx.Node) -> Any:
         """Return what an operation takes at places that vary, such as the matrices of some experts."""
         whole, *rest = fx.map_arg(arguments(node), self.values.__getitem__).values()
-        dims = (
-            [rest[0]] if name_of(node) == "index_select" else [n for n, each in enumerate(rest[0]) if each is not None]
-        )
-        for dim in dims:
-            same = (whole == whole.narrow(dim, 0, 1)).all(dim, keepdim=True)
-            whole = torch.where(same, whole, float("nan"))
+        places = dict(enumerate(rest[0])) if name_of(node) == "index" else {rest[0]: rest[1]}
+        for dim, place in places.items():
+            if place is not None:
+                same = (whole == whole.narrow(dim, 0, 1)).all(dim, keepdim=True) & (place.dtype is not torch.bool)
+                whole = torch.where(same, whole, float("nan"))  # a mask may stand for several dimensions
         return _wide(node.target(whole, *rest))  # type: ignore[operator]
 
 
