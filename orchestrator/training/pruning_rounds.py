@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -189,7 +189,7 @@ def prune_round(
     control is shuffle, the masks are shuffled. In the sequential order, `blocks` notes each pruned block. The model is
     left plain, with zeros where the masks are 0.
     """
-    chosen = chosen_weights(model, asked, read.data)
+    chosen = chosen_weights(model, asked, read.data).weights
     if asked.choices.schedule.order == "sequential":
         return prune_layers(model, chosen, asked, parent, read, blocks or Blocks())
     masks, scoring = rank(model, chosen, asked, parent, read)
@@ -197,27 +197,25 @@ def prune_round(
     return masks, scoring
 
 
-def chosen_weights(model: nn.Module, asked: Round, known: Data) -> list[Prunable]:
+@dataclass(frozen=True)
+class Chosen:
+    """Weights that a round prunes, and the sentences that name those whose channels may be outputs of the network."""
+
+    weights: list[Prunable]
+    doubt: tuple[str, ...]
+
+
+def chosen_weights(model: nn.Module, asked: Round, known: Data) -> Chosen:
     """Return the parameters that a round prunes: what `prune` selects, without what the method spares unless named."""
     chosen, named = prunable(model, asked.fields.prune), asked.fields.prune.include
-    spared, _ = _spared(model, asked, known)
+    example = example_of(model, known) if asked.choices.unit.kind == "channel" else None
+    spared, doubt = spared_weights(model, asked.choices, example)
     try:
         left = without_spared([each.name for each in chosen], spared - {*named}, asked.choices)
     except ValueError as error:
         raise engine_refusal(asked, error) from error
-    return [each for each in chosen if each.name in left]
-
-
-def in_doubt(model: nn.Module, asked: Round, known: Data) -> Iterator[str]:
-    """Yield the sentence that names weights whose channels may be outputs of the network, if there are any."""
-    _, doubt = _spared(model, asked, known)
-    if doubt and asked.fields.prune.include == PruneFields.include:
-        yield doubt
-
-
-def _spared(model: nn.Module, asked: Round, known: Data) -> tuple[set[str], str]:
-    example = example_of(model, known) if asked.choices.unit.kind == "channel" else None
-    return spared_weights(model, asked.choices, example)
+    told = (doubt,) if doubt and named == PruneFields.include else ()
+    return Chosen([each for each in chosen if each.name in left], told)
 
 
 def masked(model: nn.Module, masks: MaskSet) -> None:

@@ -222,11 +222,11 @@ def checked(
         found, at_target = found or sparse.scoring, fit.masks is not None
         history = {"mask_updates": sparse.updates}
     masks, weights = stage.network.masks, plain_state(stage.model)
-    details = pruning_rounds.details(chosen, asked, earlier, masks, weights, found, at_target=at_target)
-    dense = considered(stage.model, [each.name for each in chosen])
+    details = pruning_rounds.details(chosen.weights, asked, earlier, masks, weights, found, at_target=at_target)
+    dense = considered(stage.model, [each.name for each in chosen.weights])
     details |= history | {"matrix_weights": dense.plain()}
     told = (
-        *pruning_rounds.in_doubt(stage.model, asked, stage.data),
+        *chosen.doubt,
         *untold(stage.model, dense, stage.spec.typed.prune, stage.asked.choices),
         *([found["limits"]] if "limits" in found else []),
     )
@@ -281,7 +281,7 @@ def before_training(stage: StageInputs, measured: Measured) -> dict[str, float]:
 
 def begin_unpruned(stage: StageInputs) -> MaskSet:
     """Return the masks with which a training begins that prunes by itself: those so far, and ones elsewhere."""
-    chosen = pruning_rounds.chosen_weights(stage.model, stage.asked, stage.data)
+    chosen = pruning_rounds.chosen_weights(stage.model, stage.asked, stage.data).weights
     return first_masks({each.name: each.module.get_parameter(each.parameter) for each in chosen}, stage.network.masks)
 
 

@@ -165,7 +165,7 @@ class _Rehearsal:
         unmatched = tuple(model_building.unmatched(self.stage.model, prune))
         if not isinstance(amount, int):
             return unmatched
-        chosen = pruning_rounds.chosen_weights(self.stage.model, self.stage.asked, self.stage.data)
+        chosen = pruning_rounds.chosen_weights(self.stage.model, self.stage.asked, self.stage.data).weights
         sizes = pruning_rounds.sizes(chosen, self.stage.asked)
         short = {name: size for name, size in sizes.items() if size < amount * spec.round}
         if short:
@@ -182,10 +182,10 @@ class _Rehearsal:
         if not KINDS[stage.spec.kind].prunes:
             return ()
         chosen = pruning_rounds.chosen_weights(stage.model, stage.asked, stage.data)
-        dense = considered(stage.model, [each.name for each in chosen])
+        dense = considered(stage.model, [each.name for each in chosen.weights])
         return (
             *self._experts_left(),
-            *pruning_rounds.in_doubt(stage.model, stage.asked, stage.data),
+            *chosen.doubt,
             *model_building.untold(stage.model, dense, stage.spec.typed.prune, stage.asked.choices),
         )
 

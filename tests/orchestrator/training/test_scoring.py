@@ -23,7 +23,7 @@ from orchestrator.core.seeding import derive
 from orchestrator.core.specs import Job, PruneFields, ScoreFields, StageFields
 from orchestrator.sweep.conductor import run
 from orchestrator.training import pruning_rounds
-from orchestrator.training.pruning_rounds import in_doubt, prune_round
+from orchestrator.training.pruning_rounds import chosen_weights, prune_round
 from orchestrator.training.scoring.examples import ScoringData
 from orchestrator.training.scoring.ranking import Read, Round
 from orchestrator.workloads.model_building import prunable
@@ -375,9 +375,9 @@ class Spare(nn.Module):
 @pytest.mark.parametrize(("unit", "told"), [("channel", 1), ("entry", 0)])
 def test_layers_whose_channels_may_be_outputs_are_told(unit: str, told: int) -> None:
     own = Round.of(fields(unit={"kind": unit}, scope={"kind": "layer"}, score={"kind": "magnitude"}))
-    sentences = [*in_doubt(Spare(), own, problem())]
+    sentences = chosen_weights(Spare(), own, problem()).doubt
 
     assert len(sentences) == told
     assert all("does not run other.weight: outputs are pruned there" in each for each in sentences)
-    named = replace(own, fields=replace(own.fields, prune=replace(own.fields.prune, include=("other",))))
-    assert not [*in_doubt(Spare(), named, problem())]
+    named = replace(own, fields=replace(own.fields, prune=replace(own.fields.prune, include=("other.weight",))))
+    assert not chosen_weights(Spare(), named, problem()).doubt
