@@ -201,7 +201,9 @@ def _bounds(cut: fx.Node) -> _Bounds | None:
         return None
     if name_of(cut) == "select":
         last = first + 1
-    return _Bounds(dim, first, None if last == sys.maxsize or last == size else last, given.get("step", 1))
+    last = max(first, last)
+    ends = last == sys.maxsize or (isinstance(size, int) and last == size)  # another size may be equal by chance
+    return _Bounds(dim, first, None if ends else last, given.get("step", 1))
 
 
 def _assigned(whole: fx.Node, part: fx.Node, cut: fx.Node) -> fx.Node:

@@ -188,6 +188,7 @@ def _traced(plain: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], siz
             if writes_to_views(program.graph):
                 read = _sizes_read(program.graph)
                 program = program.run_decompositions(table)
+                guard = InputGuard.of(program.graph, args, kwargs, order, strided=strided).within(guard)
                 guard = guard.fixed(read - _sizes_read(program.graph), tree_leaves((args, kwargs)))
         if isinstance(earlier := getattr(plain, "guard", None), InputGuard):
             guard = guard.within(earlier)

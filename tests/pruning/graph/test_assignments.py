@@ -62,6 +62,11 @@ def _to_every_second(y: Tensor, x: Tensor) -> Tensor:
     return y
 
 
+def _to_no_entries(y: Tensor, x: Tensor) -> Tensor:
+    y[:, 3:2] *= x[:, :0]
+    return y
+
+
 def _to_a_part(y: Tensor, x: Tensor) -> Tensor:
     """Each result of an operation that has several is new."""
     best, _ = y.topk(2, dim=1)
@@ -107,6 +112,7 @@ def _nothing(y: Tensor, _x: Tensor) -> Tensor:
         (_through_dropout, 0),
         (_to_slices, 0),
         (_to_every_second, 0),
+        (_to_no_entries, 0),
         (_to_a_part, 0),
         (_to_a_turned_slice, 1),
         (_to_a_slice_of_another_shape, 1),
@@ -226,3 +232,36 @@ def test_a_table_that_is_written_in_every_second_column_is_traced_for_any_length
         assert not whole.guard.refusal((other,), {})
         found = outputs_of(whole.graph, ((other,), {}))
         assert output_difference(found, outputs_of(model, ((other,), {}))) < 1e-6
+
+
+class Scaled(nn.Module):
+    """Writes to features of the first six steps, which are all of an example of six."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        y[:, 2:6] *= 3.0
+        y[:, :6] += 1.0
+        found: Tensor = self.last(y)
+        return found
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_slice_that_ends_where_the_example_does_ends_there_for_longer_inputs(
+    again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if again:
+        monkeypatch.setattr("pruning.graph.tracing.write_to_new_tensors", lambda _: None)
+    model, lengths = Scaled().eval(), (3, 6, 7, 12)
+    whole = traced(model, torch.randn(2, 6, 5), sizes="any").whole
+
+    given = [torch.randn(3, length, 5) for length in lengths]
+    taken = [each for each in given if not whole.guard.refusal((each,), {})]
+
+    assert len(taken) == (1 if again else len(lengths))
+    for each in taken:
+        found = outputs_of(whole.graph, ((each,), {}))
+        assert output_difference(found, outputs_of(model, ((each,), {}))) < 1e-6
