@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -332,7 +333,15 @@ def _by_index(flow: Flow, node: fx.Node, given: dict[str, Any]) -> set[int]:
     """Return the dimensions that an operation indexes by fixed numbers, which `rewriting` does not change."""
     name, ndim = name_of(node), flow.value(node.args[0]).ndim  # type: ignore[arg-type]
     if name == "index":
-        return {dim for dim, each in enumerate(given["indices"]) if each is not None}
+        places = (flow.constants.values[each] if each is not None else None for each in given["indices"])
+        widths = [each.ndim if each is not None and each.dtype is torch.bool else 1 for each in places]
+        firsts = accumulate(widths, initial=0)
+        return {
+            dim
+            for each, first, width in zip(given["indices"], firsts, widths, strict=False)
+            for dim in range(first, first + width)
+            if each is not None
+        }
     if name == "slice" and given["step"] != 1:
         return set() if _in_whole_steps(flow, node, given) else {int(given["dim"]) % ndim}
     if name == "roll":
@@ -637,7 +646,7 @@ def _contracted(flow: Flow, node: fx.Node, one: Factor, other: Factor) -> Fields
     flow.pin(batch[1:], why)
     if not right:
         flow.pin(batch, why)
-    weighing = weighted_sum(flow, node, heads, other) if right else []
+    weighing = weighted_sum(flow, node, heads, Factor(right, other.value)) if right else []
     return flow.labels.packed([raised(field, ndim) for field in (*rows, *weighing)], why)
 
 
@@ -740,7 +749,15 @@ def _state(flow: Flow, state: fx.Node, field: Tensor, why: str) -> Fields:
     return flow.labels.packed([field], ONLY_ONE)
 
 
+def _sized(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
+    """Size of a tensor that depends on values, such as the number of entries that a mask selects."""
+    dim = int(given["dim"]) % flow.value(given["self"]).ndim
+    flow.pin([each for each in flow.of(given["self"]) if dim in covered(each)], f"{described(node)} reads its size")
+    return []
+
+
 RULES: Mapping[str, Rule] = {
+    "sym_size": _sized,
     "linear": _linear,
     "addmm": _addmm,
     GROUPED_PRODUCT: _grouped_product,

@@ -84,6 +84,13 @@ def _of_best(own: Experts, x: Tensor, shares: Tensor) -> Tensor:
     return torch.einsum("ted,te->td", torch.einsum("tedh,teh->ted", own.down[best], hidden), shares)
 
 
+def _of_one(own: Experts, x: Tensor, shares: Tensor) -> Tensor:
+    """Each token takes the matrices of its best expert, as the second factor."""
+    best = shares.argmax(1)
+    hidden = F.relu(torch.bmm(x.unsqueeze(1), own.up[best]) + own.bias[best].unsqueeze(1))
+    return torch.bmm(hidden, own.down[best]).squeeze(1)
+
+
 FORMS = [
     (_of_einsums, ""),
     (_of_linear_weights, "outputs first"),
@@ -94,6 +101,7 @@ FORMS = [
     (_weights_first, "outputs first"),
     (_gated, "halves"),
     (_of_best, "outputs first"),
+    (_of_one, ""),
 ]
 
 
@@ -116,7 +124,7 @@ def test_hidden_units_go_from_all_experts(run: Callable[..., Tensor], layout: st
 
 
 @sampled(4)
-@pytest.mark.parametrize(("run", "layout"), FORMS[:-1])
+@pytest.mark.parametrize(("run", "layout"), FORMS[:-2])
 def test_groups_count_the_products_of_stacks(run: Callable[..., Tensor], layout: str) -> None:
     model = Experts(run, outputs_first=layout == "outputs first", halves=layout == "halves").eval()
 
@@ -153,6 +161,29 @@ def test_layers_that_a_forward_stacks_lose_the_same_units() -> None:
 
     assert {tuple(each.weight.shape) for each in smaller.ups} == {(HIDDEN // 2, WIDTH // 2)}
     torch.testing.assert_close(smaller(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+class Selected(nn.Module):
+    """Adds the rows of a stack that a mask of two dimensions selects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 10), nn.Linear(10, 4)
+        self.rows = nn.Parameter(torch.randn(3, 4, 10))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        found: Tensor = self.last((self.first(x) + self.rows[mask].sum(0)).relu())
+        return found
+
+
+def test_a_mask_of_two_dimensions_leaves_the_others() -> None:
+    model, given = Selected().eval(), (torch.randn(5, 8), torch.eye(3, 4) > 0)
+
+    pruning.prune(model, "magnitude", sparsity=0.5, unit="group", scope="layer", budget="channels", example=given)
+    smaller = pruning.shrink(model, given)
+
+    assert smaller.rows.shape == (3, 4, 5)
+    torch.testing.assert_close(smaller(*given), model(*given))
 
 
 EQUATIONS = [
