@@ -195,8 +195,7 @@ def _bounds(cut: fx.Node) -> _Bounds | None:
     if not isinstance(first, int) or not isinstance(last, int):
         return None
     if isinstance(size, int):
-        first, last = (each + size * (each < 0) for each in (first, last))
-        last = sys.maxsize if last >= size else last
+        first, last = (max(0, min(each + size * (each < 0), size)) for each in (first, last))
     if first < 0 or last < 0:
         return None
     if name_of(cut) == "select":

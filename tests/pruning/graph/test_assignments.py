@@ -64,6 +64,8 @@ def _to_every_second(y: Tensor, x: Tensor) -> Tensor:
 
 def _to_no_entries(y: Tensor, x: Tensor) -> Tensor:
     y[:, 3:2] *= x[:, :0]
+    y[:, :, -4:][:, :, 5:6][:, :, -3::4].tanh_()
+    y[:, 0][:, 9:-1] *= 2.0
     return y
 
 
