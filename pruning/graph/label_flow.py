@@ -306,19 +306,18 @@ class Flow:
         ndim = max(len(shape), len(other_shape))
         one, other = ([raised(field, ndim) for field in each] for each in (fields, others))
         sizes, other_sizes = ([1] * (ndim - len(s)) + list(s) for s in (shape, other_shape))
-        stay = list[Tensor]()
         for each, others_, size in ((one, other, other_sizes), (other, one, sizes)):
             taken = set[int]().union(*[covered(field) for field in others_])
-            whole = ({dim for dim in covered(field) - taken if size[dim] > 1} for field in each)
-            stay += [field for field, dims in zip(each, whole, strict=True) if dims and not covered(field) & taken]
-        self.pin(stay, why)
+            for field in each:
+                whole = {dim for dim in covered(field) - taken if size[dim] > 1}
+                if whole and not covered(field) & taken:
+                    self.pin([field], why)
         for field in one:
             for partner in other:
                 if covered(field) & covered(partner):
                     self.labels.tie(field, partner, why)
         taken = set[int]().union(*[covered(field) for field in one])
-        left = [*one, *(field for field in other if not covered(field) & taken)]
-        return self.labels.packed([field for field in left if not any(field is each for each in stay)], why)
+        return self.labels.packed([*one, *(field for field in other if not covered(field) & taken)], why)
 
     def one_dim(self, fields: Fields, dim: int, because: str) -> Tensor | None:
         """Return the labels along a dimension, shape (n,); None if no field covers the dimension.

@@ -399,41 +399,16 @@ class Positions(nn.Module):
         return found
 
 
-def test_features_that_are_flattened_for_all_tokens_go() -> None:
+def test_features_that_are_flattened_together_with_what_stays_are_kept_and_said() -> None:
     torch.manual_seed(0)
     model = Positions().double().eval()
     zero(model.up.weight[0], model.up.bias[0], model.position[:, 0], model.hidden.weight[:2], model.hidden.bias[:2])
 
     smaller = pruning.shrink(model, torch.randn(2, 5, 4).double())
 
-    assert (shapes(smaller)["position"], shapes(smaller)["hidden.weight"]) == ((5, 5), (5, 25))
-    agree(smaller, model, torch.randn(3, 5, 4).double())
-
-
-class Pairs(nn.Module):
-    """Products of each feature with each of others, which one layer reads together."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.side = nn.Linear(4, 6), nn.Linear(4, 5)
-        self.hidden, self.out = nn.Linear(30, 7), nn.Linear(7, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        pairs = self.up(x).unsqueeze(2) * self.side(x).unsqueeze(1)
-        found: Tensor = self.out(F.relu(self.hidden(pairs.flatten(1))))
-        return found
-
-
-def test_features_that_are_flattened_together_with_others_are_kept_and_said() -> None:
-    torch.manual_seed(0)
-    model = Pairs().double().eval()
-    zero(model.up.weight[0], model.up.bias[0], model.hidden.weight[:2], model.hidden.bias[:2])
-
-    smaller = pruning.shrink(model, torch.randn(2, 4).double())
-
     assert (shapes(smaller)["up.weight"], shapes(smaller)["hidden.weight"]) == ((6, 4), (5, 30))
     assert list(smaller.shrunk.kept["up.weight"]) == ["`flatten` does not keep it apart"]
-    agree(smaller, model, torch.randn(3, 4).double())
+    agree(smaller, model, torch.randn(3, 5, 4).double())
 
 
 class Reflected(nn.Module):
@@ -802,3 +777,31 @@ def test_a_class_that_fails_where_it_keeps_a_cache_becomes_a_graph() -> None:
     assert (smaller.shrunk.form, smaller.shrunk.removed["first.bias"]) == ("graph", ((8,), (5,)))
     assert "where the network returns a cache" in smaller.shrunk.tried[0]
     agree(smaller, model, x)
+
+
+class Merged(nn.Module):
+    """Attention that merges the batch with its four heads, and leaves the number of keys to `view`, as in Bloom."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.packed, self.out = nn.Linear(6, 3 * 20), nn.Linear(20, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        packed = self.packed(x).view(batch, length, 4, 3, 5).transpose(1, 2)
+        queries, keys, values = (packed[:, :, :, n].reshape(batch * 4, length, 5) for n in range(3))
+        weights = torch.bmm(queries, keys.mT).view(batch, 4, length, -1).softmax(-1)
+        read = torch.bmm(weights.view(batch * 4, length, -1), values).view(batch, 4, length, 5)
+        found: Tensor = self.out(read.transpose(1, 2).reshape(batch, length, 20))
+        return found
+
+
+def test_heads_that_are_merged_with_the_batch_go() -> None:
+    torch.manual_seed(0)
+    model = Merged().double().eval()
+    zero(model.packed.weight[15:30], model.packed.bias[15:30], model.out.weight[:, 5:10])
+
+    smaller = pruning.shrink(model, torch.randn(2, 7, 6).double())
+
+    assert (shapes(smaller)["packed.weight"], shapes(smaller)["out.weight"]) == ((45, 6), (2, 15))
+    agree(smaller, model, torch.randn(3, 7, 6).double())
