@@ -40,6 +40,7 @@ from pruning.graph.operations import (
     RECURRENCES,
     Recurrence,
     arguments,
+    described,
     in_module,
     name_of,
 )
@@ -127,7 +128,8 @@ def _needs(flow: Flow) -> str:
         if site.weight is not None:
             roots = flow.labels.roots(site.outputs)
             pins = (why for labels, why in flow.labels.pins if torch.isin(flow.labels.roots(labels), roots).any())
-            found.setdefault(next(pins, "it goes with what stays"), str(site.weight.target))
+            named = str(site.weight.target) if site.weight.op == "get_attr" else described(site.node)
+            found.setdefault(next(pins, "it goes with what stays"), named)
     return f" ({'; '.join(f'{weight}: {why}' for why, weight in [*found.items()][:3])})" if found else ""
 
 

@@ -25,6 +25,17 @@ def writes_to_views(graph: fx.Graph) -> bool:
     return any(is_in_place(node) and not _writes_alone(node.args[0]) for node in graph.nodes)
 
 
+def ends_by_chance(graph: fx.Graph) -> bool:
+    """Return whether a slice ends at a number that equals a size of the example by chance, and may lose its end."""
+    for node in graph.nodes:
+        if name_of(node) == "slice":
+            given = arguments(node)
+            size = given["self"].meta["val"].shape[given["dim"]]
+            if isinstance(size, torch.SymInt) and isinstance(given["end"], int) and given["end"] == size.node.hint:
+                return True
+    return False
+
+
 def write_to_new_tensors(graph: fx.Graph) -> None:
     """Let operations return new tensors where all places that share the memory they write to are known."""
     _drop_dropouts(graph)

@@ -37,12 +37,13 @@ def _written_at(whole: Tensor, part: Tensor, dim: int, index: int) -> Any:
 def _written(whole: Tensor, part: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
     """Decompose an assignment to a slice: the part, and what lies before and after it."""
     first, last = start or 0, sys.maxsize if end is None else end
-    if isinstance(size := whole.shape[dim], int):
-        first, last = min(first, size), min(last, size)
+    if not isinstance(size := whole.shape[dim], int):  # a comparison with it would only hold for the example
+        return NotImplemented
+    first, last = min(first, size), min(last, size)
     if step != 1 or first < 0 or last < first:
         return NotImplemented
     before = [whole.narrow(dim, 0, first)] if first else []
-    after = [whole.narrow(dim, last, left)] if last < sys.maxsize and (left := whole.shape[dim] - last) > 0 else []
+    after = [whole.narrow(dim, last, size - last)] if last < size else []
     return torch.cat([*before, part, *after], dim)
 
 

@@ -23,7 +23,7 @@ from torch.fx.experimental import _config
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from pruning.graph.assignments import write_to_new_tensors, writes_to_views
+from pruning.graph.assignments import ends_by_chance, write_to_new_tensors, writes_to_views
 from pruning.graph.decompositions import decompositions
 from pruning.graph.input_guard import ANY_SIZE, InputGuard
 from pruning.graph.operations import in_module
@@ -186,9 +186,10 @@ def _traced(plain: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], siz
         if writes_to_views(program.graph):
             write_to_new_tensors(program.graph)
             if writes_to_views(program.graph):
+                if ends_by_chance(program.graph):
+                    raise ValueError("a slice ends where the example does, so that other sizes cannot be followed")
                 read = _sizes_read(program.graph)
                 program = program.run_decompositions(table)
-                guard = InputGuard.of(program.graph, args, kwargs, order, strided=strided).within(guard)
                 guard = guard.fixed(read - _sizes_read(program.graph), tree_leaves((args, kwargs)))
         if isinstance(earlier := getattr(plain, "guard", None), InputGuard):
             guard = guard.within(earlier)
