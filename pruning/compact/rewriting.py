@@ -221,11 +221,11 @@ def _shaped(flow: Flow, decision: Decision, node: fx.Node, given: dict[str, Any]
             continue
         new[index] = left if isinstance(size, int) else -1  # a size that the graph computes from the batch
         numbers.append((was, left))
-    sizes = node.meta["val"].shape
-    if new.count(-1) > 1 and isinstance(
-        sizes[first + (place := old.index(-1))], int
-    ):  # one can be computed from the rest
-        new[place] = after[first + place]
+    if new.count(-1) > 1:  # `view` computes one size alone
+        sizes = node.meta["val"].shape[first:]
+        known = (place for place, size in enumerate(old) if size == -1 and isinstance(sizes[place], int))
+        for place in known:
+            new[place] = after[first + place]
     return Rewrite(node, node.target, {**given, key: new}, numbers)
 
 

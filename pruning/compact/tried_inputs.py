@@ -54,15 +54,16 @@ def axes_of(given: Inputs, *, single: bool = False) -> list[Axis]:
     Dimensions of a size that first and other dimensions have change together, too: the batch may come first in a
     sequence and second in the states of recurrent layers.
     """
-    groups = defaultdict[tuple[int, int], set[tuple[int, int]]](set)
+    own = defaultdict[tuple[bool, int], set[tuple[int, int]]](set)
     for number, leaf in enumerate(tree_leaves(given)):
         for dim, size in enumerate(leaf.shape if isinstance(leaf, Tensor) else ()):
-            groups[dim > 0, size].add((number, dim))
-    both = {size for first, size in groups if first and (0, size) in groups}
-    groups |= {(2, size): groups[0, size] | groups[1, size] for size in both}
-    places = [(size, frozenset(own)) for (_, size), own in sorted(groups.items()) if size]
-    alone = {(size, frozenset([each])): None for size, own in places if len(own) > 1 for each in sorted(own)}
-    return [Axis(*each) for each in [*places, *[each for each in alone if each not in places] * single]]
+            own[dim > 0, size].add((number, dim))
+    groups = sorted((inner, size) for inner, size in own if size)
+    axes = [Axis(size, frozenset(own[inner, size])) for inner, size in groups]
+    both = sorted(size for inner, size in groups if inner and (False, size) in own)
+    axes += [Axis(size, frozenset(own[False, size] | own[True, size])) for size in both]
+    alone = [Axis(axis.size, frozenset([each])) for axis in axes for each in sorted(axis.places)]
+    return list(dict.fromkeys([*axes, *alone * single]))
 
 
 def other_inputs(given: Inputs) -> Iterator[Inputs]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -333,15 +332,7 @@ def _by_index(flow: Flow, node: fx.Node, given: dict[str, Any]) -> set[int]:
     """Return the dimensions that an operation indexes by fixed numbers, which `rewriting` does not change."""
     name, ndim = name_of(node), flow.value(node.args[0]).ndim  # type: ignore[arg-type]
     if name == "index":
-        places = (flow.constants.values[each] if each is not None else None for each in given["indices"])
-        widths = [each.ndim if each is not None and each.dtype is torch.bool else 1 for each in places]
-        firsts = accumulate(widths, initial=0)
-        return {
-            dim
-            for each, first, width in zip(given["indices"], firsts, widths, strict=False)
-            for dim in range(first, first + width)
-            if each is not None
-        }
+        return _indexed(flow, given["indices"])
     if name == "slice" and given["step"] != 1:
         return set() if _in_whole_steps(flow, node, given) else {int(given["dim"]) % ndim}
     if name == "roll":
@@ -349,6 +340,17 @@ def _by_index(flow: Flow, node: fx.Node, given: dict[str, Any]) -> set[int]:
     if name in ("index_select", "unfold", "gather"):
         return {int(given["dim"] if "dim" in given else given["dimension"]) % ndim}
     return set(range(ndim)) if name in ("im2col", "channel_shuffle", "native_channel_shuffle") else set()
+
+
+def _indexed(flow: Flow, indices: Sequence[fx.Node | None]) -> set[int]:
+    """Return the dimensions that indices stand for: a mask for as many as it has."""
+    found, first = set[int](), 0
+    for each in indices:
+        place = None if each is None else flow.value(each)
+        last = first + (place.ndim if place is not None and place.dtype is torch.bool else 1)
+        found |= set() if place is None else {*range(first, last)}
+        first = last
+    return found
 
 
 def _in_whole_steps(flow: Flow, node: fx.Node, given: dict[str, Any]) -> bool:

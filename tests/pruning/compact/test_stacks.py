@@ -194,8 +194,6 @@ EQUATIONS = [
     "...d,dh->...h",
     "btnh,bsnh->bnts",
     "btnh,nhd->btd",
-]
-EQUATIONS += [
     "td,edh->teh",
     "btd,ehd->bteh",
     "gtd,gedh->gteh",
