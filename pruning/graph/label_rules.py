@@ -52,9 +52,9 @@ from pruning.graph.tracing import Traced
 NAN = float("nan")
 
 
-def _labels_of(flow: Flow, node: Any, dim: int, size: int, why: str) -> Tensor:
+def _labels_of(flow: Flow, fields: Fields, dim: int, size: int, why: str) -> Tensor:
     """Return a parameter's labels along a dimension; `FIXED` for all if it has none there."""
-    labels = flow.one_dim(flow.of(node), dim, why) if isinstance(node, fx.Node) else None
+    labels = flow.one_dim(fields, dim, why)
     return torch.full((size,), FIXED) if labels is None else labels
 
 
@@ -97,12 +97,12 @@ def _dense(flow: Flow, node: fx.Node, source: fx.Node, weight: fx.Node, bias: An
     values = flow.value(weight) if inputs_dim else flow.value(weight).T
     why = f"{described(node)} reads it"
     last = flow.value(source).ndim - 1
-    own = _labels_of(flow, weight, inputs_dim, values.shape[1], why)
+    own = _labels_of(flow, flow.of(weight), inputs_dim, values.shape[1], why)
     read = _tied(flow, flow.one_dim(flow.of(source), last, why), own, why)
-    written = _labels_of(flow, weight, 1 - inputs_dim, len(values), why)
+    written = _labels_of(flow, flow.of(weight), 1 - inputs_dim, len(values), why)
     if isinstance(bias, fx.Node):
         written = _tied(
-            flow, written, _labels_of(flow, bias, 0, len(values), why), f"the bias of {described(node)} stays"
+            flow, written, _labels_of(flow, flow.of(bias), 0, len(values), why), f"the bias of {described(node)} stays"
         )
     live = values.isnan() | (values != 0)
     constant = _foldable(flow, constant_along(flow.value(source), last), weight, bias)
@@ -129,16 +129,11 @@ def _of_stack(flow: Flow, node: fx.Node, source: Factor, stack: Factor, weight: 
     why, ndim, last = f"{described(node)} reads it", stack.value.ndim, source.value.ndim - 1
     flow.pin([field for field in stack.fields if not covered(field) & {ndim - 2, ndim - 1}], why)
     flow.pin([field for field in source.fields if not covered(field) & {last - 1, last}], why)
-    sizes = stack.value.shape[-2:]
-    known = (flow.one_dim(stack.fields, ndim - 2 + dim, why) for dim in (0, 1))
-    own, written = (
-        torch.full((size,), FIXED) if each is None else each for each, size in zip(known, sizes, strict=True)
-    )
+    own, written = (_labels_of(flow, stack.fields, dim, stack.value.shape[dim], why) for dim in (ndim - 2, ndim - 1))
     read = _tied(flow, flow.one_dim(source.fields, last, why), own, why)
     live = (stack.value.isnan() | (stack.value != 0)).flatten(0, -3).any(0).T
     zero = torch.where(constant_along(source.value, last) == 0, 0.0, NAN).double()
-    named = weight if weight.op == "get_attr" else None
-    flow.sites.append(Site(node, read, written, live, zero, why, None, named))
+    flow.sites.append(Site(node, read, written, live, zero, why, None, weight))
     return written
 
 
@@ -156,7 +151,7 @@ def _convolution(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
     inputs, outputs = (rows, columns) if transposed else (columns, rows)
     read = _tied(flow, flow.one_dim(flow.of(source), 1, why), inputs.flatten(), why).reshape(groups, -1)
     if isinstance(bias, fx.Node):
-        own = _labels_of(flow, bias, 0, outputs.numel(), why)
+        own = _labels_of(flow, flow.of(bias), 0, outputs.numel(), why)
         outputs = _tied(flow, outputs.flatten(), own, f"the bias of {described(node)} stays").reshape(groups, -1)
     if groups > 1:
         if read.shape[1] == 1:
@@ -175,7 +170,9 @@ def _weight_labels(flow: Flow, weight: Any, shape: torch.Size, groups: int, why:
     first, second = shape[:2]
     fields = flow.of(weight)
     if groups == 1:
-        return _labels_of(flow, weight, 0, first, why)[None], _labels_of(flow, weight, 1, second, why)[None]
+        return _labels_of(flow, flow.of(weight), 0, first, why)[None], _labels_of(
+            flow, flow.of(weight), 1, second, why
+        )[None]
     rows = next((field for field in fields if covered(field) == {0}), None)
     both = next((field for field in fields if covered(field) == {0, 1}), None)
     labels = torch.full((first,), FIXED) if rows is None else rows.flatten()
@@ -713,17 +710,17 @@ def _units(
     why = f"{described(node)} reads it"
     weights = [each for each in layer[:4] if each is not None]
     size = flow.value(layer.states if layer.projection is None else layer.projection).shape[1]
-    rows = [_labels_of(flow, each, 0, len(flow.value(each)), why).reshape(-1, size) for each in weights]
+    rows = [_labels_of(flow, flow.of(each), 0, len(flow.value(each)), why).reshape(-1, size) for each in weights]
     units = rows[0][0]
     for each in rows:
         flow.labels.tie(each, units[None], f"{described(node)} has a gate that stays")
     outputs = units.clone()
     if layer.projection is not None:
         reads = flow.value(layer.projection) != 0
-        flow.labels.tie(_labels_of(flow, layer.projection, 1, size, why), units, why)
-        outputs = _labels_of(flow, layer.projection, 0, len(reads), why)
+        flow.labels.tie(_labels_of(flow, flow.of(layer.projection), 1, size, why), units, why)
+        outputs = _labels_of(flow, flow.of(layer.projection), 0, len(reads), why)
         flow.sites.append(Site(node, units, outputs, reads, torch.where(silent[1], 0.0, NAN).double(), why))
-    columns = [_labels_of(flow, each, 1, flow.value(each).shape[1], why) for each in weights[:2]]
+    columns = [_labels_of(flow, flow.of(each), 1, flow.value(each).shape[1], why) for each in weights[:2]]
     flow.labels.tie(columns[1], outputs, why)
     constant = _foldable(flow, read[1], layer.inputs, layer.input_bias)
     if layer.input_bias is None:
