@@ -331,6 +331,22 @@ class Flow:
         self.labels.tie(rows, rows[:, :1], because)
         return rows[:, 0]
 
+    def labels_along(self, fields: Fields, dim: int, size: int, because: str) -> Tensor:
+        """Return a parameter's labels along a dimension, shape (size,); `FIXED` for all if it has none there."""
+        labels = self.one_dim(fields, dim, because)
+        return torch.full((size,), FIXED) if labels is None else labels
+
+    def tied(self, labels: Tensor | None, others: Tensor, because: str) -> Tensor:
+        """Tie the labels of a tensor to those of a weight along the dimension that they share, and return them.
+
+        Without labels of the tensor, those of the weight are pinned and `FIXED` is returned.
+        """
+        if labels is None:
+            self.labels.pin(others, because)
+            return torch.full_like(others, FIXED)
+        self.labels.tie(labels, others, because)
+        return labels
+
 
 def _is_weight_of(node: fx.Node, user: fx.Node) -> bool:
     return name_of(user) in CONVOLUTIONS and arguments(user)["weight"] is node

@@ -52,24 +52,6 @@ from pruning.graph.tracing import Traced
 NAN = float("nan")
 
 
-def _labels_of(flow: Flow, fields: Fields, dim: int, size: int, why: str) -> Tensor:
-    """Return a parameter's labels along a dimension; `FIXED` for all if it has none there."""
-    labels = flow.one_dim(fields, dim, why)
-    return torch.full((size,), FIXED) if labels is None else labels
-
-
-def _tied(flow: Flow, labels: Tensor | None, others: Tensor, why: str) -> Tensor:
-    """Tie the labels of a tensor to those of a weight along the dimension that they share, and return them.
-
-    Without labels of the tensor, those of the weight are pinned and `FIXED` is returned.
-    """
-    if labels is None:
-        flow.labels.pin(others, why)
-        return torch.full_like(others, FIXED)
-    flow.labels.tie(labels, others, why)
-    return labels
-
-
 def _foldable(flow: Flow, constant: Tensor, weight: Any, bias: Any) -> Tensor:
     """Return the constants that may be added to a bias, NaN for the others.
 
@@ -97,12 +79,12 @@ def _dense(flow: Flow, node: fx.Node, source: fx.Node, weight: fx.Node, bias: An
     values = flow.value(weight) if inputs_dim else flow.value(weight).T
     why = f"{described(node)} reads it"
     last = flow.value(source).ndim - 1
-    own = _labels_of(flow, flow.of(weight), inputs_dim, values.shape[1], why)
-    read = _tied(flow, flow.one_dim(flow.of(source), last, why), own, why)
-    written = _labels_of(flow, flow.of(weight), 1 - inputs_dim, len(values), why)
+    own = flow.labels_along(flow.of(weight), inputs_dim, values.shape[1], why)
+    read = flow.tied(flow.one_dim(flow.of(source), last, why), own, why)
+    written = flow.labels_along(flow.of(weight), 1 - inputs_dim, len(values), why)
     if isinstance(bias, fx.Node):
-        written = _tied(
-            flow, written, _labels_of(flow, flow.of(bias), 0, len(values), why), f"the bias of {described(node)} stays"
+        written = flow.tied(
+            written, flow.labels_along(flow.of(bias), 0, len(values), why), f"the bias of {described(node)} stays"
         )
     live = values.isnan() | (values != 0)
     constant = _foldable(flow, constant_along(flow.value(source), last), weight, bias)
@@ -129,8 +111,8 @@ def _of_stack(flow: Flow, node: fx.Node, source: Factor, stack: Factor, weight: 
     why, ndim, last = f"{described(node)} reads it", stack.value.ndim, source.value.ndim - 1
     flow.pin([field for field in stack.fields if not covered(field) & {ndim - 2, ndim - 1}], why)
     flow.pin([field for field in source.fields if not covered(field) & {last - 1, last}], why)
-    own, written = (_labels_of(flow, stack.fields, dim, stack.value.shape[dim], why) for dim in (ndim - 2, ndim - 1))
-    read = _tied(flow, flow.one_dim(source.fields, last, why), own, why)
+    own, written = (flow.labels_along(stack.fields, dim, stack.value.shape[dim], why) for dim in (ndim - 2, ndim - 1))
+    read = flow.tied(flow.one_dim(source.fields, last, why), own, why)
     live = (stack.value.isnan() | (stack.value != 0)).flatten(0, -3).any(0).T
     zero = torch.where(constant_along(source.value, last) == 0, 0.0, NAN).double()
     flow.sites.append(Site(node, read, written, live, zero, why, None, weight))
@@ -149,10 +131,10 @@ def _convolution(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
     flow.pin([field for field in flow.of(weight) if max(covered(field)) > 1], why)
     rows, columns = _weight_labels(flow, weight, values.shape, groups, why)
     inputs, outputs = (rows, columns) if transposed else (columns, rows)
-    read = _tied(flow, flow.one_dim(flow.of(source), 1, why), inputs.flatten(), why).reshape(groups, -1)
+    read = flow.tied(flow.one_dim(flow.of(source), 1, why), inputs.flatten(), why).reshape(groups, -1)
     if isinstance(bias, fx.Node):
-        own = _labels_of(flow, flow.of(bias), 0, outputs.numel(), why)
-        outputs = _tied(flow, outputs.flatten(), own, f"the bias of {described(node)} stays").reshape(groups, -1)
+        own = flow.labels_along(flow.of(bias), 0, outputs.numel(), why)
+        outputs = flow.tied(outputs.flatten(), own, f"the bias of {described(node)} stays").reshape(groups, -1)
     if groups > 1:
         if read.shape[1] == 1:
             flow.labels.tie(read, outputs, why)
@@ -170,9 +152,8 @@ def _weight_labels(flow: Flow, weight: Any, shape: torch.Size, groups: int, why:
     first, second = shape[:2]
     fields = flow.of(weight)
     if groups == 1:
-        return _labels_of(flow, flow.of(weight), 0, first, why)[None], _labels_of(
-            flow, flow.of(weight), 1, second, why
-        )[None]
+        known = [flow.labels_along(fields, dim, shape[dim], why)[None] for dim in (0, 1)]
+        return known[0], known[1]
     rows = next((field for field in fields if covered(field) == {0}), None)
     both = next((field for field in fields if covered(field) == {0, 1}), None)
     labels = torch.full((first,), FIXED) if rows is None else rows.flatten()
@@ -710,17 +691,17 @@ def _units(
     why = f"{described(node)} reads it"
     weights = [each for each in layer[:4] if each is not None]
     size = flow.value(layer.states if layer.projection is None else layer.projection).shape[1]
-    rows = [_labels_of(flow, flow.of(each), 0, len(flow.value(each)), why).reshape(-1, size) for each in weights]
+    rows = [flow.labels_along(flow.of(each), 0, len(flow.value(each)), why).reshape(-1, size) for each in weights]
     units = rows[0][0]
     for each in rows:
         flow.labels.tie(each, units[None], f"{described(node)} has a gate that stays")
     outputs = units.clone()
     if layer.projection is not None:
         reads = flow.value(layer.projection) != 0
-        flow.labels.tie(_labels_of(flow, flow.of(layer.projection), 1, size, why), units, why)
-        outputs = _labels_of(flow, flow.of(layer.projection), 0, len(reads), why)
+        flow.labels.tie(flow.labels_along(flow.of(layer.projection), 1, size, why), units, why)
+        outputs = flow.labels_along(flow.of(layer.projection), 0, len(reads), why)
         flow.sites.append(Site(node, units, outputs, reads, torch.where(silent[1], 0.0, NAN).double(), why))
-    columns = [_labels_of(flow, flow.of(each), 1, flow.value(each).shape[1], why) for each in weights[:2]]
+    columns = [flow.labels_along(flow.of(each), 1, flow.value(each).shape[1], why) for each in weights[:2]]
     flow.labels.tie(columns[1], outputs, why)
     constant = _foldable(flow, read[1], layer.inputs, layer.input_bias)
     if layer.input_bias is None:
@@ -728,7 +709,7 @@ def _units(
     live = [
         (flow.value(each) != 0).reshape(-1, size, len(own)).any(0) for each, own in zip(weights, columns, strict=False)
     ]
-    inputs, zero = _tied(flow, read[0], columns[0], why), torch.where(silent[0], 0.0, NAN).double()
+    inputs, zero = flow.tied(read[0], columns[0], why), torch.where(silent[0], 0.0, NAN).double()
     flow.sites.append(Site(node, inputs, units, live[0], constant, why, None, layer.inputs, layer.input_bias))
     flow.sites.append(Site(node, outputs.clone(), units, live[1], zero, why))
     return outputs, units
