@@ -32,7 +32,7 @@ from pruning.dependencies.dependency_groups import (
 from pruning.dependencies.expert_groups import widths
 from pruning.dependencies.families.family_groups import family_groups
 from pruning.graph.label_flow import FIXED, Flow, covering
-from pruning.graph.label_rules import flow_of, stack_of
+from pruning.graph.label_rules import flow_of
 from pruning.graph.operations import (
     CONVOLUTIONS,
     GROUPED_PRODUCT,
@@ -44,6 +44,7 @@ from pruning.graph.operations import (
     in_module,
     name_of,
 )
+from pruning.graph.product_rules import stack_of
 from pruning.graph.traced_parts import traced_in_parts
 from pruning.graph.tracing import Example
 from pruning.holding.parameter import plain_modules, plain_tensors

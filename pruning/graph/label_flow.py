@@ -41,6 +41,9 @@ Fields: TypeAlias = list[Tensor]
 FIXED = 0
 """Label of positions that are always kept."""
 
+NAN = float("nan")
+"""Value of what varies with the inputs of the network."""
+
 ONLY_ONE = "it is the only one"
 """Reason for keeping the only position of a dimension of size 1."""
 
