@@ -120,7 +120,7 @@ def content_digest(path: str) -> str:
 def look_again() -> None:
     """Clear the caches: modules and files may have changed, for example between two sweeps of one process."""
     importlib.invalidate_caches()
-    cached: tuple[Any, ...] = (_find, _source, _names, _fingerprint, content_digest)
+    cached: tuple[Any, ...] = (_find, _source, _fingerprint, content_digest)
     for function in cached:
         function.cache_clear()
 
@@ -272,15 +272,21 @@ def targets(node: Any) -> Iterator[str]:
         pending += [value for value in values if type(value) in (dict, list)]
 
 
-@cache
 def _names(module: _Module) -> frozenset[str] | None:
     """Return the names that a module binds; None if it may bind others (a star import, `__getattr__`)."""
+    if module.path is None or module.path.suffix != ".py":
+        return frozenset()
     try:
-        tree = _tree(module)
+        return _names_in(_source(module.path), str(module.path))
     except (SyntaxError, ValueError) as error:
         raise SourceError(f"cannot be read: {module.path} has a syntax error ({error}).") from error
+
+
+@lru_cache(maxsize=256)
+def _names_in(source: bytes, filename: str) -> frozenset[str] | None:
+    """Return the names of a module's source. The same text is parsed once: each plan reads sources again."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(source, filename)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             if node.name == "__getattr__":
                 return None

@@ -53,7 +53,7 @@ def mistyped(schema: Any, config: Mapping[str, Any], prefix: str = "") -> Iterat
             continue
         value = config[name]
         inside = (value.values() if type(value) is dict else value) if items and type(value) in (dict, list) else ()
-        if type(value) not in types or any(type(item) not in items for item in inside):
+        if type(value) not in types or not items.issuperset(map(type, inside)):
             yield f"`{prefix}{name}` (={value}) must be {described(hints(schema)[name])}."
         elif (nested := nodes[name]) is not None:
             yield from mistyped(nested, value, f"{prefix}{name}.")
@@ -110,7 +110,7 @@ def _is_ordinary(value: Any) -> bool:
 
 def values_unfit_for_json(value: Any, path: str = "") -> Iterator[str]:
     """Yield a sentence for each value that JSON, and so a stage's key, cannot hold: NaN, undecodable text."""
-    if isinstance(value, dict | Mapping):  # dict first: called very often, and slow for an abstract class
+    if type(value) is dict or isinstance(value, Mapping):  # dict first: called often, and slow for an abstract class
         for key, item in value.items():
             if not isinstance(key, str):
                 yield f"`{path}` has the key {key!r}; keys must be text: quote the key, as in '{key}'."
