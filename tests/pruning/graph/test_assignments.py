@@ -105,6 +105,7 @@ def _nothing(y: Tensor, _x: Tensor) -> Tensor:
     return F.dropout(y.flatten(2), 0.5, training=False, inplace=True).view_as(y)
 
 
+@sampled(3)
 @pytest.mark.parametrize(
     ("write", "again"),
     [
@@ -186,7 +187,7 @@ def _write(place: Tensor, draw: random.Random) -> None:
     draw.choice(writes)()
 
 
-@sampled(15)
+@sampled(30)
 @pytest.mark.parametrize("seed", range(60))
 def test_drawn_writes_are_traced_rightly(seed: int) -> None:
     torch.manual_seed(seed)
@@ -251,7 +252,8 @@ class Scaled(nn.Module):
         return found
 
 
-@pytest.mark.parametrize("again", [False, True])
+@sampled(2)
+@pytest.mark.parametrize("again", [True, False])
 def test_a_slice_that_ends_where_the_example_does_ends_there_for_longer_inputs(
     again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
