@@ -6,6 +6,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from pruning.layouts import has_plain_forward
 from pruning.masks.mask_set import MaskSet
 from pruning.measure.matrix_weights import considered, shortened
 from pruning.measure.report import unreached
+from pruning.refused import UnknownOption
 from pruning.scores.readings.network import Masks, computed_weights, weights_of
 from pruning.scores.readings.scoring_data import Batches, Loss, Remember, ScoringInput, Size
 from pruning.scores.weight_scores import synflow
@@ -266,6 +268,8 @@ def chosen(method: str | Choices | type | Callable[..., Any], options: Mapping[s
         elif kind is None and len(homes) == 1:
             of_axis[homes[0]][name] = value
         else:
+            if kind is None and row_of(score) and not homes:
+                _refuse_misspelt(name, value, [*taken, *repairs])
             own[name] = value
     # Change all choices together: a value may be valid only with the new value of another choice.
     changed = {axis: _changed(getattr(choices, axis), given.get(axis, {}), of_axis[axis]) for axis in AXES}
@@ -273,6 +277,13 @@ def chosen(method: str | Choices | type | Callable[..., Any], options: Mapping[s
     if kind is not None:
         return replace(choices, score=score, arguments={**choices.arguments, **own}, **changed)
     return replace(choices, score=replace(score, options={**score.options, **own}), **changed)
+
+
+def _refuse_misspelt(name: str, value: Any, options: Iterable[str]) -> None:
+    """Refuse an option that no choice takes by the name that was meant, if one is alike."""
+    of_axes = (each.name for axis in AXES for each in fields(getattr(Choices(), axis)))
+    if close := get_close_matches(name, [*inspect.signature(plan).parameters, *options, *AXES, *of_axes], 1, 0.75):
+        raise UnknownOption(name, value).because(f"is no argument; did you mean `{close[0]}`?")
 
 
 def _choices_of(method: str | Choices | type | Callable[..., Any]) -> Choices:

@@ -187,6 +187,15 @@ def test_a_score_of_your_own_and_its_options():
         pruning.prune(Golden(), farthest, sparsity=0.5, middle=1)
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("sparsty", "sparsity"), ("scop", "scope"), ("round_t", "round_to"), ("dampng", "damping"), ("exampl", "example")],
+)
+def test_a_misspelt_argument_is_answered_by_the_name_that_was_meant(typed, meant):
+    with pytest.raises(ValueError, match=rf"^`{typed}` \(=1\) is no argument; did you mean `{meant}`\?$"):
+        pruning.prune(Golden(), "obs", **{typed: 1})
+
+
 def test_options_find_the_choice_that_they_belong_to():
     obs = chosen("obs", {"damping": 0.1, "min_kept": 2, "control": "shuffle"})
     magnitude = chosen("magnitude", {"repair": "obs_joint", "damping": 0.1, "inner": 3, "allocation": "erk"})
