@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from pruning.compact.network_comparison import Comparison
 from pruning.compact.smaller_network import Analysis, Form
+from pruning.compact.traced_network import TracedNetwork
+from pruning.compact.tried_inputs import not_given
 from pruning.graph.traced_parts import retraced, traced_in_parts
 from pruning.graph.tracing import (
     Example,
@@ -23,6 +25,7 @@ from pruning.graph.tracing import (
     plain_copy,
 )
 from pruning.holding.copies import values_with_history
+from pruning.measure.macs import Inputs
 from pruning.measure.report import parameters
 from pruning.mixtures.survivors import drop_removed_experts, leaves_experts_out
 
@@ -110,6 +113,8 @@ def shrink(model: nn.Module, example: Example) -> nn.Module:
             tried += [*_said(forms, notes), *comparison.untried]
             smaller = comparison.relaxed(analysis.build())
             doubts = [analysis.not_run(), *comparison.flags] if parameters(smaller) < parameters(plain) else []
+            if analysis.folds and not isinstance(smaller, TracedNetwork):
+                doubts.append(_at_their_defaults(plain, arguments_of(example)))
             for said in filter(None, doubts):
                 tried.append(said)
                 warnings.warn(f"shrink: {said}", stacklevel=2)
@@ -131,6 +136,17 @@ def _traced_without_experts(plain: nn.Module, example: Example) -> tuple[Traced,
 
 FORMS: tuple[tuple[Form, Sizes], ...] = (("module", "batch"), ("graph", "any"), ("graph", "batch"))
 """Forms of a part, in the order in which they are tried, and the sizes for which it is traced."""
+
+
+def _at_their_defaults(model: nn.Module, given: Inputs) -> str:
+    """Return a sentence that names arguments with which constants in biases may be wrong; empty if there are none."""
+    if not (names := not_given(model, given)):
+        return ""
+    listed = ", ".join(f"`{name}`" for name in names)
+    return (
+        f"channels that are constant in the example's call were added to biases, so outputs may differ with {listed}, "
+        "which that call does not give: give them in the example."
+    )
 
 
 def _compared(

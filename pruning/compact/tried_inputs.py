@@ -14,8 +14,10 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from pruning.measure.macs import Inputs
 
-SMALL = 2**16
-"""Number of entries of an input up to which double sizes are tried."""
+MULTIPLES = ((2, 0), (8, 0), (8, 1))
+"""Multiples of sizes that are tried, and what is added to each."""
+MOST_ENTRIES = 2**18
+"""Number of entries up to which an input of a multiple of its size is tried."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +70,17 @@ def axes_of(given: Inputs, *, single: bool = False) -> list[Axis]:
 
 def other_inputs(given: Inputs) -> Iterator[Inputs]:
     """Yield inputs of other sizes, and of another layout, dtype and rank."""
-    small = max((leaf.numel() for leaf in tree_leaves(given) if isinstance(leaf, Tensor)), default=0) <= SMALL
-    for axis in axes_of(given):
-        near = {1, axis.size - 1, axis.size + 1, axis.size // 2, *[2 * axis.size] * small, *[2, 3] * (not axis.inner)}
-        for new in sorted(each for each in near if each > 0 and each != axis.size):
+    largest = max((leaf.numel() for leaf in tree_leaves(given) if isinstance(leaf, Tensor)), default=0)
+    together = axes_of(given)
+    for axis in axes_of(given, single=True):
+        dims = len({dim for _, dim in axis.places})
+        sizes = {axis.size * times + odd for times, odd in MULTIPLES if largest * times**dims <= MOST_ENTRIES}
+        if axis in together:
+            sizes |= {1, axis.size - 1, axis.size + 1, axis.size // 2, *[2, 3] * (not axis.inner)}
+        for new in sorted(each for each in sizes if each > 0 and each != axis.size):
             yield axis.resized(given, new)
     dtypes = (partial(_converted, dtype=each) for each in (torch.half, torch.bfloat16, torch.double, torch.int32))
-    for change in (_cut, _low, _turned, _first, _within, _as_image, *dtypes):
+    for change in (_redrawn, _cut, _low, _turned, _first, _within, _as_image, *dtypes):
         changed = tree_map(lambda leaf, change=change: change(leaf) if isinstance(leaf, Tensor) else leaf, given)
         if any(new is not old for new, old in zip(tree_leaves(changed), tree_leaves(given), strict=True)):
             yield changed
@@ -93,6 +99,28 @@ def other_flags(model: nn.Module, given: Inputs) -> Iterator[tuple[Inputs, str]]
             call = signature.bind(*given[0], **given[1])
             call.arguments[name] = not value
             yield (call.args, call.kwargs), f"{name}={not value}"
+
+
+def not_given(model: nn.Module, given: Inputs) -> list[str]:
+    """Return the names of arguments of the forward, flags aside, that a call leaves at their defaults."""
+    signature = inspect.signature(model.forward)
+    try:
+        named = signature.bind(*given[0], **given[1]).arguments
+    except TypeError:  # as above
+        return []
+    left = {name: each.default for name, each in signature.parameters.items() if name not in named}
+    return [
+        name for name, value in left.items() if not isinstance(value, bool) and value is not inspect.Parameter.empty
+    ]
+
+
+def _redrawn(leaf: Tensor) -> Tensor:
+    """Return truth values and whole numbers drawn anew, up to the largest one."""
+    if leaf.is_floating_point() or leaf.is_complex() or not leaf.numel():
+        return leaf
+    generator = torch.Generator().manual_seed(0)
+    low, high = (0, 1) if leaf.dtype is torch.bool else (min(0, int(leaf.min())), int(leaf.max()))
+    return torch.randint(low, high + 1, leaf.shape, generator=generator).to(leaf.dtype)
 
 
 def _cut(leaf: Tensor) -> Tensor:

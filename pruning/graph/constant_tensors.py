@@ -77,6 +77,7 @@ class Constants(fx.Interpreter):
         value = self.values[n] = _without_copies(self._value(n))
         if written is not None:
             self.env[written] = self.values[written] = value
+            self.varying |= {written} if n in self.varying else set()
         return value
 
     def _value(self, node: fx.Node) -> Any:
@@ -84,11 +85,13 @@ class Constants(fx.Interpreter):
             return self._input(node, super().run_node(node))
         if node.op == "get_attr":
             return self._traced.tensor(str(node.target)).detach()
-        if node.op == "output" or not self._varies(node):
+        name, part = name_of(node), _reads_a_part(node, self.values)
+        if node.op == "output" or not (part or self._varies(node)):
             return _wide(super().run_node(node))
-        name = name_of(node)
-        if name in _RULES and not any(_is_complex(self.values[each]) for each in node.all_input_nodes):
-            return _RULES[name](fx.map_arg(arguments(node), lambda each: _wide(self.values[each])))
+        if part and name != "embedding":
+            return self._at_any_place(node)
+        if name in _RULES and all(map(_is_float, flat(node.meta.get("val")))):
+            return _RULES[name](fx.map_arg(arguments(node), self._in_rule))
         result = _wide(super().run_node(node))
         if name in ("to", "_to_copy", "type_as") and _is_float(result):
             given = _wide(self.values[node.all_input_nodes[0]])
@@ -112,14 +115,22 @@ class Constants(fx.Interpreter):
             with contextlib.suppress(RuntimeError):
                 return super().call_function(target, *plain)
             # some operations refuse NaN, as histc; the caller marks what depends on inputs
-            return super().call_function(
-                target, *tree_map(lambda leaf: leaf.nan_to_num() if _is_float(leaf) else leaf, plain)
-            )
+            plain = tree_map(lambda leaf: leaf.nan_to_num() if _is_float(leaf) else leaf, plain)
+            with contextlib.suppress(RuntimeError):
+                return super().call_function(target, *plain)
+            # others refuse float64, as fake quantisation
+            return super().call_function(target, *tree_map(lambda leaf: cast(leaf, torch.float32), plain))
 
     def _input(self, node: fx.Node, value: Any) -> Any:
         if isinstance(value, Tensor) and not value.is_floating_point():
             self.varying.add(node)
         return _wide(_unknown(value))
+
+    def _in_rule(self, node: fx.Node) -> Any:
+        """Return a value as rules take it: NaN also in place of integers and truth values that depend on the inputs."""
+        value = _wide(self.values[node])
+        known = node not in self.varying or not isinstance(value, Tensor)
+        return value if known else torch.full(value.shape, float("nan"), dtype=torch.float64)
 
     def _varies(self, node: fx.Node) -> bool:
         name = name_of(node)
@@ -161,6 +172,21 @@ class Constants(fx.Interpreter):
                 same = (whole == whole.narrow(dim, 0, 1)).all(dim, keepdim=True) & (place.dtype is not torch.bool)
                 whole = torch.where(same, whole, float("nan"))  # a mask may stand for several dimensions
         return _wide(node.target(whole, *rest))  # type: ignore[operator]
+
+
+def _reads_a_part(node: fx.Node, values: Mapping[fx.Node, Any]) -> bool:
+    """Return whether an operation reads some rows of a table of the network by number, and others for other sizes."""
+    name, source = name_of(node), node.args[0] if node.args else None
+    if name not in ("embedding", "index", "index_select") or not isinstance(source, fx.Node):
+        return False
+    if source.op != "get_attr" or not _is_float(values[source]):
+        return False
+    given = fx.map_arg(arguments(node), values.__getitem__)
+    places = {int(given.get("dim", 0)): given.get("indices", given.get("index"))}
+    if name == "index":
+        places = dict(enumerate(given["indices"]))
+    sizes = values[source].shape
+    return any(each is not None and len(each.unique()) < sizes[dim] for dim, each in places.items())
 
 
 def constant_along(value: Tensor, dim: int) -> Tensor:
@@ -246,14 +272,32 @@ def _addmm(given: Mapping[str, Any]) -> Tensor:
     return torch.add(product * given["alpha"], given["self"], alpha=given["beta"])
 
 
-def _convolution(operation: Callable[..., Tensor]) -> Rule:
+def _convolution(operation: Callable[..., Tensor], *, transposed: bool = False) -> Rule:
     def rule(given: Mapping[str, Any]) -> Tensor:
         options = {k: v for k, v in given.items() if k not in ("input", "weight", "bias")}
-        result = _bilinear(lambda x, w: operation(x, w, None, **options), given["input"], given["weight"])
-        bias = given["bias"]
-        return result if bias is None else result + bias.reshape(-1, *[1] * (result.ndim - 2))
+        x, weight, bias = given["input"], given["weight"], given["bias"]
+        result = _bilinear(lambda x, w: operation(x, w, None, **options), x, weight)
+        result = result.masked_fill(_read_in_larger_images(given, transposed=transposed), float("nan"))
+        return result if bias is None else result + bias.reshape(-1, *[1] * (weight.ndim - 2))
 
     return rule
+
+
+def _read_in_larger_images(given: Mapping[str, Any], *, transposed: bool) -> Tensor:
+    """Return the filters that may vary in images as large as the kernel: bool, shape (filters, 1, ...).
+
+    In a smaller image, some positions of a kernel meet padding alone.
+    """
+    x, weight = given["input"], given["weight"]
+    dims = weight.ndim - 2
+    reaches = [step * (size - 1) for step, size in zip([*given["dilation"]] * dims, weight.shape[2:], strict=False)]
+    if all(reach < size for reach, size in zip(reaches, x.shape[-dims:], strict=True)):
+        return torch.zeros((), dtype=torch.bool)
+    ones, zeros = [1] * dims, [0] * dims
+    live = (x != 0).movedim(-dims - 1, 0).flatten(1).any(1).double().reshape(1, -1, *ones)
+    read = (weight != 0).flatten(2).any(2).double().reshape(*weight.shape[:2], *ones)
+    transposed |= bool(given.get("transposed"))
+    return torch.convolution(live, read, None, ones, zeros, ones, transposed, zeros, given["groups"])[0] > 0.5
 
 
 def _product(operation: Callable[[Tensor, Tensor], Tensor]) -> Rule:
@@ -277,9 +321,15 @@ def _mul(given: Mapping[str, Any]) -> Tensor:
 
 
 def _attention(given: Mapping[str, Any]) -> Tensor:
-    """Attention: its weights sum to 1 for each query, so a value that all tokens share is also the output."""
-    query, value = given["query"], given["value"]
+    """Attention: its weights sum to 1 for each query, so a value that all tokens share is also the output.
+
+    The output of a query that sees no key is 0.
+    """
+    query, value, mask = given["query"], given["value"], given["attn_mask"]
     same = (value == value.narrow(-2, 0, 1)).all(-2, keepdim=True) & (given["dropout_p"] == 0.0)
+    if mask is not None:
+        hides = ~mask if mask.dtype is torch.bool else mask.isnan() | mask.isneginf()
+        same &= (value.narrow(-2, 0, 1) == 0) | ~hides.all(-1).any()
     shape = (*query.shape[:-1], value.shape[-1])
     result = torch.where(same, value.narrow(-2, 0, 1), float("nan"))
     if result.shape[:-2] != query.shape[:-2]:  # several query heads share one value head
@@ -356,7 +406,11 @@ _RULES: dict[str, Rule] = {
     "scaled_dot_product_attention": _attention,
     GROUPED_PRODUCT: _grouped_product,
     **{name: _product(getattr(torch, name)) for name in PRODUCTS},
-    **{name: _convolution(getattr(F, name, torch.convolution)) for name in CONVOLUTIONS if hasattr(F, name)},
+    **{
+        name: _convolution(getattr(F, name), transposed="transpose" in name)
+        for name in CONVOLUTIONS
+        if hasattr(F, name)
+    },
     "convolution": _convolution(torch.convolution),
     **{name: _recurrence(name) for name in RECURRENCES},
 }
