@@ -188,11 +188,16 @@ def _tolerances(analysis: Analysis) -> dict[torch.dtype, float]:
 
     So does a graph with constants, which were traced in float32.
     """
-    nodes = analysis.flow.traced.graph.graph.nodes
+    traced = analysis.flow.traced
+    nodes = traced.graph.graph.nodes
     casts = any(
         name_of(node) in ("to", "_to_copy") and torch.float32 in (*node.args, *node.kwargs.values()) for node in nodes
     )
-    casts |= analysis.form == "graph" and any(node.meta["val"].dtype is torch.float32 for node in analysis.flow.made)
+    if analysis.form == "graph":
+        held = {id(each) for each in (*traced.model.parameters(), *traced.model.buffers())}
+        read = (traced.tensor(str(node.target)) for node in traced.graph.graph.find_nodes(op="get_attr"))
+        casts |= any(each.dtype is torch.float32 and id(each) not in held for each in read)
+        casts |= any(node.meta["val"].dtype is torch.float32 for node in analysis.flow.made)
     return dict.fromkeys(TOLERANCES, max(TOLERANCES.values())) if casts else TOLERANCES
 
 

@@ -200,6 +200,8 @@ def _traced(plain: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], siz
     for node in graph.graph.nodes:
         if (node.op == "get_attr" and not node.users) or node.target is torch.ops.aten._assert_tensor_metadata.default:
             graph.graph.erase_node(node)
+        elif node.target is torch.ops.aten.view.default and node.meta["val"].is_complex():
+            node.target = torch.ops.aten.reshape.default  # results of FFTs lie otherwise in memory than a trace says
     return Part("", graph, args, kwargs, guard, sizes)
 
 

@@ -33,6 +33,7 @@ from pruning.reconstruction.expert_statistics import ExpertCollector, passes_of
 from pruning.reconstruction.layer_problem import Collector, Target
 from pruning.reconstruction.solving import Found, LayerReport, Solve, Solving
 from pruning.reconstruction.streamed_weights import StreamedWeights
+from pruning.refused import RefusedValue
 from pruning.selection.selection_groups import groups_of
 
 
@@ -247,8 +248,8 @@ def _order(model: nn.Module, parts: Sequence[Part], batches: Sequence[Batch]) ->
 def _solver(method: str | Solve, options: Mapping[str, Any]) -> Solve:
     if callable(method):
         return partial(method, **options)
-    if method not in RECONSTRUCTIONS:
-        raise ValueError(f"`method` (={method!r}) must be one of {', '.join(RECONSTRUCTIONS)}, or a function.")
+    if not isinstance(method, str) or method not in RECONSTRUCTIONS:
+        raise RefusedValue("method", method).because(f"must be one of {', '.join(RECONSTRUCTIONS)}, or a function.")
     row = RECONSTRUCTIONS[method]
     row.refuse(options)
     return partial(row.load(), **options)
