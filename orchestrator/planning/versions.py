@@ -30,7 +30,7 @@ SHARED: Mapping[str, int] = {
     "smaller": 1,
     "rows": 2,
     "channels": 3,
-    "groups": 5,
+    "groups": 6,
     "blocks": 1,
     "weights": 2,
 }
