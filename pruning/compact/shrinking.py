@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pruning.compact.network_comparison import Comparison
 from pruning.compact.smaller_network import Analysis, Form
 from pruning.compact.traced_network import TracedNetwork
-from pruning.compact.tried_inputs import not_given
+from pruning.compact.tried_inputs import arguments_of_none
 from pruning.graph.traced_parts import retraced, traced_in_parts
 from pruning.graph.tracing import (
     Example,
@@ -114,7 +114,7 @@ def shrink(model: nn.Module, example: Example) -> nn.Module:
             smaller = comparison.relaxed(analysis.build())
             doubts = [analysis.not_run(), *comparison.flags] if parameters(smaller) < parameters(plain) else []
             if analysis.folds and not isinstance(smaller, TracedNetwork):
-                doubts.append(_at_their_defaults(plain, arguments_of(example)))
+                doubts.append(_of_none(plain, arguments_of(example)))
             for said in filter(None, doubts):
                 tried.append(said)
                 warnings.warn(f"shrink: {said}", stacklevel=2)
@@ -138,14 +138,13 @@ FORMS: tuple[tuple[Form, Sizes], ...] = (("module", "batch"), ("graph", "any"), 
 """Forms of a part, in the order in which they are tried, and the sizes for which it is traced."""
 
 
-def _at_their_defaults(model: nn.Module, given: Inputs) -> str:
+def _of_none(model: nn.Module, given: Inputs) -> str:
     """Return a sentence that names arguments with which constants in biases may be wrong; empty if there are none."""
-    if not (names := not_given(model, given)):
+    if not (names := arguments_of_none(model, given)):
         return ""
-    listed = ", ".join(f"`{name}`" for name in names)
     return (
-        f"channels that are constant in the example's call were added to biases, so outputs may differ with {listed}, "
-        "which that call does not give: give them in the example."
+        "channels that are constant in the example's call were added to biases, so outputs may differ if "
+        f"{', '.join(f'`{name}`' for name in names)} get values, which that call leaves out: give them in the example."
     )
 
 

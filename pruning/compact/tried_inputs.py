@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -87,31 +88,29 @@ def other_inputs(given: Inputs) -> Iterator[Inputs]:
 
 
 def other_flags(model: nn.Module, given: Inputs) -> Iterator[tuple[Inputs, str]]:
-    """Yield calls with the other value of one flag of the forward, each with the flag, such as `skip=True`."""
+    """Yield calls with another value of one flag or number of the forward, each with it, such as `skip=True`."""
+    for name, value in _values(model, given).items():
+        if isinstance(value, int | float):
+            call = inspect.signature(model.forward).bind(*given[0], **given[1])
+            call.arguments[name] = other = not value if isinstance(value, bool) else value + 1
+            yield (call.args, call.kwargs), f"{name}={other}"
+
+
+def arguments_of_none(model: nn.Module, given: Inputs) -> list[str]:
+    """Return the names of arguments of the forward that are None in a call."""
+    return [name for name, value in _values(model, given).items() if value is None]
+
+
+def _values(model: nn.Module, given: Inputs) -> dict[str, Any]:
+    """Return the value of each argument of the forward; False for a flag that is None."""
     signature = inspect.signature(model.forward)
     try:
-        flags = signature.bind(*given[0], **given[1]).arguments
+        call = signature.bind(*given[0], **given[1])
     except TypeError:  # the network's own way of calling its forward has other arguments
-        return
-    for name, parameter in signature.parameters.items():
-        value = flags.get(name, parameter.default)
-        if isinstance(value, bool) or (value is None and "bool" in str(parameter.annotation)):
-            call = signature.bind(*given[0], **given[1])
-            call.arguments[name] = not value
-            yield (call.args, call.kwargs), f"{name}={not value}"
-
-
-def not_given(model: nn.Module, given: Inputs) -> list[str]:
-    """Return the names of arguments of the forward, flags aside, that a call leaves at their defaults."""
-    signature = inspect.signature(model.forward)
-    try:
-        named = signature.bind(*given[0], **given[1]).arguments
-    except TypeError:  # as above
-        return []
-    left = {name: each.default for name, each in signature.parameters.items() if name not in named}
-    return [
-        name for name, value in left.items() if not isinstance(value, bool) and value is not inspect.Parameter.empty
-    ]
+        return {}
+    call.apply_defaults()
+    flags = {name for name, each in signature.parameters.items() if "bool" in str(each.annotation)}
+    return {name: False if value is None and name in flags else value for name, value in call.arguments.items()}
 
 
 def _redrawn(leaf: Tensor) -> Tensor:

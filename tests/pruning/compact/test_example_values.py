@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 import pruning
 from pruning.compact.tried_inputs import other_inputs
-from pruning.graph.tracing import output_difference
 
 WHOLE = torch.randint(1, 20, (2, 6), generator=torch.Generator().manual_seed(0))
 OTHER = WHOLE.flip(1) * torch.tensor([[1], [0]])
@@ -233,17 +232,19 @@ class Optional(nn.Module):
         return found
 
 
-def test_arguments_that_the_example_leaves_out_are_named_where_constants_are_in_biases() -> None:
+@pytest.mark.parametrize("given", [(), (None, 3), (None, 0.5)])
+def test_arguments_that_decide_constants_are_named(given: tuple[Any, ...]) -> None:
     torch.manual_seed(0)
     model, x, scale = Optional().eval(), torch.randn(3, 6), torch.rand(3, 1)
     with torch.no_grad():
         model.first.weight[:4] = 0.0
         model.first.bias[:4] = 1.0
-    with pytest.warns(UserWarning, match="outputs may differ with `scale`, `power`, which that call does not give"):
-        smaller: Any = pruning.shrink(model, x)
-    assert "`scale`, `power`" in smaller.shrunk.tried[-1]
-    with torch.no_grad():
-        assert output_difference([smaller(x, scale)], [model(x, scale)]) > 0.01
+    with pytest.warns(UserWarning, match="outputs") as told:
+        smaller: Any = pruning.shrink(model, (x, *given))
+    said = "\n".join(str(each.message) for each in told)
+    assert "may differ if `scale` get values, which that call leaves out" in said
+    assert f"with `power={(given or (None, 1))[1] + 1}`, which the example's call does not have, outputs differ" in said
+    assert smaller.shrunk.removed["first.weight"] == ((12, 6), (8, 6))
     of_scale: Any = pruning.shrink(model, (x, scale))
     assert of_scale.shrunk.removed == {}
 
