@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
@@ -257,6 +257,10 @@ class StageRecord:
     CIRCUMSTANCES: ClassVar = (
         *("measurements", "warnings", "started", "device", "host", "attempt", "environment", "files", "data_digest"),
     )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields alone: another thread may read `typed` while this one pickles."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @property
     def inputs(self) -> Mapping[str, str]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -32,6 +33,15 @@ def wait_for(path: Path, text: str, times: int = 1) -> str:
 def pid_in(folder: Path, which: int = 1) -> int:
     lines = [line for line in wait_for(folder / "diary", "pid", which).splitlines() if line.startswith("pid")]
     return int(lines[which - 1].split()[1])
+
+
+def test_a_record_is_pickled_without_what_another_thread_may_be_reading() -> None:
+    """Else a sweep that reads `typed` at that moment kills the tracker's thread: "dictionary changed size"."""
+    for record in RECORDS.values():
+        assert record.typed
+        again = pickle.loads(pickle.dumps(record))
+        assert again == record
+        assert "typed" not in vars(again)
 
 
 def test_what_the_driver_says_arrives_in_order_in_another_process(tmp_path: Path) -> None:
