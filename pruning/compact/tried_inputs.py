@@ -15,10 +15,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from pruning.measure.macs import Inputs
 
-MULTIPLES = ((2, 0), (8, 0), (8, 1))
-"""Multiples of sizes that are tried, and what is added to each."""
-MOST_ENTRIES = 2**18
-"""Number of entries up to which an input of a multiple of its size is tried."""
+SMALL = 2**16
+"""Number of entries of an example up to which double sizes are tried, and of an input of 8 times a size."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +73,10 @@ def other_inputs(given: Inputs) -> Iterator[Inputs]:
     together = axes_of(given)
     for axis in axes_of(given, single=True):
         dims = len({dim for _, dim in axis.places})
-        sizes = {axis.size * times + odd for times, odd in MULTIPLES if largest * times**dims <= MOST_ENTRIES}
+        sizes = {8 * axis.size, 8 * axis.size + 1} if largest * 8**dims <= SMALL else set()
         if axis in together:
             sizes |= {1, axis.size - 1, axis.size + 1, axis.size // 2, *[2, 3] * (not axis.inner)}
+            sizes |= {2 * axis.size} if largest <= SMALL else set()
         for new in sorted(each for each in sizes if each > 0 and each != axis.size):
             yield axis.resized(given, new)
     dtypes = (partial(_converted, dtype=each) for each in (torch.half, torch.bfloat16, torch.double, torch.int32))
