@@ -193,7 +193,7 @@ def _imports(module: _Module) -> Iterator[str]:
     """Yield the dotted paths that a module's source may import, also inside functions and conditions."""
     package = module.name if module.folders else module.name.rpartition(".")[0]
     try:
-        tree = _tree(module)
+        tree = ast.parse(_python(module), str(module.path))
     except (SyntaxError, ValueError):
         return  # the import will report it
     importers = {"import_module", "__import__"}
@@ -227,10 +227,9 @@ def _all_of(package: str) -> Iterator[str]:
         yield from (f"{package}.{path.stem}" for folder in found.folders for path in Path(folder).glob("*.py"))
 
 
-def _tree(module: _Module) -> ast.Module:
-    if module.path is None or module.path.suffix != ".py":
-        return ast.Module([], [])
-    return ast.parse(_source(module.path), filename=str(module.path))
+def _python(module: _Module) -> bytes:
+    """Return the Python source of a module; empty if it is compiled or built in."""
+    return _source(module.path) if module.path is not None and module.path.suffix == ".py" else b""
 
 
 @lru_cache(maxsize=65536)
@@ -274,10 +273,8 @@ def targets(node: Any) -> Iterator[str]:
 
 def _names(module: _Module) -> frozenset[str] | None:
     """Return the names that a module binds; None if it may bind others (a star import, `__getattr__`)."""
-    if module.path is None or module.path.suffix != ".py":
-        return frozenset()
     try:
-        return _names_in(_source(module.path), str(module.path))
+        return _names_in(_python(module), str(module.path))
     except (SyntaxError, ValueError) as error:
         raise SourceError(f"cannot be read: {module.path} has a syntax error ({error}).") from error
 

@@ -169,7 +169,7 @@ class Comparison:
 
     @property
     def flags(self) -> list[str]:
-        """Sentences that name flags with which the smaller network computes something else."""
+        """Sentences that name flags and numbers with which the smaller network computes something else."""
         return [
             f"with `{flag}`, which the example's call does not have, {reason}: make another smaller network from the "
             "masked one for such calls, with an example that has it."

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from pruning.compact.branching_sizes import Change, ConditionsMet, changes_of_batch, noted_call
 from pruning.compact.traced_network import TracedNetwork
 from pruning.compact.training_calls import outputs_in_training
-from pruning.compact.tried_inputs import Axis, other_flags, other_inputs
+from pruning.compact.tried_inputs import Axis, other_arguments, other_inputs
 from pruning.graph.input_guard import REASON
 from pruning.graph.tracing import caching_configs, difference_told, first_line, output_difference, outputs_of
 from pruning.holding.copies import to_run
@@ -46,7 +46,7 @@ class Call:
         run: way of calling it.
         given: inputs.
         expected: its outputs.
-        flag: the flag in which the call differs from that of the example, such as `skip=True`; "": none.
+        flag: the flag or number in which the call differs from the example's, such as `skip=True`; "": none.
     """
 
     run: Run
@@ -92,7 +92,7 @@ class OtherInputs:
         self._add_sizes(given, changes_of_batch(rules, given))
         with suppress(Exception):  # a forward may raise anything
             self._calls.append(Call(outputs_in_training, given, outputs_in_training(model, given)))
-        for each, flag in other_flags(model, given):
+        for each, flag in other_arguments(model, given):
             with suppress(Exception, SystemExit):  # a flag may end the program
                 call = Call(outputs_of, each, [], flag)
                 self._calls.append(replace(call, expected=call.outputs(model)))

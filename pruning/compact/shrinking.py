@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pruning.compact.network_comparison import Comparison
 from pruning.compact.smaller_network import Analysis, Form
 from pruning.compact.traced_network import TracedNetwork
-from pruning.compact.tried_inputs import arguments_of_none
+from pruning.compact.tried_inputs import arguments_left_out
 from pruning.graph.traced_parts import retraced, traced_in_parts
 from pruning.graph.tracing import (
     Example,
@@ -78,8 +78,9 @@ def shrink(model: nn.Module, example: Example) -> nn.Module:
     other sizes, also where conditions on sizes have another outcome. If they differ by more than 1e-5 (float32) or
     1e-10 (float64) of the largest output, an unshrunk copy is returned. A network that runs in only one of these
     dtypes, for example because its forward makes a constant of that dtype, is compared in that one, and so is a graph
-    that fails in float64. Flags of the forward with which the smaller network computes something else, and modules that
-    the example's call does not run, are named in a warning.
+    that fails in float64. A warning names flags and numbers of the forward with which the smaller network computes
+    something else, arguments that the example leaves out where constants went into biases, and modules that its call
+    does not run.
 
     If `torch.export` cannot trace the model whole, its largest modules that can be traced become smaller, and all else
     stays: `smaller.shrunk.parts` and `outside`.
@@ -114,7 +115,7 @@ def shrink(model: nn.Module, example: Example) -> nn.Module:
             smaller = comparison.relaxed(analysis.build())
             doubts = [analysis.not_run(), *comparison.flags] if parameters(smaller) < parameters(plain) else []
             if analysis.folds and not isinstance(smaller, TracedNetwork):
-                doubts.append(_of_none(plain, arguments_of(example)))
+                doubts.append(_constants_in_doubt(plain, arguments_of(example)))
             for said in filter(None, doubts):
                 tried.append(said)
                 warnings.warn(f"shrink: {said}", stacklevel=2)
@@ -138,13 +139,14 @@ FORMS: tuple[tuple[Form, Sizes], ...] = (("module", "batch"), ("graph", "any"), 
 """Forms of a part, in the order in which they are tried, and the sizes for which it is traced."""
 
 
-def _of_none(model: nn.Module, given: Inputs) -> str:
+def _constants_in_doubt(model: nn.Module, given: Inputs) -> str:
     """Return a sentence that names arguments with which constants in biases may be wrong; empty if there are none."""
-    if not (names := arguments_of_none(model, given)):
+    if not (names := arguments_left_out(model, given)):
         return ""
     return (
-        "channels that are constant in the example's call were added to biases, so outputs may differ if "
-        f"{', '.join(f'`{name}`' for name in names)} get values, which that call leaves out: give them in the example."
+        "channels that are constant in the example's call were added to biases, so outputs may differ in calls that "
+        f"give {', '.join(f'`{name}`' for name in names)}: make another smaller network from the masked one for such "
+        "calls, with an example that has them."
     )
 
 

@@ -1,4 +1,4 @@
-"""Inputs of other sizes, layouts, dtypes, ranks and flags than an example's, on which networks are compared."""
+"""Calls on which networks are compared: other sizes, layouts, dtypes, ranks and flags than those of an example."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from pruning.measure.macs import Inputs
 
 SMALL = 2**16
-"""Number of entries of an example up to which double sizes are tried, and of an input of 8 times a size."""
+"""Number of entries of an example up to which double sizes are tried, and of an input of `LARGER` times a size."""
+LARGER = 8
+"""Multiple of a size that is tried, and one more, as a forward may fill sizes up to a multiple."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def other_inputs(given: Inputs) -> Iterator[Inputs]:
     together = axes_of(given)
     for axis in axes_of(given, single=True):
         dims = len({dim for _, dim in axis.places})
-        sizes = {8 * axis.size, 8 * axis.size + 1} if largest * 8**dims <= SMALL else set()
+        sizes = {LARGER * axis.size, LARGER * axis.size + 1} if largest * LARGER**dims <= SMALL else set()
         if axis in together:
             sizes |= {1, axis.size - 1, axis.size + 1, axis.size // 2, *[2, 3] * (not axis.inner)}
             sizes |= {2 * axis.size} if largest <= SMALL else set()
@@ -86,7 +88,7 @@ def other_inputs(given: Inputs) -> Iterator[Inputs]:
             yield changed
 
 
-def other_flags(model: nn.Module, given: Inputs) -> Iterator[tuple[Inputs, str]]:
+def other_arguments(model: nn.Module, given: Inputs) -> Iterator[tuple[Inputs, str]]:
     """Yield calls with another value of one flag or number of the forward, each with it, such as `skip=True`."""
     for name, value in _values(model, given).items():
         if isinstance(value, int | float):
@@ -95,8 +97,8 @@ def other_flags(model: nn.Module, given: Inputs) -> Iterator[tuple[Inputs, str]]
             yield (call.args, call.kwargs), f"{name}={other}"
 
 
-def arguments_of_none(model: nn.Module, given: Inputs) -> list[str]:
-    """Return the names of arguments of the forward that are None in a call."""
+def arguments_left_out(model: nn.Module, given: Inputs) -> list[str]:
+    """Return the names of arguments of the forward, flags aside, that are None in a call."""
     return [name for name, value in _values(model, given).items() if value is None]
 
 

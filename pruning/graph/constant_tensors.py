@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -129,8 +129,9 @@ class Constants(fx.Interpreter):
     def _in_rule(self, node: fx.Node) -> Any:
         """Return a value as rules take it: NaN also in place of integers and truth values that depend on the inputs."""
         value = _wide(self.values[node])
-        known = node not in self.varying or not isinstance(value, Tensor)
-        return value if known else torch.full(value.shape, float("nan"), dtype=torch.float64)
+        if node not in self.varying or not isinstance(value, Tensor):
+            return value
+        return torch.tensor(float("nan"), dtype=torch.float64).expand(value.shape)
 
     def _varies(self, node: fx.Node) -> bool:
         name = name_of(node)
@@ -272,32 +273,33 @@ def _addmm(given: Mapping[str, Any]) -> Tensor:
     return torch.add(product * given["alpha"], given["self"], alpha=given["beta"])
 
 
-def _convolution(operation: Callable[..., Tensor], *, transposed: bool = False) -> Rule:
+def _convolution(operation: Callable[..., Tensor]) -> Rule:
     def rule(given: Mapping[str, Any]) -> Tensor:
         options = {k: v for k, v in given.items() if k not in ("input", "weight", "bias")}
         x, weight, bias = given["input"], given["weight"], given["bias"]
         result = _bilinear(lambda x, w: operation(x, w, None, **options), x, weight)
-        result = result.masked_fill(_read_in_larger_images(given, transposed=transposed), float("nan"))
+        if _is_smaller_than_kernel(x, weight, given["dilation"]):
+            transposed = "transpose" in operation.__name__ or bool(given.get("transposed"))
+            result = result.masked_fill(_reads_any(x, weight, given["groups"], transposed), float("nan"))
         return result if bias is None else result + bias.reshape(-1, *[1] * (weight.ndim - 2))
 
     return rule
 
 
-def _read_in_larger_images(given: Mapping[str, Any], *, transposed: bool) -> Tensor:
-    """Return the filters that may vary in images as large as the kernel: bool, shape (filters, 1, ...).
+def _is_smaller_than_kernel(x: Tensor, weight: Tensor, dilation: Sequence[int]) -> bool:
+    """Return whether an image is so small that weights of a kernel may meet padding alone at all its positions."""
+    sizes = weight.shape[2:]
+    reaches = [step * (size - 1) for step, size in zip([*dilation] * len(sizes), sizes, strict=False)]
+    return any(reach >= size for reach, size in zip(reaches, x.shape[-len(sizes) :], strict=True))
 
-    In a smaller image, some positions of a kernel meet padding alone.
-    """
-    x, weight = given["input"], given["weight"]
+
+def _reads_any(x: Tensor, weight: Tensor, groups: int, transposed: bool) -> Tensor:
+    """Return which filters have a weight on a channel that is not 0 everywhere: bool, shape (filters, 1, ...)."""
     dims = weight.ndim - 2
-    reaches = [step * (size - 1) for step, size in zip([*given["dilation"]] * dims, weight.shape[2:], strict=False)]
-    if all(reach < size for reach, size in zip(reaches, x.shape[-dims:], strict=True)):
-        return torch.zeros((), dtype=torch.bool)
     ones, zeros = [1] * dims, [0] * dims
     live = (x != 0).movedim(-dims - 1, 0).flatten(1).any(1).double().reshape(1, -1, *ones)
     read = (weight != 0).flatten(2).any(2).double().reshape(*weight.shape[:2], *ones)
-    transposed |= bool(given.get("transposed"))
-    return torch.convolution(live, read, None, ones, zeros, ones, transposed, zeros, given["groups"])[0] > 0.5
+    return torch.convolution(live, read, None, ones, zeros, ones, transposed, zeros, groups)[0] > 0.5
 
 
 def _product(operation: Callable[[Tensor, Tensor], Tensor]) -> Rule:
@@ -406,11 +408,7 @@ _RULES: dict[str, Rule] = {
     "scaled_dot_product_attention": _attention,
     GROUPED_PRODUCT: _grouped_product,
     **{name: _product(getattr(torch, name)) for name in PRODUCTS},
-    **{
-        name: _convolution(getattr(F, name), transposed="transpose" in name)
-        for name in CONVOLUTIONS
-        if hasattr(F, name)
-    },
+    **{name: _convolution(getattr(F, name)) for name in CONVOLUTIONS if hasattr(F, name)},
     "convolution": _convolution(torch.convolution),
     **{name: _recurrence(name) for name in RECURRENCES},
 }

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 import pruning
 from pruning.compact.tried_inputs import other_inputs
 
-WHOLE = torch.randint(1, 20, (2, 6), generator=torch.Generator().manual_seed(0))
+DRAWS = torch.Generator().manual_seed(0)
+WHOLE = torch.randint(1, 20, (2, 6), generator=DRAWS)
 OTHER = WHOLE.flip(1) * torch.tensor([[1], [0]])
 """Tokens, of which a row is padding alone."""
 
@@ -56,16 +57,17 @@ def _pairs(y: Tensor, x: Tensor) -> Tensor:
     return y + (y @ y.mT).masked_fill(~both, -1e4).softmax(-1) @ y
 
 
-ONES = torch.ones(2, 4, dtype=torch.bool)
+X, ROWS = torch.randn(2, 4, 6, generator=DRAWS), torch.randn(3, 6, generator=DRAWS)
+ALL, SOME = torch.ones(2, 4, dtype=torch.bool), torch.rand(2, 4, generator=DRAWS) > 0.5
 NETWORKS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], tuple[Tensor, ...]]] = {
-    "a mask": (_of_mask, (torch.randn(2, 4, 6), ONES), (torch.randn(2, 4, 6), torch.rand(2, 4) > 0.5)),
+    "a mask": (_of_mask, (X, ALL), (X.flip(1), SOME)),
     "padding": (lambda y, x: y * (x != 0)[..., None], (WHOLE,), (OTHER,)),
     "whole numbers": (lambda y, x: y * (x * (x > 0)).sum(1).clamp(max=1)[:, None, None], (WHOLE,), (OTHER,)),
     "a tensor that is written": (_written, (WHOLE,), (OTHER,)),
     "a query that sees no key": (_attention, (WHOLE,), (OTHER,)),
     "a product of masks": (_pairs, (WHOLE,), (OTHER,)),
-    "a threshold": (lambda y, _: y * (y > 8), (torch.randn(3, 6),), (torch.randn(3, 6) * 100,)),
-    "a guard": (lambda y, _: y * y.isfinite(), (torch.randn(3, 6),), (torch.randn(3, 6) * 100,)),
+    "a threshold": (lambda y, _: y * (y > 8), (ROWS,), (ROWS.flip(1) * 100,)),
+    "a guard": (lambda y, _: y * y.isfinite(), (ROWS,), (ROWS.flip(1) * 100,)),
     "numbers in place of an image": (lambda y, n: y * (n * (1 / 255.0)).mean(), (WHOLE * 0,), (OTHER,)),
 }
 
@@ -109,43 +111,44 @@ class Timestep(nn.Module):
 def test_a_network_without_zeros_stays_whole_at_the_step_of_the_example() -> None:
     model, x = Timestep().eval(), torch.randn(1, 6)
     smaller: Any = pruning.shrink(model, (x, torch.tensor([7])))
-    assert smaller.shrunk.removed == {}
+    assert (smaller.shrunk.form, smaller.shrunk.removed) == ("module", {})
     later = (x, torch.tensor([900]))
     torch.testing.assert_close(smaller(*later), model(*later))
     pruning.prune(model, "l1_unstructured", sparsity=0.5)
     torch.testing.assert_close(pruning.to_sparse(model, (x, torch.tensor([7])))(*later), model(*later))
 
 
-class Dilated(nn.Module):
-    """A convolution whose outer weights meet padding alone in an image of the example's size."""
-
-    def __init__(self, *, transposed: bool) -> None:
-        super().__init__()
-        kind: Any = nn.ConvTranspose2d if transposed else nn.Conv2d
-        step, ends = (4, 0) if transposed else (1, 8)
-        self.first = nn.Conv2d(3, 8, 1)
-        self.middle = kind(8, 8, 3, stride=step, dilation=8, padding=ends)
-        self.last = nn.Conv2d(8, 4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.last(F.relu(self.middle(F.relu(self.first(x)))))
-        return found
+def small_image(middle: nn.Module) -> nn.Sequential:
+    """Return a network whose second convolution has the kernel that a test sets."""
+    return nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), middle, nn.ReLU(), nn.Conv2d(8, 4, 1)).eval()
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-def test_filters_that_meet_padding_alone_are_no_constants(transposed: bool) -> None:
+def test_filters_that_meet_padding_alone_are_no_constants() -> None:
     torch.manual_seed(0)
-    model = Dilated(transposed=transposed).eval()
+    middle = nn.Conv2d(8, 8, 3, dilation=8, padding=8)
     with torch.no_grad():
-        model.middle.weight[:3, :, 1, 1] = 0.0
-        model.middle.weight[:, :3, 1, 1] = 0.0
-        model.middle.weight[3] = 0.0
-        model.middle.weight[:, 3] = 0.0
-        model.middle.bias[:4] = 1.0
+        middle.weight[:3, :, 1, 1] = 0.0
+        middle.weight[3] = 0.0
+        middle.bias[:4] = 1.0  # type: ignore[index]
+    model, larger = small_image(middle), torch.randn(1, 3, 40, 40)
     smaller: Any = pruning.shrink(model, torch.randn(2, 3, 6, 6))
-    larger = torch.randn(1, 3, 40, 40)
     torch.testing.assert_close(smaller(larger), model(larger), rtol=1e-4, atol=1e-5)
-    assert smaller.middle.out_channels == 7
+    assert (smaller.shrunk.form, smaller[2].out_channels) == ("module", 7)
+
+
+def test_filters_that_add_up_in_larger_images_are_no_constants() -> None:
+    """Over one pixel, each output of a transposed convolution has one weight, and these are equal here."""
+    torch.manual_seed(0)
+    model, larger = small_image(middle := nn.ConvTranspose2d(8, 8, 3)), torch.randn(1, 3, 5, 5)
+    with torch.no_grad():
+        model[0].weight[:3] = 0.0
+        model[0].bias[:3] = 1.0
+        middle.weight[3:, :3] = 0.0
+        middle.weight[:3, :3] = 0.5
+        middle.weight[:, 3] = 0.0
+    smaller: Any = pruning.shrink(model, torch.randn(2, 3, 1, 1))
+    torch.testing.assert_close(smaller(larger), model(larger), rtol=1e-4, atol=1e-5)
+    assert (smaller.shrunk.form, smaller[2].out_channels) == ("module", 7)
 
 
 POSITIONS: dict[str, Callable[[nn.Embedding, int], Tensor]] = {
@@ -226,7 +229,7 @@ class Optional(nn.Module):
         super().__init__()
         self.first, self.last = nn.Linear(6, 12), nn.Linear(12, 5)
 
-    def forward(self, x: Tensor, scale: Tensor | None = None, power: int = 1, skip: bool = False) -> Tensor:
+    def forward(self, x: Tensor, scale: Tensor | None = None, power: int = 1) -> Tensor:
         y = F.relu(self.first(x)) * power
         found: Tensor = self.last(y if scale is None else y * scale)
         return found
@@ -242,7 +245,7 @@ def test_arguments_that_decide_constants_are_named(given: tuple[Any, ...]) -> No
     with pytest.warns(UserWarning, match="outputs") as told:
         smaller: Any = pruning.shrink(model, (x, *given))
     said = "\n".join(str(each.message) for each in told)
-    assert "may differ if `scale` get values, which that call leaves out" in said
+    assert "may differ in calls that give `scale`: make another" in said
     assert f"with `power={(given or (None, 1))[1] + 1}`, which the example's call does not have, outputs differ" in said
     assert smaller.shrunk.removed["first.weight"] == ((12, 6), (8, 6))
     of_scale: Any = pruning.shrink(model, (x, scale))
